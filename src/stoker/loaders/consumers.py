@@ -1,6 +1,6 @@
-"""Tells which trainer takes the batches of a loader, where it takes others than it trains on at that moment.
+"""Tells which trainer asks, where a loader's batches are not trained on at once, or a setting would be left out.
 
-Both functions look at who asked the iterator that calls them, once an iteration, and only where the trainer is imported. The
+The functions look at who asked the method that calls them, once an iteration, and only where the trainer is imported. The
 trainers have no public names for it; tests with their real packages hold what is looked for.
 """
 
@@ -9,8 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import Final
 
-__all__ = ["looks_only", "reads_ahead"]
+from stoker.errors import ConfigError
+
+__all__ = ["check_sampling", "looks_only", "reads_ahead"]
+
+_BY_LENGTH: Final = ("group_by_length", "batch_rebalance")
 
 
 def reads_ahead() -> bool:
@@ -26,6 +31,42 @@ def reads_ahead() -> bool:
 def looks_only() -> bool:
     """Whether Keras asks for a batch to build a model by, and then begins anew: the rest of the epoch would be left out."""
     return any(frame.f_code.co_name == "_symbolic_build" for frame in _frames_of_keras())
+
+
+def check_sampling(dataset: object, *, shuffle: bool) -> None:
+    """See that a ``Trainer`` of transformers which asks for the length of its training set has no sampler for it.
+
+    Trainer uses no sampler with an ``IterableDataset``, and says so at the level of ``INFO`` alone.
+
+    Args:
+        dataset: whose length is asked for.
+        shuffle: whether its samples are shuffled.
+
+    Raises:
+        ConfigError: it has one, which it would leave out.
+    """
+    trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    frame: FrameType | None = None if trainer is None else sys._getframe(2)
+    if frame is None or not _name(frame).startswith("transformers."):
+        return
+    while frame is not None and not isinstance(one := frame.f_locals.get("self"), trainer):
+        frame = frame.f_back
+    if frame is None or one.train_dataset is not dataset:
+        return
+    strategy = getattr(one.args, "train_sampling_strategy", None)
+    if strategy in _BY_LENGTH:
+        remedy = (
+            "Leave it out and write rows of one length, or pack documents, see StreamingParquetLoader(layout='pack'); or "
+            "give Trainer the samples by id, train_dataset=LocalDataset(...), which has no order and no state of its own"
+        )
+    elif strategy == "sequential" and shuffle:
+        remedy = "Leave it out and give the dataset shuffle=False"
+    else:
+        return
+    raise ConfigError(
+        f"TrainingArguments(train_sampling_strategy={strategy!r}) is for datasets that are read by id. Trainer iterates over "
+        f"this one, in the dataset's order, and would leave it out. {remedy}"
+    )
 
 
 def _frames_of_keras() -> Iterator[FrameType]:

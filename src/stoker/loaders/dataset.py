@@ -20,6 +20,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.attributes import DatasetAttributes
 from stoker.loaders.by_id import SamplesById
+from stoker.loaders.consumers import check_sampling
 from stoker.loaders.dataset_checks import check_columns, check_limit
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.overrides import (
@@ -341,6 +342,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
 
     def __len__(self) -> int:
         """Number of samples that this rank gets in an epoch."""
+        check_sampling(self, shuffle=self.shuffle)
         return self._epoch_reader.count(self.batch_size or 1)
 
     # -- in order --------------------------------------------------------------------------------------------------

@@ -1,13 +1,19 @@
-"""transformers.Trainer: what ``table.py`` has not: evaluations, and a resume in the second epoch."""
+"""transformers.Trainer: what ``table.py`` has not: evaluations, a resume in the second epoch, and samplers."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Trainer, TrainingArguments
 
+from stoker import LocalDataset, StreamingDataset
+from stoker.errors import ConfigError
 from trainers.launch import Outcome, launch, write_dataset
 
 SCRIPT = Path(__file__).with_name("transformers_run.py")
@@ -41,3 +47,58 @@ def test_a_resume_in_the_second_epoch_goes_on_with_that_epoch(data: Path, tmp_pa
     assert all(set(epoch) == set(range(100)) for epoch in epochs)
     assert epochs[0] != epochs[1]
     assert set(Counter(epochs[0] + epochs[1]).values()) <= {2, 3, 4}
+
+
+def tokens(sample: dict[str, Any]) -> dict[str, Any]:
+    """A row of 1 to 7 tokens, each of which is the sample's id."""
+    return {"input_ids": torch.full([sample["id"] % 7 + 1], sample["id"])}
+
+
+def padded(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"input_ids": pad_sequence([one["input_ids"] for one in samples], batch_first=True, padding_value=-1)}
+
+
+class Rows(LocalDataset):
+    """The rows by id."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return tokens(super().__getitem__(index))
+
+
+def make_trainer(out: Path, strategy: str, dataset: Any, evaluated: Any = None) -> Trainer:
+    args = TrainingArguments(
+        str(out), train_sampling_strategy=strategy, remove_unused_columns=False, use_cpu=True, report_to=[]
+    )
+    return Trainer(torch.nn.Linear(1, 1), args, padded, dataset, evaluated)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shuffle", "said"),
+    [
+        ("group_by_length", True, r"train_dataset=LocalDataset\(...\)"),
+        ("batch_rebalance", False, r"layout='pack'"),
+        ("sequential", True, "shuffle=False"),
+        ("sequential", False, ""),
+        ("random", False, ""),
+    ],
+)
+def test_a_sampler_that_trainer_would_leave_out_is_refused(
+    data: Path, tmp_path: Path, strategy: str, shuffle: bool, said: str
+) -> None:
+    dataset = StreamingDataset(str(data), shuffle=shuffle, batch_size=8, transform=tokens)
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            make_trainer(tmp_path, strategy, dataset)
+    else:
+        make_trainer(tmp_path, strategy, dataset)
+
+
+def test_samples_by_id_are_grouped_by_length(data: Path, tmp_path: Path) -> None:
+    evaluated = StreamingDataset(str(data), batch_size=8, transform=tokens)
+    trainer = make_trainer(tmp_path, "group_by_length", Rows(str(data)), evaluated)
+    batches = [batch["input_ids"] for batch in trainer.get_train_dataloader()]
+    assert sorted(one for batch in batches for one in batch[:, 0].tolist()) == list(range(100))
+    # In the order of the dataset, nearly half of all places would be padding.
+    assert sum(int((batch == -1).sum()) for batch in batches) < 0.3 * sum(batch.numel() for batch in batches)
+    held_out = [batch["input_ids"][:, 0].tolist() for batch in trainer.get_eval_dataloader()]
+    assert [one for batch in held_out for one in batch] == list(range(100))
