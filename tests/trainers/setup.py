@@ -48,6 +48,21 @@ PINS: Final[dict[str, dict[str, str]]] = {
     "peers": {"litdata": "0.2.76", "webdataset": "1.0.2", "datasets": "5.2.0", "grain": "0.2.18"},
 }
 """Packages of each environment. Those that go together share one."""
+# Composer asks for torch 2.6 and for clients of clouds: these are what its Trainer imports.
+ALONE: Final[dict[str, dict[str, str]]] = {
+    "pytorch": {
+        "mosaicml": "0.32.1",
+        "torch_optimizer": "0.3.0",
+        "pytorch_ranger": "0.1.1",
+        "coolname": "3.0.0",
+        "py-cpuinfo": "9.0.0",
+        "tabulate": "0.9.0",
+        "importlib-metadata": "8.9.0",
+        "zipp": "4.1.2",
+        "pillow": "13.0.0",
+    }
+}
+"""Packages that are installed without those that they ask for."""
 TOOLS: Final = ("pytest>=8", "pytest-timeout>=2.3")
 _STAMP: Final = "stoker-pins.json"
 
@@ -59,7 +74,11 @@ def python_of(name: str) -> Path:
 
 def wanted(name: str) -> list[str]:
     """The requirements of an environment, as pip takes them."""
-    return [f"{package}=={version}" for package, version in (TORCH | PINS[name]).items()] + list(TOOLS)
+    return _pinned(TORCH | PINS[name]) + list(TOOLS)
+
+
+def _pinned(packages: dict[str, str]) -> list[str]:
+    return [f"{package}=={version}" for package, version in packages.items()]
 
 
 def is_made(name: str) -> bool:
@@ -69,7 +88,8 @@ def is_made(name: str) -> bool:
 
 
 def _stamp(name: str) -> dict[str, Any]:
-    return {"packages": wanted(name), "python": sys.version.split()[0], "checkout": str(ROOT)}
+    packages = wanted(name) + _pinned(ALONE.get(name, {}))
+    return {"packages": packages, "python": sys.version.split()[0], "checkout": str(ROOT)}
 
 
 def make(name: str) -> None:
@@ -79,6 +99,8 @@ def make(name: str) -> None:
     venv.create(VENVS / name, with_pip=True)
     pip = [str(python_of(name)), "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, *wanted(name), "--editable", str(ROOT)], check=True)
+    if name in ALONE:
+        subprocess.run([*pip, "--no-deps", *_pinned(ALONE[name])], check=True)
     (VENVS / name / _STAMP).write_text(json.dumps(_stamp(name)))
 
 

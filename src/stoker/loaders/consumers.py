@@ -9,20 +9,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from stoker.errors import ConfigError
 
 __all__ = ["check_sampling", "looks_only", "reads_ahead"]
 
+_LIGHTNING: Final = ("lightning.pytorch.", "pytorch_lightning.")
 _BY_LENGTH: Final = ("group_by_length", "batch_rebalance")
 
 
 def reads_ahead() -> bool:
     """Whether batches are asked for before the one before is handed out, so that a state of all would leave one out.
 
-    So do Ray Train's ``prepare_data_loader``, and Keras with JAX on an accelerator.
+    So do Ray Train's ``prepare_data_loader``, Keras with JAX on an accelerator, and Lightning where the length of its
+    loader, or of one of several, is not known.
     """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and (module := _name(frame)).startswith(_LIGHTNING):
+        if module.endswith(".loops.fetchers") and frame.f_code.co_name == "__next__":
+            fetcher = frame.f_locals["self"]
+            return hasattr(fetcher, "prefetch_batches") and fetcher.length is None
+        frame = frame.f_back
     if "ray.train" in sys.modules and _name(sys._getframe(2)).startswith("ray.train."):
         return True
     return any(frame.f_code.co_name == "_one_batch_ahead_iterator" for frame in _frames_of_keras())
@@ -45,13 +53,14 @@ def check_sampling(dataset: object, *, shuffle: bool) -> None:
     Raises:
         ConfigError: it has one, which it would leave out.
     """
-    trainer = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
+    trainer: Any = getattr(sys.modules.get("transformers.trainer"), "Trainer", None)
     frame: FrameType | None = None if trainer is None else sys._getframe(2)
     if frame is None or not _name(frame).startswith("transformers."):
         return
-    while frame is not None and not isinstance(one := frame.f_locals.get("self"), trainer):
-        frame = frame.f_back
-    if frame is None or one.train_dataset is not dataset:
+    one: Any = None
+    while frame is not None and not isinstance(one, trainer):
+        one, frame = frame.f_locals.get("self"), frame.f_back
+    if not isinstance(one, trainer) or one.train_dataset is not dataset:
         return
     strategy = getattr(one.args, "train_sampling_strategy", None)
     if strategy in _BY_LENGTH:

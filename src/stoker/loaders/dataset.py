@@ -16,10 +16,11 @@ from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import World
 from stoker.concurrency.shared_counters import Counts
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StateError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.attributes import DatasetAttributes
 from stoker.loaders.by_id import SamplesById
+from stoker.loaders.composer_progress import ended_by_composer, nothing_left_for_composer
 from stoker.loaders.consumers import check_sampling
 from stoker.loaders.dataset_checks import check_columns, check_limit
 from stoker.loaders.iterable import TorchIterable
@@ -237,6 +238,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
                 split,
             ),
         )
+        # Whether the state that was loaded last is of the end of an epoch, and so of the beginning of the next.
+        self._resumed_between = False
         # Samples that iteration has read, for a subclass's method that is about to ask for them, by id.
         self._at_hand: dict[int, Any] = {}
         held = in_memory and not self._streams.near
@@ -349,6 +352,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch."""
+        if self._resumed_between and nothing_left_for_composer(self):
+            return iter(())
         override = None
         if self.overrides("__getitem__", "get_item"):
             override = partial(apply_override, self.__getitem__, self._at_hand)
@@ -398,7 +403,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
         counted = loader_state(self, num_samples)
         if counted is not None:
             return counted
-        return self._epoch_reader.state(self.batch_size or 1, num_samples, from_beginning=from_beginning)
+        ended = num_samples == 0 and from_beginning and ended_by_composer(self)
+        return self._epoch_reader.state(self.batch_size or 1, num_samples, from_beginning=from_beginning, ended=ended)
 
     def state_for_loader(self, state: dict[str, Any], samples: int) -> dict[str, Any]:
         """A state that a loader has counted, as a subclass that overrides :meth:`state_dict` gives it.
@@ -467,6 +473,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
                 says what differs.
         """
         self._epoch_reader.load(state, self.batch_size, change_streams=change_streams)
+        self._resumed_between = self.upcoming() == self.upcoming().epoch_begin()
 
     @checked
     def set_epoch(self, epoch: int) -> None:
@@ -501,6 +508,11 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
         self._epoch_reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._resumed_between and nothing_left_for_composer(self):
+            raise StateError(
+                "this state is of an epoch's end, so that nothing is left for Composer to read before the next epoch, and "
+                "workers that are spawned are not told of that: leave multiprocessing_context out"
+            )
         return {**self.__dict__, "_at_hand": {}}
 
     def __repr__(self) -> str:

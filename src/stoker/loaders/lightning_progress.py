@@ -33,9 +33,11 @@ def follow_lightning(loader: object, steps: Callable[[], tuple[int, int]]) -> No
     found = _trainer_of(loader)
     if found is None:
         return
-    (trainer, loaders), (whole, left) = found, steps()
-    count = trainer.fit_loop.epoch_loop.batch_progress.current
+    (trainer, combined), (whole, left) = found, steps()
+    count, loaders = trainer.fit_loop.epoch_loop.batch_progress.current, len(combined.flattened)
     done = whole - left
+    if not done:
+        refuse_ended(loader)
     if count.ready == done or ((not whole or (count.ready - done) % whole == 0) and (loaders > 1 or not done)):
         return  # of several loaders, one that is shorter begins again
     if loaders > 1:
@@ -56,20 +58,42 @@ def follow_lightning(loader: object, steps: Callable[[], tuple[int, int]]) -> No
     count.completed = done - min(behind, done)
 
 
-def _trainer_of(loader: object) -> tuple[Any, int] | None:
-    """The trainer whose ``CombinedLoader`` has ``loader`` load its state, and how many loaders that one has."""
+def refuse_ended(loader: object) -> None:
+    """Refuse to resume a loader that had ended, next to a longer one: Lightning would begin its next epoch.
+
+    Args:
+        loader: has loaded a state of an epoch's beginning.
+
+    Raises:
+        StateError: a trainer is resuming in the middle of its epoch, with ``CombinedLoader(mode="max_size")``.
+    """
+    found = _trainer_of(loader)
+    if found is None or getattr(found[1], "_mode", None) != "max_size" or len(found[1].flattened) < 2:
+        return
+    progress = found[0].fit_loop.epoch_loop.batch_progress
+    if progress.current.ready and not progress.is_last_batch:
+        raise StateError(
+            f"the checkpoint was saved after {progress.current.ready} batches, when this loader of a "
+            'CombinedLoader(mode="max_size") had ended and a longer one had not; Lightning would begin the next epoch of '
+            "this one: resume from a checkpoint of before its end, or of the epoch's end, or use mode='max_size_cycle' or "
+            "'min_size'"
+        )
+
+
+def _trainer_of(loader: object) -> tuple[Any, Any] | None:
+    """The trainer which has ``loader`` load its state, and the ``CombinedLoader`` by which it does."""
     package = next((sys.modules[name] for name in _PACKAGES if name in sys.modules), None)
     combined_loader = getattr(getattr(package, "utilities", None), "CombinedLoader", None)
     if package is None or combined_loader is None:
         return None
-    loaders = 0
+    combined: Any = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         one = frame.f_locals.get("self")
         if isinstance(one, combined_loader) and any(other is loader for other in one.flattened):
-            loaders = len(one.flattened)
-        trainer = getattr(one, "trainer", None) if loaders else None
+            combined = one
+        trainer = getattr(one, "trainer", None) if combined is not None else None
         if isinstance(trainer, package.Trainer):
-            return trainer, loaders
+            return trainer, combined
         frame = frame.f_back
     return None

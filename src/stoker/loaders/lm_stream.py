@@ -17,7 +17,9 @@ from stoker.concurrency.shared_counters import Counts
 from stoker.concurrency.user_code import pass_exits
 from stoker.display import with_article
 from stoker.errors import ConfigError, StateError, TransformError
+from stoker.loaders.consumers import reads_ahead
 from stoker.loaders.iterable import TorchIterable
+from stoker.loaders.lightning_progress import refuse_ended
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
@@ -139,6 +141,8 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         # A state that was loaded, until an iteration has gone back to it.
         self._resumed: Mapping[str, Any] | None = None
         self._current: object = None
+        # The state before the batch that was yielded last, where that waits until the one before it was trained on.
+        self._before: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[LMBatch]:
         """This rank's batches of the next epoch, or of all that follow. One iteration at a time.
@@ -158,7 +162,15 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         if self._resumed is not None:
             self._dataset.load_state_dict(self._resumed["dataset"])
         counts = self._dataset.counts
-        for batch in self._rows_of_documents() if self._rows else self._joined_or_packed(self._resumed):
+        batches = self._rows_of_documents() if self._rows else self._joined_or_packed(self._resumed)
+        ahead = reads_ahead()
+        while True:
+            self._before = None
+            before = self.state_dict() if ahead else None
+            batch = next(batches, None)
+            if batch is None:
+                return
+            self._before = before
             counts.token_batch(batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens)
             yield batch
             if self._current is None:
@@ -219,6 +231,8 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         }
         if self._resumed is not None:
             return dict(self._resumed)
+        if self._before is not None:
+            return self._before
         self._dataset.check_alone()
         maker = None if self._maker is None else self._maker.state_dict()
         if maker is None and not self._marks:
@@ -256,9 +270,11 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         elif "document" in state:
             raise StateError("this state has a 'document' and no 'maker': it is not complete")
         self._dataset.load_state_dict(state["dataset"])
-        self._current = self._maker = None
+        self._current = self._maker = self._before = None
         self._marks.clear()
         self._resumed = dict(state)
+        if maker is None and self._dataset.upcoming() == self._dataset.upcoming().epoch_begin():
+            refuse_ended(self)
 
     def _forget_before(self, maker: Mapping[str, Any]) -> None:
         """Drop marks of batches of which nothing is needed any more."""
@@ -268,7 +284,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What was read here was not read by the copy.
-        return {**self.__dict__, "_maker": None, "_marks": deque(), "_current": None}
+        return {**self.__dict__, "_maker": None, "_marks": deque(), "_current": None, "_before": None}
 
     # -- within ----------------------------------------------------------------------------------------------------
 

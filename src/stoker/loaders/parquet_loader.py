@@ -18,6 +18,7 @@ from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
+from stoker.loaders.consumers import reads_ahead
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
@@ -52,11 +53,13 @@ class _EpochProgress:
         position: where it began.
         plan: of this rank.
         batches: that were delivered, of all of this rank.
+        ahead: whether the consumer asks for each batch before it hands out the one before.
     """
 
     position: EpochPosition
     plan: Plan
     batches: int = 0
+    ahead: bool = False
 
 
 class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
@@ -334,6 +337,9 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         worker, data_rank = LoaderWorker.detect(), self._data_rank()
         if worker.token is not None:
             return self._resume.worker_state(worker, data_rank)
+        progress = self._progress
+        if progress is not None and progress.ahead and progress.batches and self._exhausted is None:
+            return self.state_after(progress.position, progress.batches - 1)
         return self._resume.state(self._resume.here(), data_rank)
 
     def plan(self, start: EpochPosition) -> Plan:
@@ -389,7 +395,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         self._warn(run, point)
         delivery = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
-        progress = self._progress = _EpochProgress(point, run.plan, begun)
+        progress = self._progress = _EpochProgress(point, run.plan, begun, reads_ahead())
         batches = self._builder.batches(run, worker, begun, self.batch_size, self._threads)
         with closing(batches):
             for batch in batches:

@@ -13,6 +13,7 @@ from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.coordination import EpochProgress, WorkerHealth
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
+from stoker.loaders.consumers import reads_ahead
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import WorkerRemainder
@@ -93,6 +94,7 @@ class StreamingShardLoader(CloseOnExit):
         self._settings = config, world, remainder
         self._folder: CheckpointFolder | None = None
         self._saved_at = 0
+        self._read_ahead = False
         self._due: int | None = None
         if config is not None or DataRankFinder(world).launched() is not None:
             _ = self._worker  # says early what does not fit; otherwise a trainer may yet make this one of several ranks
@@ -177,6 +179,7 @@ class StreamingShardLoader(CloseOnExit):
     def _left(self) -> Iterator[Any]:
         worker = self._worker
         moves = worker.moves
+        self._read_ahead = reads_ahead()
         while (item := self._next()) is not END:
             yield item
             if worker.moves != moves:
@@ -389,7 +392,16 @@ class StreamingShardLoader(CloseOnExit):
             self._folder.save_soon(lambda: checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
-        """:meth:`get_checkpoint` as a JSON-serialisable dict."""
+        """:meth:`get_checkpoint` as a JSON-serialisable dict.
+
+        Raises:
+            StateError: the items are asked for ahead of training, so that where training is is not known.
+        """
+        if self._read_ahead and not self._worker.finished:
+            raise StateError(
+                "this loader's items are asked for ahead of training, as Lightning does where the length of one of several "
+                "loaders is not known, so that where training is is not known: give fit() this loader alone"
+            )
         return self.get_checkpoint().as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -271,8 +271,17 @@ class EpochReader:
         """Check that no copy of this in another process has begun to iterate."""
         self._resume.check_alone()
 
-    def state(self, batch_size: int, samples: int | None = None, *, from_beginning: bool = True) -> dict[str, Any]:
-        """The state after what this object has delivered, or after ``samples`` of the epoch or of this run."""
+    def state(
+        self, batch_size: int, samples: int | None = None, *, from_beginning: bool = True, ended: bool = False
+    ) -> dict[str, Any]:
+        """The state after what this object has delivered, or after ``samples`` of the epoch or of this run.
+
+        Args:
+            batch_size: of this rank.
+            samples: over all ranks; ``None``: what this object has delivered.
+            from_beginning: whether ``samples`` counts from the epoch's beginning.
+            ended: whether ``samples`` counts from the end of the epoch that was begun last.
+        """
         worker = LoaderWorker.detect()
         data_rank = self.data_rank(batch_size)
         division = self._rank_finder.division() or self._division
@@ -286,7 +295,8 @@ class EpochReader:
             return self._resume.worker_state(worker, data_rank)
         if samples is None:
             return self._resume.state(self._resume.here(), data_rank)
-        return self._resume.state(self._resume.after(samples, data_rank, from_beginning=from_beginning), data_rank)
+        point = self._resume.after(samples, data_rank, from_beginning=from_beginning, ended=ended)
+        return self._resume.state(point, data_rank)
 
     def _is_read_ahead(self, worker: LoaderWorker) -> bool:
         # torchdata's loader asks for the state between its own batches, and knows which of them training has had.

@@ -245,8 +245,14 @@ class ResumeState:
             return self._clock.peek()
         return self.after_epoch(delivery.point, delivery.plan) if delivery.finished else delivery.here()
 
-    def after(self, samples: int, data_rank: DataRank, *, from_beginning: bool) -> EpochPosition:
+    def after(self, samples: int, data_rank: DataRank, *, from_beginning: bool, ended: bool = False) -> EpochPosition:
         """The position to resume from, after ``samples`` of the epoch or, if not ``from_beginning``, of this run of it.
+
+        Args:
+            samples: over all ranks.
+            data_rank: this rank.
+            from_beginning: see above.
+            ended: whether the caller has had the epoch that was begun last, and counts samples of the one after it.
 
         Raises:
             StateError: no run has got to where that is.
@@ -259,8 +265,8 @@ class ResumeState:
         elif self._delivery is not None:
             begun = self._delivery.point
         else:
-            begun = self._clock.peek()
-        begun = self.settled(begun, data_rank)
+            begun, ended = self._clock.peek(), False
+        begun = self.settled(begun.next_epoch() if ended else begun, data_rank)
         taken = samples - (begun.position if from_beginning else 0)
         if not taken:
             return replace(begun, partial=0)
