@@ -298,7 +298,7 @@ def utilization(
             train = result["train"]
             if train["au"] is None:
                 raise SystemExit(f"{accelerators} accelerators have too few steps: give more --files")
-            one = {"au": train["au"]["mean"], "bytes_per_second": train["bytes_per_second"]["mean"]}
+            one = {"au": train["au"]["mean"], "bytes_per_second": train["delivered_bytes_per_second"]["mean"]}
             found.append({"accelerators": accelerators, "decode": decode, **one})
             told = f"AU {one['au']:.2%}  {one['bytes_per_second'] / 1e9:.2f} GB/s"
             print(f"{accelerators:3} accelerators, decode {decode!s:5}  {told}", flush=True)

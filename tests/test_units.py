@@ -24,6 +24,8 @@ from stoker.units import parse_bytes, parse_count
         ("1.5gb", 3 << 29),
         (".5kb", 512),
         ("2tb", 2 << 40),
+        ("2TiB", 2 << 40),
+        ("3 kib", 3 << 10),
         ("1eb", 1 << 60),
         ("0.0009765625kb", 1),
     ],

@@ -11,15 +11,8 @@ from stoker.errors import ConfigError
 
 __all__ = ["as_decimal", "parse_bytes", "parse_count"]
 
-_BYTES = {
-    "": 1,
-    "b": 1,
-    "kb": 1 << 10,
-    "mb": 1 << 20,
-    "gb": 1 << 30,
-    "tb": 1 << 40,
-    "pb": 1 << 50,
-    "eb": 1 << 60,
+_BYTES = {"": 1, "b": 1} | {
+    f"{letter}{end}": 1 << 10 * power for power, letter in enumerate("kmgtpe", 1) for end in ("b", "ib")
 }
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)", re.ASCII)
@@ -28,8 +21,8 @@ _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)", re.ASCII)
 def parse_bytes(value: float | str) -> int:
     """Bytes of a size such as ``65536``, ``"100kb"``, ``"64MB"`` or ``"1.5gb"``.
 
-    Units are powers of 1024 in any case: ``b``, ``kb``, ``mb``, ``gb``, ``tb``, ``pb``, ``eb``. Fractions
-    of a byte are dropped.
+    Units are powers of 1024 in any case: ``b``, ``kb``, ``mb``, ``gb``, ``tb``, ``pb``, ``eb``, and the same as ``kib``,
+    ``mib`` and so on. Fractions of a byte are dropped.
 
     Raises:
         ConfigError: negative, not finite, or not of this form; names the value.
@@ -41,7 +34,7 @@ def parse_bytes(value: float | str) -> int:
         value,
         _BYTES,
         "a size in bytes",
-        "an integer or a number with b, kb, mb, gb, tb, pb or eb, like '64MB'",
+        "an integer or a number with b, kb, mb, gb, tb, pb or eb (or kib to eib), like '64MB'",
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
 from collections.abc import Iterator
 from itertools import repeat
+from pathlib import Path
 
 import numpy as np
 
@@ -150,3 +152,19 @@ class OneProcessor(Killed):
 
 class Wrong:
     """No loader."""
+
+
+class _Peeking(_Open):
+    def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        for path in sorted(Path(self.job.split_url).glob("*.npz")):
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+                yield LoadedBatch(1, path.stat().st_size, np.frombuffer(mapped[:100], np.uint8))
+
+
+class Peeks(Killed):
+    """Maps each file, touches its begin, and calls that a sample."""
+
+    name = "peeks"
+
+    def open(self, job: LoaderJob) -> _Open:
+        return _Peeking(job, "")

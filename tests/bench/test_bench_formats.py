@@ -81,6 +81,6 @@ def test_a_format_is_generated_and_trained_on(
         assert epoch["loader"]["decoded"] == "arrays"
         assert len({*epoch["fingerprints"]}) == 2
         if place == "objects":
-            assert epoch["fetched_bytes"] > (epoch["epoch"] + 1) * FILES * SAMPLES * 100
+            assert epoch["fetched_bytes"] > FILES * SAMPLES * 100
     broken = {one["rule"] for one in result["findings"] if one["invalid"]}
     assert not broken - {"page cache"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from stoker.bench.loaders import LoaderJob, get_loader
 from stoker.bench.loaders.decode import read_whole
 from stoker.bench.measure.generation import make_data
-from stoker.bench.measure.page_cache import drop, resident_pages
+from stoker.bench.measure.page_cache import cached_files, resident_pages
+from stoker.bench.results.bytes_read import bytes_findings
+from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
 from stoker.storage.files import map_file
@@ -35,7 +38,7 @@ def resident(folder: Path) -> float:
 
 def dropped(folder: Path) -> None:
     """Empty the page cache of a folder, where there is one to empty."""
-    left = drop(folder).resident
+    left = cached_files(folder, drop=True).resident
     if left is None or left > 0.01:
         pytest.skip("the files of this file system do not leave the page cache")
 
@@ -76,3 +79,83 @@ def test_values_in_any_nesting_are_touched_to_their_last_byte(tmp_path: Path) ->
     columns = np.frombuffer(maps[2], np.float32).reshape(-1, 1000).T  # no two neighbours of a row are in one page
     read_whole({"a": [maps[0], (memoryview(maps[1]),)], "b": columns, "c": [1, "x", b"", np.zeros(0), None]})
     assert resident(tmp_path) == 1
+
+
+@pytest.mark.processes
+def test_a_loader_that_reads_a_part_of_its_samples_is_named_as_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    data, found = str(tmp_path / "data"), {}
+    for loader in ("stoker", "bench_loaders:Peeks"):
+        settings = (
+            *(f"dataset.files={FILES}", f"dataset.record_bytes={SIZE}", "dataset.resize_bytes=1000"),
+            *("compute.seconds=0.001", f"reader.loader={loader}", "reader.threads=1"),
+        )
+        result = run_benchmark(
+            read_workload(None, settings, environ={}, dotenv=None),
+            results=tmp_path / loader.replace(":", "."),
+            url=data,
+            accelerators=1,
+            stages=("generate", "train"),
+        )
+        if result["epochs"][0]["cache"]["resident"] or not result["epochs"][0]["device_bytes"]:
+            pytest.skip("the files of this file system do not leave the page cache")
+        found[loader] = {one["rule"]: one["reason"] for one in result["findings"] if one["invalid"]}
+        epoch = result["epochs"][0]
+        assert epoch["storage_bytes"] == epoch["device_bytes"]
+        if loader == "stoker":
+            assert epoch["storage_bytes"] == pytest.approx(FILES * SIZE, rel=0.1)
+            assert 0 < epoch["storage_bytes_per_second"] < FILES * SIZE / epoch["time_to_first_batch"]
+    assert not {"whole samples", "page cache"} & set(found["stoker"])
+    assert (
+        "were never read, neither from the device nor from the page cache"
+        in found["bench_loaders:Peeks"]["whole samples"]
+    )
+    assert "page cache" not in found["bench_loaders:Peeks"]
+
+
+def findings(
+    *,
+    device: int | None = 0,
+    called: int = 0,
+    resident: float | None = 0.0,
+    fetched: int | None = None,
+    url: str = "/d",
+) -> dict[str, str]:
+    """The rules that an epoch of ten samples of 10 MB breaks."""
+    settings = ("dataset.files=10", "dataset.record_bytes=10_000_000", "dataset.resize_bytes=1000")
+    epoch: dict[str, Any] = {
+        "kind": "train",
+        "epoch": 0,
+        "repeat": 0,
+        "samples": 10,
+        "bytes": 10_000,
+        "device_bytes": device,
+        "read_bytes": called,
+        "fetched_bytes": fetched,
+        "cache": {"files": 10, "bytes": 100_000_000, "resident": resident} if url == "/d" else None,
+    }
+    result = {
+        "storage": {"url": url, "local": url == "/d", "kind": "x", "in_memory": False},
+        "ranks": [{"memory_bytes": 1 << 30}],
+        "listing": {"train": {"files": 10, "used": 10, "samples": None, "bytes": 100_000_000}},
+        "epochs": [epoch],
+    }
+    workload = read_workload(None, settings, environ={}, dotenv=None).workload
+    return {rule: reason for rule, invalid, reason in bytes_findings(result, workload) if invalid}
+
+
+def test_bytes_that_were_not_read_are_told_from_those_of_the_page_cache() -> None:
+    assert not findings(device=96_000_000)
+    skipped = findings(device=9_000_000)
+    assert list(skipped) == ["whole samples"]
+    assert "91% of the bytes of the samples of epoch 0" in skipped["whole samples"]
+    assert list(findings(device=9_000_000, called=100_000_000)) == ["page cache"]  # read calls got them
+    assert list(findings(device=9_000_000, resident=None)) == ["page cache"]
+    both = findings(device=10_000_000, resident=0.5)
+    assert "40% of the bytes" in both["whole samples"]
+    assert "50% of the bytes" in both["page cache"]
+    assert not findings(url="s3://b/d", fetched=100_200_000)
+    assert "91% of the bytes" in findings(url="s3://b/d", fetched=9_000_000)["whole samples"]
+    assert not findings(url="s3://b/d", fetched=None)  # a remark

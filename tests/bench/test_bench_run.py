@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,13 @@ def test_data_is_generated_trained_on_and_evaluated_by_two_ranks(kind: str, tmp_
     summary = json.loads((results / "summary.json").read_text())
     assert summary["metric"]["train_au_mean_percentage"] == pytest.approx(100 * result["train"]["au"]["mean"])
     assert summary["num_accelerators"] == 2
+    storage = [epoch["storage_bytes_per_second"] for epoch in result["epochs"] if epoch["kind"] == "train"]
+    assert summary["metric"]["train_io_mean_MB_per_second"] * 2**20 == pytest.approx(sum(storage) / 2)
+    assert (summary["valid"], summary["verdict"]) == (result["valid"], result["verdict"])
+    assert summary["invalid"] == [one["reason"] for one in result["findings"] if one["invalid"]]
+    assert summary["metric"]["train_au_meet_expectation"] == ("success" if result["passed"] else "fail")
+    took = datetime.fromisoformat(summary["end"]) - datetime.fromisoformat(summary["start"])
+    assert took.total_seconds() == pytest.approx(result["seconds"], abs=1)
     with np.load(results / "steps" / "rank00001-train-0-1.npz") as steps:
         assert steps["samples"].tolist() == [2] * 8
 
@@ -121,9 +129,9 @@ def test_objects_are_generated_and_trained_on(cache: str, bucket: Bucket, tmp_pa
     check(result, tmp_path / "results")
     assert [epoch["samples"] for epoch in result["epochs"]] == [32, 32]
     assert result["epochs"][0]["fetched_bytes"] >= 32 * 4096
-    assert (
-        result["epochs"][1]["fetched_bytes"] >= 2 * 32 * 4096
-    )  # each epoch from the store, not from the last one's cache
+    # Each epoch from the store, not from the last one's cache.
+    assert result["epochs"][1]["fetched_bytes"] >= 32 * 4096
+    assert [epoch["storage_bytes"] for epoch in result["epochs"]] == [e["fetched_bytes"] for e in result["epochs"]]
     said = " ".join(result["epochs"][0]["loader"]["notes"])
     assert ("held in memory" if cache == "memory" else "begins with an empty cache") in said
     assert not (Path.cwd() / "s3:").exists()

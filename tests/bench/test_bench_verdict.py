@@ -42,12 +42,14 @@ def record(measured: float, drawn: float | None, steps: int = 21, wait: float = 
         "barrier_part",
         "overhead_part",
         "samples_per_second",
-        "bytes_per_second",
+        "delivered_bytes_per_second",
     )
     epoch = {
         "kind": "train",
         "repeat": 0,
         "epoch": 0,
+        "began_at": 0.0,
+        "ended_at": 1.0,
         "complete": True,
         "steps": steps,
         "samples": 32,

@@ -249,7 +249,7 @@ class Saver:
         self._link.barrier("before dropping")
         if self._world.rank % self._world.local_world_size:
             return None
-        return asdict(pagecache.drop(self._store.url_of(folder)))
+        return asdict(pagecache.cached_files(self._store.url_of(folder), drop=True))
 
     # -- the record ------------------------------------------------------------------------------------------------
 

@@ -106,6 +106,8 @@ class LoaderReport:
         versions: of packages that did the work.
         notes: all else that a reader of the result should know, such as samples that were left out.
         last_batches: of this rank, that may be left out because they are not full: one, or one of each process that batches.
+        reading_began: by ``time.monotonic``, when the first byte was asked for, after processes had started for example;
+            ``None`` for when the epoch began.
     """
 
     decoded: Literal["arrays", "bytes", "none"]
@@ -115,6 +117,7 @@ class LoaderReport:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     last_batches: int = 1
+    reading_began: float | None = None
 
 
 class OpenLoader(Protocol):

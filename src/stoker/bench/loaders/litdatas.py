@@ -27,7 +27,7 @@ def _folder(url: str, split: Split) -> Path:
     found = is_local(url)
     if found is None:
         raise ConfigError(f"the loader litdata converts and reads directories here, not {url}")
-    return found / "litdata" / split
+    return found / LitDataLoader.subfolder / split
 
 
 def _convert(workload: Workload, files: Path, out: Path, names: Sequence[str]) -> None:
@@ -61,6 +61,7 @@ class LitDataLoader(TorchRankLoader):
     batching_workers = True
     packages = (("litdata", "litdata"), ("torch", "torch"))
     recorded = ("litdata", "torch")
+    subfolder = "litdata"
 
     def __init__(self, job: LoaderJob) -> None:
         import litdata

@@ -19,6 +19,7 @@ class RankLoader(OpenLoader):
         name: for ``--loader``.
         formats: names of the formats that it reads, the usual one first; empty for all.
         packages: modules that it imports, each with what to install for it.
+        subfolder: of the data set, where files of its own lie that it reads in the place of the generated ones.
         recorded: packages whose versions the result has.
         heeds: those of ``reader.decode`` and ``dataset.resize_bytes`` that it can follow; else they are refused.
         batching_workers: whether each process makes batches of its own, and leaves out its own last one.
@@ -33,6 +34,7 @@ class RankLoader(OpenLoader):
     formats: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[tuple[tuple[str, str], ...]] = ()
     recorded: tuple[str, ...] = ()
+    subfolder: ClassVar[str] = ""
     heeds: ClassVar[frozenset[str]] = frozenset()
     batching_workers: ClassVar[bool] = False
     window: int = 0
@@ -74,6 +76,7 @@ class RankLoader(OpenLoader):
             self._versions(),
             tuple(self.notes),
             max(1, self.workers) if self.batching_workers else 1,
+            self._reading_began(),
         )
 
     def _decoded(self) -> Literal["arrays", "bytes", "none"]:
@@ -88,6 +91,9 @@ class RankLoader(OpenLoader):
         return f"files shuffled, samples in a window of {self.window}" if self.window else "shuffled"
 
     def _fetched(self) -> int | None:
+        return None
+
+    def _reading_began(self) -> float | None:
         return None
 
     def _versions(self) -> dict[str, str]:

@@ -11,15 +11,17 @@ from stoker.bench.clients import Client, ClientLocation, find_client
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.decode import FORMATS, FileSamples, open_samples, resized
 from stoker.bench.loaders.listing import data_files
-from stoker.bench.loaders.torchloading import TorchRankLoader
+from stoker.bench.loaders.torchloading import SharedCounts, TorchRankLoader
 from stoker.errors import ConfigError
+from stoker.storage import is_local
 from stoker.types import Ids
 
 
 class _Files:
     """A map-style dataset. The file that was opened last stays decoded, in each worker of its own."""
 
-    def __init__(self, names: list[str], job: LoaderJob) -> None:
+    def __init__(self, names: list[str], job: LoaderJob, counts: SharedCounts) -> None:
+        self._counts = counts
         dataset, reader, storage = job.workload.dataset, job.workload.reader, job.workload.storage
         self._names = names
         self._location = ClientLocation(job.split_url, storage.options, 1)
@@ -44,6 +46,7 @@ class _Files:
                 self._client = self._kind(self._location)
             name = self._names[number]
             data = self._client.read(name)
+            self._counts.add(len(data))
             if self._format in ("files", "tfrecord") and not isinstance(data, bytes):
                 data = bytes(data)  # which also reads what was only mapped
             where = f"{self._location.url.rstrip('/')}/{name}"
@@ -74,7 +77,7 @@ class TorchLoader(TorchRankLoader):
             raise ConfigError("reader.decode: false reads files as they are, which must be samples, one a file")
         client = find_client(job.workload.storage.client, job.split_url)
         self.recorded = ("torch", "numpy", *((client.package,) if client.package else ()))
-        self._files = _Files(data_files(job), job)
+        self._files = _Files(data_files(job), job, self._counts)
         self._numbers: list[int] = []
         self._loader = self._torch_loader(self._files, sampler=self._numbers)
         if job.workload.storage.client != "auto":
@@ -105,6 +108,9 @@ class TorchLoader(TorchRankLoader):
     def close(self) -> None:
         super().close()
         self._files.release()
+
+    def _fetched(self) -> int | None:
+        return None if is_local(self.job.url) else int(self._counts.fetched.value)
 
     def _order(self) -> str:
         return "shuffled sample by sample" if self.job.shuffled else "by number"

@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from stoker.bench.loaders.base import LoadedBatch
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.decode import byte_count
 from stoker.bench.loaders.rank_loader import RankLoader
 from stoker.errors import ConfigError
+
+
+class SharedCounts:
+    """Counts of worker processes, which get it when they are started.
+
+    Attributes:
+        began: when the first process began to read, by ``time.monotonic``; 0 where none has.
+        fetched: bytes that came over the network.
+    """
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.began = context.Value("d", 0.0)
+        self.fetched = context.Value("q", 0)
+
+    def begin(self, worker: int = 0) -> None:  # noqa: ARG002 - torch's worker_init_fn
+        """Note that a process reads from now on, if none does yet."""
+        with self.began.get_lock():
+            self.began.value = self.began.value or time.monotonic()
+
+    def add(self, fetched: int) -> None:
+        """Count what was fetched."""
+        with self.fetched.get_lock():
+            self.fetched.value += fetched
 
 
 class TorchRankLoader(RankLoader):
     """A loader that ends in torch's ``DataLoader``. Subclasses set ``_loader``, mostly by :meth:`_torch_loader`."""
 
     _loader: Any = None
+
+    def __init__(self, job: LoaderJob) -> None:
+        super().__init__(job)
+        self._counts = SharedCounts()
 
     def _torch_loader(self, dataset: Any, *, kind: Any = None, **settings: Any) -> Any:
         """A ``DataLoader`` as the job says.
@@ -40,6 +70,7 @@ class TorchRankLoader(RankLoader):
                 "multiprocessing_context": "spawn",
                 "persistent_workers": True,
                 "prefetch_factor": max(1, -(-reader.prefetch // count)),
+                "worker_init_fn": self._counts.begin,
             }
         try:
             return kind(dataset, **given | settings | self.options)
@@ -47,11 +78,16 @@ class TorchRankLoader(RankLoader):
             raise ConfigError(f"reader.options: {error}") from None
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:  # noqa: ARG002 - most count the epochs themselves
+        if not self.workers:
+            self._counts.begin()
         for batch in self._loader:
             first = batch
             while isinstance(first, dict):
                 first = next(iter(first.values()))
             yield LoadedBatch(len(first), byte_count(batch), batch)
+
+    def _reading_began(self) -> float | None:
+        return self._counts.began.value or None
 
     def _stop_workers(self) -> None:
         """End worker processes: persistent ones have no other end."""

@@ -57,7 +57,7 @@ class BlockMetrics:
             "barrier_part": None if per is None else self.barrier / per,
             "overhead_part": None if per is None else self.overhead / per,
             "samples_per_second": None if per is None else self.samples / per,
-            "bytes_per_second": None if per is None else self.bytes / per,
+            "delivered_bytes_per_second": None if per is None else self.bytes / per,
         }
 
 
@@ -131,7 +131,7 @@ def epoch_metrics(blocks: Sequence[BlockMetrics]) -> dict[str, float | None]:
         "barrier_part",
         "overhead_part",
         "samples_per_second",
-        "bytes_per_second",
+        "delivered_bytes_per_second",
     )
     if not weight:
         return dict.fromkeys(names)

@@ -21,14 +21,13 @@ _MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """The result of :func:`drop`.
+class CachedFiles:
+    """Files, and how much of them the page cache holds.
 
     Attributes:
         files: how many there are.
         bytes: their size.
-        resident: part of their pages, of the first 4 GiB, that were in the cache afterwards, 0 to 1; ``None`` where that can
-            not be asked.
+        resident: part of their pages, of the first 4 GiB, that are in the cache, 0 to 1; ``None`` where nobody tells.
     """
 
     files: int
@@ -36,10 +35,12 @@ class Dropped:
     resident: float | None
 
 
-def drop(folder: str | os.PathLike[str]) -> Dropped:
-    """Let all files below a folder leave the page cache, with ``posix_fadvise``, and ask how many pages are still there.
+def cached_files(folder: str | os.PathLike[str], *, drop: bool = False) -> CachedFiles:
+    """Ask how many pages of all files below a folder are in the page cache.
 
-    What a process still has mapped stays, which the answer shows.
+    Args:
+        folder: where they are.
+        drop: let them leave it before, with ``posix_fadvise``. What a process still has mapped stays, which the answer shows.
     """
     files = size = held = examined = 0
     for path in _files(folder):
@@ -48,15 +49,16 @@ def drop(folder: str | os.PathLike[str]) -> Dropped:
             try:
                 length = os.fstat(descriptor).st_size
                 files, size = files + 1, size + length
-                os.fdatasync(descriptor)  # what was just written leaves the cache only once it is on the device
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                if drop:
+                    os.fdatasync(descriptor)  # what was just written leaves the cache only once it is on the device
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 if examined < _MOST_PAGES and length:
                     pages = resident_pages(descriptor, min(length, _MOST_PAGES << 12))
                     if pages is not None:
                         held, examined = held + pages[0], examined + pages[1]
             finally:
                 os.close(descriptor)
-    return Dropped(files, size, held / examined if examined else None)
+    return CachedFiles(files, size, held / examined if examined else None)
 
 
 def resident_pages(descriptor: int, length: int) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import shutil
 import time
 from collections.abc import Callable
@@ -79,6 +80,9 @@ class Training:
     def train(self, repeat: int) -> None:
         """All epochs, and the evaluations between them."""
         workload = self.plan.workload
+        # What a loader imports, some of it many megabytes, is read from a disk, too: it is no part of an epoch.
+        for module, _ in getattr(get_loader(workload.reader.loader), "packages", ()):
+            importlib.import_module(module)
         with contextlib.ExitStack() as stack:
             runs: dict[Split, _Run] = {}
             for epoch in range(workload.train.epochs):
@@ -110,7 +114,8 @@ class Training:
         self, runs: dict[Split, _Run], stack: contextlib.ExitStack, split: Split, repeat: int, epoch: int
     ) -> None:
         workload, train = self.plan.workload, split == "train"
-        dropped = self._drop(split)
+        cached = self._page_cache(split)
+        fetched = runs[split].loader.report().bytes_fetched if split in runs else 0
         self.link.barrier("epoch")
         before = usage.measure()
         began_at, began = time.time(), time.perf_counter_ns()
@@ -149,13 +154,20 @@ class Training:
             entry["ended_at"] = time.time()
             entry |= self._measured(steps, workload)
             entry["time_to_first_batch"] = (int(steps.arrived[0]) - began) * 1e-9 if steps.count else None
-            entry["usage"] = usage.measure().since(before)
+            ended, used = time.monotonic(), usage.measure().since(before)
+            entry["usage"] = used
             entry["spun_seconds"] = (compute.spun - spun) * 1e-9
-            entry["cache"] = dropped
+            entry["cache"] = cached
             save_steps(steps, self.results, self.world.rank, f"{split}-{repeat}-{epoch}")
             self.save()
         entry["fingerprint"] = None if first is None else fingerprint(first.data)
-        entry["loader"] = asdict(loader.report())
+        report = loader.report()
+        entry["loader"] = asdict(report)
+        entry["fetched_bytes"] = _more(report.bytes_fetched, fetched)
+        entry["storage"] = {
+            "bytes": used["device_bytes"] if is_local(self.plan.url) else entry["fetched_bytes"],
+            "seconds": ended - max(began * 1e-9, entry["loader"].pop("reading_began") or 0),
+        }
         loader.release()
         self.save()
         # A rank that has no more batches waits here for those that have.
@@ -193,15 +205,17 @@ class Training:
             "computing_ns_p50": float(np.median((steps.ended - steps.begun)[: steps.count])) if steps.count else None,
         }
 
-    def _drop(self, split: Split) -> dict[str, Any] | None:
-        """Let the files leave the page cache of this host; what came of it."""
+    def _page_cache(self, split: Split) -> dict[str, Any] | None:
+        """Let the files leave the page cache of this host, if that is wanted, and ask how much of them is in it."""
         workload = self.plan.workload
-        if not is_local(self.plan.url) or workload.storage.cache != "drop":
+        if not is_local(self.plan.url) or workload.reader.loader == "synthetic":
             return None
         self.link.barrier("before dropping")  # all have released their files
         if not self.first_here:
             return None
-        return asdict(pagecache.drop(f"{self.plan.url.removeprefix('file://')}/{split}"))
+        inside = getattr(get_loader(workload.reader.loader), "subfolder", "")
+        folder = "/".join(filter(None, (self.plan.url.removeprefix("file://"), inside, split)))
+        return asdict(pagecache.cached_files(folder, drop=workload.storage.cache == "drop"))
 
     # -- calibration -----------------------------------------------------------------------------------------------
 
@@ -246,3 +260,8 @@ class Training:
         finally:
             if self.first_here:
                 shutil.rmtree(copied["url"], ignore_errors=True)
+
+
+def _more(now: int | None, before: int | None) -> int | None:
+    """Growth of a count; ``None`` where it is not known."""
+    return None if now is None or before is None else now - before

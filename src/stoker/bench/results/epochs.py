@@ -84,7 +84,7 @@ def _epoch(
         **step_seconds([block for entry in known for block in entry["blocks"]]),
         "residue_part": _residue(known),
         "samples_per_second": _sum(known, "metrics", "samples_per_second"),
-        "bytes_per_second": _sum(known, "metrics", "bytes_per_second"),
+        "delivered_bytes_per_second": _sum(known, "metrics", "delivered_bytes_per_second"),
         "tokens_per_second": _tokens(workload, _sum(known, "metrics", "samples_per_second")),
         "time_to_first_batch": max(
             (entry["time_to_first_batch"] for entry in known if entry["time_to_first_batch"] is not None), default=None
@@ -92,7 +92,9 @@ def _epoch(
         "stall_seconds": _stall_seconds(_all_stalls(folder, known, workload, kind, repeat, epoch), known),
         "device_bytes": _sum(known, "usage", "device_bytes"),
         "read_bytes": _sum(known, "usage", "read_bytes"),
-        "fetched_bytes": _fetched(known, entries),
+        "fetched_bytes": _sum(known, "fetched_bytes"),
+        "storage_bytes": _sum(known, "storage", "bytes"),
+        "storage_bytes_per_second": _storage_rate(known),
         "cpu_seconds": cpu,
         "cpu_seconds_per_gb": cpu / used * 1e9 if cpu is not None and used else None,
         "peak_memory_bytes": _sum(known, "usage", "peak_memory_bytes"),
@@ -131,9 +133,12 @@ def _tokens(workload: Workload, samples_per_second: float | None) -> float | Non
     return samples_per_second * lengths[0] if lengths and samples_per_second is not None else None
 
 
-def _fetched(known: Sequence[Mapping[str, Any]], entries: Sequence[object]) -> float | None:
-    """Bytes from remote storage so far, as the loaders say; those of this epoch are the difference to the one before."""
-    return _sum(known, "loader", "bytes_fetched") if len(known) == len(entries) else None
+def _storage_rate(entries: Sequence[Mapping[str, Any]]) -> float | None:
+    """Bytes a second that came from storage, all ranks together; ``None`` where one of them does not know."""
+    found = [entry["storage"] for entry in entries if entry.get("storage") is not None]
+    if not found or len(found) < len(entries) or any(one["bytes"] is None or one["seconds"] <= 0 for one in found):
+        return None
+    return float(sum(one["bytes"] / one["seconds"] for one in found))
 
 
 def _residue(entries: Sequence[Mapping[str, Any]]) -> float | None:

@@ -21,7 +21,7 @@ from stoker.bench.results.environment import describe, volume_of
 from stoker.bench.results.epochs import epoch_results
 from stoker.bench.results.record import replace_file
 from stoker.bench.results.rules import judge
-from stoker.bench.results.summary import dlio_summary
+from stoker.bench.results.summary import MOMENT, dlio_summary
 from stoker.bench.results.verdict import verdict
 from stoker.storage import is_local
 
@@ -124,7 +124,7 @@ def write_results(result: Mapping[str, Any], folder: Path) -> None:
 
 
 def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    return time.strftime(MOMENT, time.gmtime(seconds))
 
 
 def _records(folder: Path, ranks: int, told: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -146,7 +146,8 @@ def _over(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         return None
     names = (
         *("au", "au_nominal", "stall_part", "barrier_part", "overhead_part", "compute_drawn", "compute_measured"),
-        *("samples_per_second", "bytes_per_second", "tokens_per_second", "time_to_first_batch", "cpu_seconds_per_gb"),
+        *("samples_per_second", "storage_bytes_per_second", "delivered_bytes_per_second", "tokens_per_second"),
+        *("time_to_first_batch", "cpu_seconds_per_gb"),
     )
     return {name: spread([epoch[name] for epoch in epochs]) for name in names} | {"epochs": len(epochs)}
 

@@ -10,16 +10,12 @@ from stoker.bench.checkpoint.findings import checkpoint_findings
 from stoker.bench.kv_cache.findings import kv_cache_findings
 from stoker.bench.measure.metrics import step_seconds
 from stoker.bench.mlperf.verdict import mlperf_findings
+from stoker.bench.results.bytes_read import bytes_findings
 from stoker.bench.results.counts import count_findings
 from stoker.bench.results.verdict import LEAST_STEPS, counted_steps
 from stoker.bench.settings.workload import Workload
 
 _RESIDUE: Final = 0.001
-_FROM_DEVICE: Final = 0.95
-_MEMORIES: Final = 5
-"""Least size of a data set for caching not to matter, in multiples of a host's memory; a rule of MLPerf Storage."""
-_TOLD: Final = 16 << 20
-"""Bytes of an epoch below which what the kernel counts may be anything else that the processes read: their code, say."""
 _REPEATS: Final = 5
 _LONGER: Final = 0.02
 """The part by which a simulated computation may take longer than was drawn for it."""
@@ -83,60 +79,9 @@ def _identity(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding
         yield Finding("identity", True, f"{worst:.2%} of a block's time is in no part of it: the clocks disagree")
 
 
-def _page_cache(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
-    storage = result["storage"]
-    epochs = _training(result)
-    if not epochs or workload.reader.loader == "synthetic":
-        return
-    if storage["in_memory"]:
-        yield Finding("page cache", True, f"{storage['url']} is in memory ({storage['kind']}): no storage was measured")
-        return
-    if not storage["local"]:
-        yield Finding("page cache", False, "what the object store itself had in memory is not known here")
-        return
-    listed = result["listing"].get("train")
-    there = None if listed is None else int(listed["bytes"])
-    for epoch in epochs:
-        device, used = epoch["device_bytes"], _expected(epoch, workload, there)
-        if device is None or used < _TOLD:
-            size = there if there is not None else workload.dataset.bytes
-            memory = min((rank["memory_bytes"] for rank in result["ranks"]), default=0)
-            unknown = (
-                "the kernel does not say what came from the device"
-                if device is None
-                else f"{used / 1e6:.3g} MB an epoch are too few to tell from what else the processes read"
-            )
-            if size < _MEMORIES * memory:
-                yield Finding(
-                    "page cache",
-                    True,
-                    f"the data set has {size / 1e9:.3g} GB, less than {_MEMORIES} times the memory of a host "
-                    f"({memory / 1e9:.3g} GB), and {unknown}",
-                )
-                return
-        elif device < _FROM_DEVICE * used:
-            how = "" if workload.storage.cache == "drop" else " (storage.cache is keep)"
-            again = f" of repeat {epoch['repeat']}" if epoch["repeat"] else ""
-            yield Finding(
-                "page cache",
-                True,
-                f"{1 - device / used:.0%} of the bytes of epoch {epoch['epoch']}{again} did not come from the device "
-                f"but from the page cache{how}",
-            )
-            return
-
-
-def _expected(epoch: Mapping[str, Any], workload: Workload, there: int | None) -> float:
-    """Bytes that an epoch must read: of its samples, their part of the files, or what is used of them where that is less."""
-    dataset, samples = workload.dataset, epoch["samples"] or 0
-    # What is handed over is not what is read, where samples are cut to a size.
-    used = float(samples * dataset.used_bytes if dataset.resize_bytes else epoch["bytes"] or 0)
-    if there is not None:
-        part = (
-            min(1.0, samples / (dataset.files * dataset.samples_per_file)) * dataset.used_bytes / dataset.sample_bytes
-        )
-        used = min(used, part * there)  # compressed files hold less than they give
-    return used
+def _bytes(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    for rule, invalid, reason in bytes_findings(result, workload):
+        yield Finding(rule, invalid, reason)
 
 
 def _unique(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
@@ -269,7 +214,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     _complete,
     _identity,
     _counts,
-    _page_cache,
+    _bytes,
     _unique,
     _warm_up,
     _computation,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from statistics import fmean, pstdev
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from stoker.bench.checkpoint.outcome import checkpoint_summary
 
+MOMENT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _MIB: Final = float(1 << 20)
 _GIB: Final = float(1 << 30)
 
@@ -18,8 +20,9 @@ _GIB: Final = float(1 << 30)
 def dlio_summary(result: Mapping[str, Any]) -> dict[str, Any]:
     """A result in DLIO's words.
 
-    Its MB are MiB and its GB GiB, as DLIO's are. I/O is samples a second times the nominal size of a sample. Utilization is
-    in percent; standard deviations are the population's, over epochs.
+    Its MB are MiB and its GB GiB, as DLIO's are, which ``units`` says. I/O is what was read from storage, where DLIO has
+    samples a second times their nominal size; it is left out where that is not known. Utilization is in percent; deviations
+    are the population's, over epochs. An invalid run says so in ``valid``, and why in ``invalid``; it meets no expectation.
     """
     workload = result["plan"]["workload"]
     dataset = workload["dataset"]
@@ -43,7 +46,8 @@ def dlio_summary(result: Mapping[str, Any]) -> dict[str, Any]:
         nominal = [100 * one["au_nominal"] for one in epochs if one["au_nominal"] is not None]
         rate = [one["samples_per_second"] for one in epochs]
         passed = min(fmean(au), fmean(nominal or au)) >= 100 * workload["metric"]["au"]
-        passed = passed if kind == "valid" else bool(result["passed"])
+        passed = passed and result["valid"] if kind == "valid" else bool(result["passed"])
+        io = [one["storage_bytes_per_second"] for one in epochs if one["storage_bytes_per_second"] is not None]
         metric |= {
             f"{name}_au_percentage": au,
             f"{name}_au_mean_percentage": fmean(au),
@@ -56,13 +60,20 @@ def dlio_summary(result: Mapping[str, Any]) -> dict[str, Any]:
             f"{name}_throughput_samples_per_second": rate,
             f"{name}_throughput_mean_samples_per_second": fmean(rate),
             f"{name}_throughput_stdev_samples_per_second": pstdev(rate),
-            f"{name}_io_mean_MB_per_second": fmean(rate) * record / _MIB,
-            f"{name}_io_stdev_MB_per_second": pstdev(rate) * record / _MIB,
         }
+        if len(io) == len(epochs):
+            metric |= {
+                f"{name}_io_mean_MB_per_second": fmean(io) / _MIB,
+                f"{name}_io_stdev_MB_per_second": pstdev(io) / _MIB,
+            }
     metric |= checkpoint_summary(result)
     return {
         "start": result["began"],
-        "end": result["began"],
+        "end": (datetime.fromisoformat(result["began"]) + timedelta(seconds=result["seconds"])).strftime(MOMENT),
+        "valid": result["valid"],
+        "verdict": result["verdict"],
+        "invalid": [one["reason"] for one in result["findings"] if one["invalid"]],
+        "units": {"MB": "2**20 bytes", "GB": "2**30 bytes"},
         "num_accelerators": result["world"]["ranks"],
         "num_hosts": len(hosts),
         "hostname": hosts[0],

@@ -15,7 +15,7 @@ from stoker.cli.running import arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table
 from stoker.errors import ConfigError
 
-_COLUMNS = ("loader", "format", "decoded", "AU", "samples/s", "MB/s", "first", "p99", "CPU s/GB", "verdict")
+_COLUMNS = ("loader", "format", "decoded", "AU", "samples/s", "MB/s", "to step", "first", "p99", "CPU s/GB", "verdict")
 
 
 def run_loaders(chosen: argparse.Namespace) -> int | None:
@@ -79,6 +79,7 @@ def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
     console.print(
         Text(
             "means over the epochs of training; AU: the lower of measured and nominal; "
+            "MB/s: read from storage; to step: MB/s delivered to the step; "
             "first: until the first batch of the first epoch; p99: waited",
             style="dim",
         )
@@ -91,12 +92,12 @@ def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _row(name: str, result: Mapping[str, Any]) -> list[str]:
     from stoker.bench.measure.metrics import deciding_au
+    from stoker.cli.bench.table import megabytes
     from stoker.cli.render.numbers import time_text
 
     epochs = [epoch for epoch in result["epochs"] if epoch["kind"] == "train"]
     first, last = (epochs[0], epochs[-1]) if epochs else ({}, {})
     stalls = [epoch["stall_seconds"]["p99"] for epoch in epochs if epoch["stall_seconds"]]
-    size = [epoch["bytes_per_second"] for epoch in epochs if epoch["bytes_per_second"] is not None]
     over = result["train"] or {}
     cpu = last.get("cpu_seconds_per_gb")
     rate = over.get("samples_per_second")
@@ -106,7 +107,7 @@ def _row(name: str, result: Mapping[str, Any]) -> list[str]:
         str((last.get("loader") or {}).get("decoded", "-")),
         percent_text(deciding_au(over) if over else None),
         "-" if rate is None else f"{rate['mean']:,.1f}",
-        f"{sum(size) / len(size) / 1e6:,.1f}" if size else "-",
+        *(megabytes((over.get(f"{kind}_bytes_per_second") or {}).get("mean")) for kind in ("storage", "delivered")),
         time_text(first.get("time_to_first_batch")),
         time_text(max(stalls, default=None)),
         "-" if cpu is None else f"{cpu:.2f}",

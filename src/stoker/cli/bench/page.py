@@ -72,7 +72,8 @@ def _tiles(run: RunFiles) -> list[str]:
         ("computation of a step, drawn", datum(0, run, "train.compute_drawn.mean", seconds_text)),
         ("computation of a step, measured", datum(0, run, "train.compute_measured.mean", seconds_text)),
         ("samples a second", datum(0, run, "train.samples_per_second.mean", _rate)),
-        ("bytes a second", datum(0, run, "train.bytes_per_second.mean", _bytes_rate)),
+        ("bytes a second from storage", datum(0, run, "train.storage_bytes_per_second.mean", _bytes_rate)),
+        ("bytes a second to the step", datum(0, run, "train.delivered_bytes_per_second.mean", _bytes_rate)),
         ("until the first batch", datum(0, run, "train.time_to_first_batch.mean", seconds_text)),
         ("utilization with data in memory", datum(0, run, "calibration.au_ceiling", percent_text)),
         ("bytes a second, checkpoints saved", datum(0, run, "checkpoint.save.bytes_per_second.mean", _bytes_rate)),
@@ -88,7 +89,7 @@ def _summary(runs: Sequence[RunFiles]) -> str:
     headings = (
         *("", "run", "verdict", "loader", "decoded", "storage", "accelerators"),
         *("utilization", "±", "nominal", "drawn", "computed"),
-        *("stall", "samples/s", "bytes/s", "first batch", "CPU s/GB"),
+        *("stall", "samples/s", "bytes/s from storage", "to the step", "first batch", "CPU s/GB"),
     )
     table = []
     for k, run in enumerate(runs):
@@ -109,7 +110,8 @@ def _summary(runs: Sequence[RunFiles]) -> str:
                 datum(k, run, "train.compute_measured.mean", seconds_text),
                 datum(k, run, "train.stall_part.mean", percent_text),
                 datum(k, run, "train.samples_per_second.mean", _rate),
-                datum(k, run, "train.bytes_per_second.mean", _bytes_rate),
+                datum(k, run, "train.storage_bytes_per_second.mean", _bytes_rate),
+                datum(k, run, "train.delivered_bytes_per_second.mean", _bytes_rate),
                 datum(k, run, "train.time_to_first_batch.mean", seconds_text),
                 datum(k, run, "train.cpu_seconds_per_gb.mean", lambda value: f"{value:.3g}"),
             )
@@ -174,7 +176,7 @@ def _details(k: int, run: RunFiles, *, alone: bool) -> str:
 def _epochs(k: int, run: RunFiles) -> str:
     headings = (
         *("", "repeat", "epoch", "steps", "utilization", "nominal", "stall", "barrier", "overhead"),
-        *("drawn", "computed", "samples/s", "bytes/s"),
+        *("drawn", "computed", "samples/s", "bytes/s from storage", "to the step"),
         *("first batch", "stall p50", "p99", "most", "from the device", "CPU s/GB", "memory"),
     )
     table = []
@@ -182,7 +184,8 @@ def _epochs(k: int, run: RunFiles) -> str:
         shown = (
             *((name, percent_text) for name in ("au", "au_nominal", "stall_part", "barrier_part", "overhead_part")),
             *((name, seconds_text) for name in ("compute_drawn", "compute_measured")),
-            *(("samples_per_second", _rate), ("bytes_per_second", _bytes_rate), ("time_to_first_batch", seconds_text)),
+            *(("samples_per_second", _rate), ("storage_bytes_per_second", _bytes_rate)),
+            *(("delivered_bytes_per_second", _bytes_rate), ("time_to_first_batch", seconds_text)),
             *((f"stall_seconds.{name}", seconds_text) for name in ("p50", "p99", "max")),
             *(("device_bytes", decimal_bytes_text), ("cpu_seconds_per_gb", lambda value: f"{value:.3g}")),
             ("peak_memory_bytes", decimal_bytes_text),

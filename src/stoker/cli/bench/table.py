@@ -16,7 +16,8 @@ from stoker.cli.render.numbers import percent_text, time_text
 from stoker.cli.terminal import make_table
 
 _LEGEND: Final = (
-    "nominal: drawn computation / time; drawn, computed: a step's computation; first: until the first batch; "
+    "nominal: drawn computation / time; drawn, computed: a step's computation; MB/s: read from storage; "
+    "to step: MB/s delivered to the step; first: until the first batch; "
     "p99: of the time waited for a batch"
 )
 
@@ -42,8 +43,8 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
             au, rate = over["au"], over["samples_per_second"]
             console.print(
                 f"{name}: utilization {au['mean']:.2%} (± {au['stdev']:.2%} over {au['count']} epochs), "
-                f"nominal {_mean_percent(over['au_nominal'])}, "
-                f"{rate['mean']:,.1f} samples/s"
+                f"nominal {percent_text(_mean(over['au_nominal']))}, "
+                f"{rate['mean']:,.1f} samples/s, {megabytes(_mean(over['storage_bytes_per_second']))} MB/s from storage"
             )
     if result["checkpoint"] is not None:
         _checkpoints(console, result["checkpoint"])
@@ -87,12 +88,12 @@ def _epochs(result: Mapping[str, Any]) -> Table:
     barrier = any(epoch["barrier_part"] for epoch in result["epochs"])
     headings = (
         *("epoch", "steps", "AU", "nominal", "stall", "barrier", "other"),
-        *("drawn", "computed", "samples/s", "MB/s", "first", "p99"),
+        *("drawn", "computed", "samples/s", "MB/s", "to step", "first", "p99"),
     )
     table = make_table([heading for heading in headings if barrier or heading != "barrier"])
     repeats = result["plan"]["workload"]["train"]["repeats"] > 1
     for epoch in result["epochs"]:
-        stall, rate, size = epoch["stall_seconds"], epoch["samples_per_second"], epoch["bytes_per_second"]
+        stall, rate = epoch["stall_seconds"], epoch["samples_per_second"]
         number = f"{epoch['repeat']}.{epoch['epoch']}" if repeats else str(epoch["epoch"])
         parts = ("au", "au_nominal", "stall_part", *(("barrier_part",) if barrier else ()), "overhead_part")
         table.add_row(
@@ -101,12 +102,17 @@ def _epochs(result: Mapping[str, Any]) -> Table:
             *(percent_text(epoch[name]) for name in parts),
             *(time_text(epoch[name]) for name in ("compute_drawn", "compute_measured")),
             "-" if rate is None else f"{rate:,.1f}",
-            "-" if size is None else f"{size / 1e6:,.1f}",
+            *(megabytes(epoch[name]) for name in ("storage_bytes_per_second", "delivered_bytes_per_second")),
             time_text(epoch["time_to_first_batch"]),
             time_text(None if stall is None else stall["p99"]),
         )
     return table
 
 
-def _mean_percent(over: Mapping[str, Any] | None) -> str:
-    return "-" if over is None else f"{over['mean']:.2%}"
+def _mean(over: Mapping[str, Any] | None) -> float | None:
+    return None if over is None else over["mean"]
+
+
+def megabytes(value: float | None) -> str:
+    """Bytes in MB of 10⁶; ``-`` for what was not measured."""
+    return "-" if value is None else f"{value / 1e6:,.1f}"

@@ -1,0 +1,124 @@
+"""Bytes that epochs read from storage, against those of their samples: from the device, the page cache, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from stoker.bench.settings.workload import Workload
+
+_ENOUGH: Final = 0.95
+"""The part of its samples' bytes that an epoch must have read from storage."""
+_MEMORIES: Final = 5
+"""Least size of a data set for caching not to matter, in multiples of a host's memory; a rule of MLPerf Storage."""
+_TOLD: Final = 16 << 20
+"""Bytes of an epoch below which what the kernel counts may be anything else that the processes read: their code, say."""
+
+
+def bytes_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[str, bool, str]]:
+    """Yields the findings of the rules of the page cache and of whole samples: rule, whether it is broken, reason.
+
+    Args:
+        result: ``results.json``, as far as it is made.
+        workload: what was run.
+    """
+    storage = result["storage"]
+    epochs = [epoch for epoch in result["epochs"] if epoch["kind"] == "train"]
+    if not epochs or workload.reader.loader == "synthetic":
+        return
+    if storage["in_memory"]:
+        yield "page cache", True, f"{storage['url']} is in memory ({storage['kind']}): no storage was measured"
+    elif storage["local"]:
+        yield from _from_device(result, epochs, workload)
+    else:
+        yield "page cache", False, "what the object store itself had in memory is not known here"
+        yield from _over_network(result, epochs, workload)
+
+
+def _from_device(
+    result: Mapping[str, Any], epochs: list[Mapping[str, Any]], workload: Workload
+) -> Iterator[tuple[str, bool, str]]:
+    for epoch in epochs:
+        device, needed = epoch["device_bytes"], needed_bytes(result, epoch, workload)
+        if device is None or needed is None or needed < _TOLD:
+            listing = result["listing"].get("train")
+            size = workload.dataset.bytes if listing is None else listing["bytes"]
+            memory = min((rank["memory_bytes"] for rank in result["ranks"]), default=0)
+            unknown = (
+                "the kernel does not say what came from the device"
+                if device is None
+                else f"{(needed or 0) / 1e6:.3g} MB an epoch are too few to tell from what else the processes read"
+            )
+            if size < _MEMORIES * memory:
+                reason = (
+                    f"the data set has {size / 1e9:.3g} GB, less than {_MEMORIES} times the memory of a host "
+                    f"({memory / 1e9:.3g} GB), and {unknown}"
+                )
+                yield "page cache", True, reason
+                return
+        elif device < _ENOUGH * needed:
+            yield from _missing(epoch, device, needed, workload)
+            return
+
+
+def _missing(
+    epoch: Mapping[str, Any], device: float, needed: float, workload: Workload
+) -> Iterator[tuple[str, bool, str]]:
+    """Tells the page cache from not reading, for bytes that did not come from the device."""
+    missing = needed - device
+    cached = missing
+    # What came by read calls was read. What is mapped may not have been touched: the page cache had no more than it had.
+    called, state = epoch["read_bytes"], epoch["cache"]
+    if state is not None and state["resident"] is not None and (called is None or called < _ENOUGH * needed):
+        cached = min(missing, state["resident"] * state["bytes"])
+    where = _name(epoch)
+    if missing - cached > (1 - _ENOUGH) * needed:
+        part = (missing - cached) / needed
+        reason = (
+            f"{part:.0%} of the bytes of the samples of {where} were never read, neither from the device nor from the page "
+            "cache: the loader reads a part of each sample"
+        )
+        yield "whole samples", True, reason
+    if cached > (1 - _ENOUGH) * needed:
+        how = "" if workload.storage.cache == "drop" else " (storage.cache is keep)"
+        reason = (
+            f"{cached / needed:.0%} of the bytes of {where} did not come from the device but from the page cache{how}"
+        )
+        yield "page cache", True, reason
+
+
+def _over_network(
+    result: Mapping[str, Any], epochs: list[Mapping[str, Any]], workload: Workload
+) -> Iterator[tuple[str, bool, str]]:
+    for epoch in epochs:
+        fetched, needed = epoch["fetched_bytes"], needed_bytes(result, epoch, workload)
+        if fetched is None:
+            told = f"the loader {workload.reader.loader} does not say how much it fetched"
+            yield "whole samples", False, f"{told}, so that it is not known whether samples were read whole"
+            return
+        if needed is not None and fetched < _ENOUGH * needed:
+            reason = (
+                f"{1 - fetched / needed:.0%} of the bytes of the samples of {_name(epoch)} were not fetched in it: the "
+                "loader reads a part of each sample, or had them from before"
+            )
+            yield "whole samples", True, reason
+            return
+
+
+def needed_bytes(result: Mapping[str, Any], epoch: Mapping[str, Any], workload: Workload) -> float | None:
+    """Bytes that an epoch must read: its samples' part of the files, or what is used of them where that is less.
+
+    ``None`` where sizes of files are not known. Columns that are not read have their nominal part of the files.
+    """
+    dataset, samples = workload.dataset, epoch["samples"] or 0
+    listing = result["listing"].get(epoch["kind"])
+    if listing is None:
+        return None
+    there = listing["samples"] or listing["used"] * dataset.samples_per_file
+    part = min(1.0, samples / max(1, there)) * listing["bytes"] * dataset.used_bytes / dataset.sample_bytes
+    # Compressed files hold less than they give. What is handed over is not what is read, where samples are cut to a size.
+    return float(part if dataset.resize_bytes else min(part, epoch["bytes"] or 0))
+
+
+def _name(epoch: Mapping[str, Any]) -> str:
+    return f"epoch {epoch['epoch']}" + (f" of repeat {epoch['repeat']}" if epoch["repeat"] else "")
