@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from s3server import Bucket
-from stoker import Stream, StreamingDataset
+from stoker import Stream, StreamingDataset, inspect, verify
 from stoker.catalog.tables.marks import TableMark, table_of
 from stoker.conversion import convert
 from stoker.errors import ConfigError, ObjectNotFoundError, StateError, StokerError
@@ -99,6 +99,13 @@ class IcebergTables:
         return {"format_options": {**self.latest["format_options"], "snapshot_id": self.snapshots[number]}}
 
 
+ICEBERG_S3 = {
+    "endpoint": "s3.endpoint",
+    "access_key_id": "s3.access-key-id",
+    "secret_access_key": "s3.secret-access-key",
+    "region": "s3.region",
+}
+
 Tables = DeltaTables | IcebergTables
 
 
@@ -139,8 +146,8 @@ def test_a_table_is_never_read_as_its_bare_files(table: Tables, tmp_path: Path) 
     for source in sources:
         with contextlib.suppress(StokerError):
             assert numbers(source) == list(range(5, 20)), "detected, or refused"
-    with pytest.raises(StokerError, match=table.format):
-        convert(local, tmp_path / "out", to="mds")
+    with pytest.raises(StokerError, match=r"tables are read by|only the table's catalog knows"):
+        verify(local)
     only = sorted(map(str, Path(local).rglob("*.parquet")))
     assert numbers(only[:1], format="parquet"), "a list of files is read as it is given"
 
@@ -152,6 +159,40 @@ def test_a_directory_is_detected(table: Tables) -> None:
     else:
         with pytest.raises(ConfigError, match=r"only the table's catalog knows.*metadata\.json"):
             StreamingDataset(table.url)
+
+
+def test_a_version_is_converted_and_inspected(table: Tables, tmp_path: Path) -> None:
+    how = {"format": table.format, **table.version(1)}
+    convert(table.url, tmp_path / "out", to="mds", **how)
+    assert numbers(tmp_path / "out") == list(range(20))
+    facts = inspect(table.url, **how)
+    assert (facts.samples, facts.format, [one.name for one in facts.columns]) == (20, table.format, ["x", "text"])
+    assert any("of the" in note for note in facts.notes)
+    if table.format == "delta":
+        convert(table.url, tmp_path / "latest", to="mds")
+        assert numbers(tmp_path / "latest") == list(range(5, 20))
+        assert inspect(table.url).samples == 15
+    with pytest.raises(ConfigError, match="directory or URL of a table"):
+        convert([table.url, table.url], tmp_path / "two", format=table.format, to="mds")
+
+
+def token_rows(first: int) -> pa.Table:
+    return pa.table({"x": range(first, first + 10), "input_ids": [[i] * 8 for i in range(first, first + 10)]})
+
+
+def first_tokens(source: Any, **options: Any) -> list[int]:
+    with StreamingParquetLoader(source, batch_size=1, seq_len=8, **options) as loader:
+        return sorted(int(batch.input_ids[0, 0]) for batch in loader)
+
+
+def test_tokens_of_a_version(tmp_path: Path) -> None:
+    url = str(tmp_path / "table")
+    deltalake.write_deltalake(url, token_rows(0), partition_by=["x"])
+    deltalake.DeltaTable(url).delete("x < 5")
+    assert first_tokens(url, format="delta") == list(range(5, 10))
+    assert first_tokens(url, format="delta", format_options={"version": 0}) == list(range(10))
+    with pytest.raises(ConfigError, match="on_bad_files"):
+        first_tokens(url, format="delta", format_options={"filters": [("x", ">", 7)]})
 
 
 def test_a_state_says_which_version_it_was_taken_with(table: Tables) -> None:
@@ -253,6 +294,34 @@ def test_a_delta_table_on_s3(bucket: Bucket, tmp_path: Path, monkeypatch: pytest
         StreamingDataset(f"{bucket.url}/t/kind=a", storage_options=options)
     with pytest.raises(ObjectNotFoundError):
         StreamingDataset(f"{bucket.url}/nope", format="delta", storage_options=options)
+
+
+@pytest.mark.s3
+def test_an_iceberg_table_on_s3(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    options = bucket.storage_options
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"{bucket.url}/warehouse"}
+    given = {name: options[key] for key, name in ICEBERG_S3.items() if key in options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = pyiceberg.SqlCatalog("default", **catalog, **given)
+        made.create_namespace("db")
+        table = made.create_table("db.table", schema=token_rows(0).schema)
+        for first in (0, 10):
+            table.append(token_rows(first))
+        whole = table.current_snapshot().snapshot_id
+        table.delete("x < 5")
+        how: dict[str, Any] = {"format": "iceberg", "storage_options": options}
+        latest = {"catalog": catalog, "table": "db.table"}
+        # The catalog takes credentials of storage_options.
+        assert numbers(table.location(), format_options=latest, **how) == list(range(5, 20))
+        assert numbers(table.metadata_location, **how) == list(range(5, 20))
+        assert numbers(table.metadata_location, format_options={"snapshot_id": whole}, **how) == list(range(20))
+        assert first_tokens(table.metadata_location, **how) == list(range(5, 20))
+        with pytest.raises(ConfigError, match="table of Iceberg"):
+            StreamingDataset(f"{table.location()}/data", format="parquet", storage_options=options)
+        convert(table.metadata_location, tmp_path / "out", to="mds", **how)
+    assert numbers(tmp_path / "out") == list(range(5, 20))
 
 
 def _commit(url: str, number: int, *actions: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stoker.catalog.detect import detect as find_out
+from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.unindexed.files_location import check_exists, source_of
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, refuse_dict, state_files
 from stoker.errors import ConfigError
@@ -69,6 +70,8 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
     if name is not None:
         if name == INDEX:
             return DetectedSource(INDEX, source)
+        if name in TABLE_FORMATS:
+            return DetectedSource(name, source)
         if name != IMAGES:
             get_format(name)
         if single and store is not None and name != FILES and name not in SUFFIXES and store.exists(INDEX_NAME):

@@ -14,6 +14,8 @@ import numpy as np
 
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation, default_cache, open_indexed
+from stoker.catalog.tables.marks import TABLE_FORMATS
+from stoker.catalog.tables.open_table import open_table
 from stoker.catalog.unindexed.files_location import source_of
 from stoker.catalog.unindexed.find_files import find_files
 from stoker.catalog.unindexed.inspect_headers import StoreSource
@@ -196,6 +198,18 @@ def _open(
         if not remote and location.cache.store is not None:  # compressed: decompressed elsewhere, for a while
             location, local = open_indexed(first, cache, None, settings=settings), cache
         return location, local
+    if found.kind in TABLE_FORMATS:
+        table = open_table(
+            found.kind,
+            first if isinstance(found.given, str | os.PathLike) else found.given,
+            local,
+            None,
+            options=format_options,
+            columns=None,
+            settings=settings,
+            storage_options=options,
+        )
+        return table, None if table.cache.store is None else cache
     location = open_unindexed(
         found.given,
         "arrow" if found.kind == HUGGING_FACE else found.kind,

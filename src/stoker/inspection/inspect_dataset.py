@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.arguments import checked
 from stoker.catalog.detect import dataset_url, detect
+from stoker.catalog.tables.marks import TABLE_FORMATS
+from stoker.catalog.tables.open_table import find_version
+from stoker.catalog.tables.snapshot import TableSnapshot
 from stoker.catalog.unindexed.files_location import source_of
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
@@ -82,9 +86,22 @@ def inspect(
         if name == _INDEXED:
             store = open_store(text, options)
             return _indexed(store, load_index(store), FileReader(store, Path(scratch)), samples)
-        source = source_of(text)
+        settings, table = dict(format_options or {}), None
+        if name in TABLE_FORMATS:
+            table, settings = find_version(name, text, settings, options)
+        source = source_of(text) if table is None else table.files
         files = FileReader(open_store(source.root, options), Path(scratch))
-        return inspect_unindexed(source, files, name, dict(format_options or {}), samples, count=count)
+        if table is None:
+            return inspect_unindexed(source, files, name, settings, samples, count=count)
+        facts = inspect_unindexed(source, files, "parquet", settings, samples, count=count)
+        return _of_table(facts, table, name, text)
+
+
+def _of_table(facts: DatasetFacts, table: TableSnapshot, name: str, url: str) -> DatasetFacts:
+    """What is known of a table by its files, and by its log."""
+    read = {column.name: column for column in facts.columns}
+    columns = tuple(read.get(column) or ColumnFacts(column, "told by the log", None) for column in table.columns)
+    return replace(facts, url=url, format=name, columns=columns, notes=(f"this is {table.version}", *facts.notes))
 
 
 def _indexed(store: Store, index: Index, files: FileReader, samples: int) -> DatasetFacts:

@@ -7,11 +7,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from stoker.arguments import check_argument, checked, unknown_name
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
+from stoker.catalog.tables.marks import TABLE_FORMATS
+from stoker.catalog.tables.open_table import find_version
 from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.cluster import LoaderWorker, World
@@ -76,6 +78,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         shard: this rank and the seed, in one object. Default: ``world`` and ``seed``.
         batch_size: rows a batch on one rank.
         seq_len: tokens a row.
+        format: ``"delta"`` or ``"iceberg"``: ``source`` is a table, of which the files of one version are read.
         column: the token column. Default: ``input_ids``, ``token_ids`` or ``tokens``.
         layout: ``"concat"``: documents joined, and cut at every ``seq_len`` tokens; ``"pack"``: whole documents side by
             side; ``"pad"``: a document a row, too long ones are an error; ``"truncate"``: likewise, but they are cut.
@@ -99,7 +102,8 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         cache: ``"disk"``, or ``"memory"``: row groups of remote files are held by each process that reads them, while it
             reads them, and written nowhere; see :class:`~stoker.StreamingDataset`.
         storage_options: credentials and settings for remote files.
-        format_options: ``{"on_bad_files": "skip"}`` leaves damaged files out, and lists them in :attr:`skipped_files`.
+        format_options: ``{"on_bad_files": "skip"}`` leaves damaged files out, and lists them in :attr:`skipped_files`; of a
+            table also which version, see docs/formats.md.
         world, replication: this rank, as for :class:`~stoker.StreamingDataset`, where ``shard`` is not given.
         **options: labels, padding and dtype, as :class:`~stoker.tokens.settings.LMSettings` has them: ``labels``, ``pad_id``,
             ``eos_id``, ``cross_document_labels``, ``reset_positions``, ``ignore_index``, ``dtype``, ``vocab_size``. Layouts
@@ -123,6 +127,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         batch_size: int = 8,
         seq_len: int = 2048,
         *,
+        format: Literal["parquet", "delta", "iceberg"] = "parquet",  # noqa: A002 - as StreamingDataset calls it
         column: str | None = None,
         layout: LayoutName = "concat",
         granularity: Granularity | None = None,
@@ -154,6 +159,9 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         self._rank_finder.early_data_rank(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         held = uses_memory(cache)
+        if format in TABLE_FORMATS:
+            table, settings = find_version(format, source, format_options, storage_options)
+            source, format_options = table.urls, {name: one for name, one in settings.items() if name != "hive"}
         self._source = open_source(
             source,
             column,

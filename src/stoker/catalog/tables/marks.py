@@ -67,7 +67,7 @@ def refuse_table(mark: TableMark, root: str) -> None:
     where = f"{root}/{mark.folder}".rstrip("/")
     told = f"{where} is a table of {mark.name}, whose files alone hold rows that were deleted or replaced"
     if mark.kind in TABLE_FORMATS:
-        raise ConfigError(f'{told}: open it with StreamingDataset({where!r}, format="{mark.kind}")')
+        raise ConfigError(f'{told}: open {where!r} with format="{mark.kind}"')
     raise ConfigError(f"{told}: {mark.name} is not read here. Export the version that you mean to Parquet files")
 
 

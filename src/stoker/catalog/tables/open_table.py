@@ -55,22 +55,14 @@ def open_table(
         ObjectNotFoundError: there is no such table or version, or files of it were removed since.
     """
     given = local if remote is None else remote
-    if split is not None or not isinstance(given, str | os.PathLike):
-        raise ConfigError(
-            f"format={name!r} takes the directory or URL of a table, without split=; see subset= for its rows"
-        )
-    settings, find = _KINDS[name]
-    chosen = dict(options or {})
-    parquet = [one for one in get_format(_FILES).settings if one != "hive"]
-    only_settings({key: one for key, one in chosen.items() if key != "on_bad_files"}, (*settings, *parquet), name)
-    which = {key: chosen.pop(key) for key in settings if key in chosen}
-    table = find(os.fspath(given), which, storage_options)
+    table, chosen = find_version(name, given if split is None else None, options, storage_options)
+    assert isinstance(given, str | os.PathLike)
     try:
         location = open_unindexed(
             table.files,
             _FILES,
             None if remote is None else local,
-            options={**chosen, "hive": False},
+            options=chosen,
             columns=table.columns if columns is None else columns,
             partitions=table.partitions,
             storage_options=storage_options,
@@ -83,3 +75,30 @@ def open_table(
             url=error.url,
         ) from error
     return replace(location, snapshot=table.told)
+
+
+def find_version(
+    name: str, given: object, options: Mapping[str, Any] | None, storage_options: StorageOptions | None
+) -> tuple[TableSnapshot, dict[str, Any]]:
+    """The files of a version of a table, and the settings of Parquet with which they are read.
+
+    Args:
+        name: ``delta`` or ``iceberg``.
+        given: directory or URL of the table.
+        options: which version, and settings of Parquet.
+        storage_options: as :func:`stoker.storage.open_store` has them.
+
+    Raises:
+        ConfigError: the arguments make no sense, or the files alone do not tell the table's rows.
+        ObjectNotFoundError: there is no such table or version.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(
+            f"format={name!r} takes the directory or URL of a table, without split=; see subset= for its rows"
+        )
+    settings, find = _KINDS[name]
+    chosen = dict(options or {})
+    parquet = [one for one in get_format(_FILES).settings if one != "hive"]
+    only_settings({key: one for key, one in chosen.items() if key != "on_bad_files"}, (*settings, *parquet), name)
+    which = {key: chosen.pop(key) for key in settings if key in chosen}
+    return find(os.fspath(given), which, storage_options), {**chosen, "hive": False}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from stoker.catalog.unindexed.files_location import FilesLocation
 from stoker.formats.common.inspect_header import Partition
+from stoker.storage import join_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,11 @@ class TableSnapshot:
     version: str
     remedy: str
     partitions: Mapping[str, Partition] = field(default_factory=dict)
+
+    @property
+    def urls(self) -> list[str]:
+        """Its data files, each by its path or URL."""
+        return [join_url(self.files.root, key) for key in self.files.keys or ()]
 
     @property
     def told(self) -> str:

@@ -56,7 +56,9 @@ def unindexed_format(name: str) -> Format:
         ConfigError: its files are not read without an index.
     """
     if name in TABLE_FORMATS:
-        raise ConfigError(f"format={name!r}: tables are opened by StreamingDataset alone, and by what reads one")
+        raise ConfigError(
+            f"format={name!r}: tables are read by StreamingDataset, StreamingParquetLoader, convert and inspect alone"
+        )
     reader = get_format(name)
     if not reader.unindexed:
         raise ConfigError(f"format={name!r} is read only from datasets that have an index.json")
