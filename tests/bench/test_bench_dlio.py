@@ -116,12 +116,12 @@ def test_a_sample_s_size_under_the_name_of_dlio_2_is_its_size(tmp_path: Path) ->
     assert "record_length_bytes" not in old
     found = read(tmp_path, old)
     assert found.workload.dataset == read(tmp_path, UNET3D).workload.dataset
-    assert any("DLIO 2.0.0's name of record_length_bytes_resize" in note for note in found.notes)
+    assert any("DLIO 2.0.0's name of record_length_bytes_resize" in note for note in found.notes.changes)
     both = UNET3D.replace("  record_length_bytes:", "  record_length: 4096\n  record_length_bytes:")
     assert both != UNET3D
     found = read(tmp_path, both)
     assert found.workload.dataset.record_bytes == 146600628
-    assert any("dataset.record_length is not used: dataset.record_length_bytes" in note for note in found.notes)
+    assert any("dataset.record_length is not used: dataset.record_length_bytes" in note for note in found.notes.ignored)
     found = read(tmp_path, old, "++workload.dataset.record_length=1000", "++workload.dataset.record_length_stdev=0")
     assert (found.workload.dataset.record_bytes, found.workload.dataset.record_bytes_stdev) == (1000, 0)
     with_columns = read(tmp_path, PARQUET).workload.dataset
@@ -129,12 +129,12 @@ def test_a_sample_s_size_under_the_name_of_dlio_2_is_its_size(tmp_path: Path) ->
 
 
 def test_what_dlio_ignores_is_said_with_its_line(tmp_path: Path) -> None:
-    notes = read(tmp_path, UNET3D).notes
+    notes = [*read(tmp_path, UNET3D).notes.changes, *read(tmp_path, UNET3D).notes.ignored]
     assert any("line 5: model.model_size: DLIO ignores it" in note for note in notes)
     assert any("checkpoint.fsync" in note and "no writer looks at" in note for note in notes)
-    notes = read(tmp_path, UNET3D + "\nfoo:\n  bar: 1\n").notes
+    notes = read(tmp_path, UNET3D + "\nfoo:\n  bar: 1\n").notes.ignored
     assert any("foo.bar is no key of DLIO's, which ignores it" in note for note in notes)
-    notes = read(tmp_path, UNET3D.replace("read_threads", "read_thread")).notes
+    notes = read(tmp_path, UNET3D.replace("read_threads", "read_thread")).notes.ignored
     assert any(
         "reader.read_thread is no key of DLIO's" in n and "did you mean 'reader.read_threads'" in n for n in notes
     )
@@ -149,7 +149,7 @@ def test_overrides_in_hydra_s_style_are_dlio_s_keys_and_hold_over_the_file(tmp_p
     got = read(tmp_path, UNET3D, *arguments, "train.epochs=9").workload
     assert (got.reader.batch_size, got.dataset.files, got.train.epochs) == (2, 3, 9)
     assert got.stages == ("generate", "train", "checkpoint")
-    assert any("reader.batch_sice" in n for n in read(tmp_path, UNET3D, "++workload.reader.batch_sice=2").notes)
+    assert any("reader.batch_sice" in n for n in read(tmp_path, UNET3D, "++workload.reader.batch_sice=2").notes.ignored)
 
 
 def test_columns_that_are_not_to_be_read_are_not_read(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ def test_a_variable_that_means_nothing_is_an_error(tmp_path: Path) -> None:
 def test_an_argument_that_means_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the argument reader.sice=2: reader.sice is no setting"):
         read(tmp_path, "name: x\n", "reader.sice=2")
-    with pytest.raises(ConfigError, match=r"\+\+workload.* are keys of DLIO's"):
-        read(tmp_path, "name: x\n", "++workload.reader.batch_size=2")
+    with pytest.raises(ConfigError, match=r"the argument \+\+reader.batch_size=2: DLIO's overrides begin with"):
+        read(tmp_path, "name: x\n", "++reader.batch_size=2")
 
 
 def test_an_unknown_workload_names_those_that_are_shipped() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from stoker.bench.checkpoint.layout import layout_of
 from stoker.bench.loaders import check_client, get_loader
-from stoker.bench.measure.generation import check_spec
+from stoker.bench.measure.generation import check_space, check_spec
 from stoker.bench.ranks.abort import clear_unfinished, finish_without
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.control_server import Server
@@ -107,7 +107,7 @@ def run_benchmark(
         secrets.token_hex(8),
         resolved.source,
         dict(resolved.origins),
-        resolved.notes,
+        (*resolved.notes.changes, *resolved.notes.ignored),
         tuple(command),
     )
     world = find_world() if launcher is None else None
@@ -116,6 +116,8 @@ def run_benchmark(
         layout_of(workload.model, ranks, all_write=workload.checkpoint.ranks == "all")
     if world is None:
         _check_packages(plan)  # what is missing is told before anything is started
+        if launcher is None:
+            _check_room(plan)
         ranks = accelerators or 1
         launch = LocalRanks(ranks) if launcher is None else _on_ray(ranks, workload, folder)
         with sigterm_interrupts():
@@ -139,6 +141,12 @@ def _check_packages(plan: RunPlan) -> None:
     check_client(plan.workload, plan.url)
     if "generate" in plan.workload.stages:
         check_spec(plan.workload)
+
+
+def _check_room(plan: RunPlan) -> None:
+    """Check that the files which are to be made have room, where this process sees their directory."""
+    if "generate" in plan.workload.stages:
+        check_space(plan.workload, plan.url)
 
 
 def _make(folder: Path) -> None:
@@ -284,6 +292,7 @@ def _agree(plan: RunPlan, folder: Path, world: World, link: Link) -> list[dict[s
         _check_packages(plan)
         if world.rank == 0:
             _check_free(folder)
+            _check_room(plan)
     except StokerError as error:
         trouble = error
     told = link.gather("plan", {"run": plan.run, "error": None if trouble is None else str(trouble)})

@@ -84,6 +84,15 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "settings", metavar="SECTION.KEY=VALUE", nargs="*", default=[], help="settings that go before the file's"
     )
+    parser.add_argument(
+        *("--param", "--params"),
+        dest="params",
+        metavar="KEY=VALUE",
+        action="extend",
+        nargs="+",
+        default=[],
+        help="the same settings, as MLPerf Storage's command has them; keys may be DLIO's, as dataset.num_files_train=8",
+    )
     parser.add_argument("--data", dest="url", metavar="URL", help="the data set: a directory or URL, with train/ below")
     parser.add_argument(
         "--launcher", choices=["ray"], help="ranks are tasks of the Ray cluster that this process is in"

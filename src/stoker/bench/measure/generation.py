@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,8 +10,8 @@ from stoker.bench.ranks.control_client import Link
 from stoker.bench.ranks.world import processors
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
-from stoker.errors import ConfigError, StorageTimeoutError
-from stoker.storage import open_store
+from stoker.errors import ConfigError, StorageError, StorageTimeoutError
+from stoker.storage import is_local, open_store
 
 if TYPE_CHECKING:
     from stoker.generation import DatasetSpec
@@ -81,6 +82,30 @@ def check_spec(workload: Workload) -> None:
     from stoker.generation import iterate_file
 
     iterate_file(spec_of(workload), 0)
+
+
+def check_space(workload: Workload, url: str) -> None:
+    """See whether a directory has room for the files that are still to be made.
+
+    Of compressed files and images nobody knows the size before they are made.
+
+    Raises:
+        StorageError: it has not; says how much is needed, and how much is free.
+    """
+    folder = is_local(url)
+    dataset = workload.dataset
+    if folder is None or dataset.compression != "none" or dataset.format in {"jpeg", "png"}:
+        return
+    needed = (dataset.files + dataset.files_eval) * dataset.samples_per_file * dataset.sample_bytes
+    there = sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) if folder.is_dir() else 0
+    parent = next(one for one in (folder, *folder.parents) if one.exists())
+    free = shutil.disk_usage(parent).free
+    if needed - there > free:
+        raise StorageError(
+            f"{folder}: the data set has {needed / 1e9:,.4g} GB, of which {there / 1e9:,.4g} GB are there, and "
+            f"{free / 1e9:,.4g} GB are free: free some space, give another --data, or set dataset.files lower",
+            url=str(folder),
+        )
 
 
 def make_data(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from stoker.arguments import nearest
-from stoker.bench.settings.dlio_keys import KEYS, OLD_NAMES
+from stoker.bench.settings.dlio_keys import CHANGES, KEYS, OLD_NAMES
 from stoker.bench.settings.schema import Node, at_path, flat, merge, tree_of
 from stoker.errors import ConfigError
 
@@ -22,6 +22,13 @@ _INNER: Final[Mapping[str, tuple[str, ...]]] = {
 _VALUES: Final = frozenset(
     {"train.computation_time", "evaluation.eval_time", "reader.preprocess_time", "dataset.parquet.columns"}
 )
+_STAGES: Final = {
+    "generate_data": "generate",
+    "train": "train",
+    "evaluation": "evaluate",
+    "checkpoint": "checkpoint",
+}
+"""Keys of the section workflow, and the stages that they are."""
 _STORE_NAMES: Final = {
     "access_key_id": "access_key_id",
     "secret_access_key": "secret_access_key",
@@ -53,7 +60,19 @@ def is_dlio(tree: Node) -> bool:
     return False
 
 
-def from_dlio(tree: Node) -> tuple[Node, tuple[str, ...]]:
+class Notes(NamedTuple):
+    """Remarks on keys of DLIO's, in sentences.
+
+    Attributes:
+        changes: on keys that are something else here, so that the result may be another one than DLIO's.
+        ignored: on keys that have no effect on the result, here or in DLIO.
+    """
+
+    changes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+def from_dlio(tree: Node) -> tuple[Node, Notes]:
     """A file of DLIO's as a tree of stoker's, and what is to be said about it.
 
     Keys that neither knows have no effect in DLIO, without a word; here they are named in the notes.
@@ -65,26 +84,47 @@ def from_dlio(tree: Node) -> tuple[Node, tuple[str, ...]]:
         isinstance(tree.value, dict) and "workload" in tree.value
     ):  # a whole config.yaml, as DLIO leaves it in its output
         tree = tree.value["workload"]
-    values = dict(_leaves(tree))
-    renamed = {
-        path.replace("data_reader.", "reader.", 1) if path.startswith("data_reader.") else path: node
-        for path, node in values.items()
-    }
-    notes: list[str] = []
+    made, notes = dlio_settings(tree)
+    given = {_section(path) for path, _ in _leaves(tree)}
+    for path, ours, value in _DEFAULTS:
+        if path not in given:
+            made = merge(at_path(ours, Node(value, "DLIO's default")), made)
+    # Ranks wait for each other after each step in DLIO ("to simulate allreduce"), and it drops what does not fill a batch.
+    made = merge(made, at_path("train.barrier", Node(True, "as in DLIO")))
+    return made, notes
+
+
+def dlio_settings(tree: Node, stages: Sequence[str] | None = None) -> tuple[Node, Notes]:
+    """Settings of DLIO's keys, as a tree of stoker's, and what is to be said about them; no key has a default.
+
+    Args:
+        tree: a file of DLIO's, or some of its keys.
+        stages: to which ``workflow`` adds, or from which it takes; default, those of DLIO.
+
+    Raises:
+        ConfigError: a value is not what the key wants.
+    """
+    renamed = {_section(path): node for path, node in _leaves(tree)}
+    changes: list[str] = []
+    ignored: list[str] = []
     for old, new in OLD_NAMES.items():
         if old in renamed and new in renamed:
             node = renamed.pop(old)
             if node.value != renamed[new].value:
-                notes.append(f"{node.where}: {old} is not used: {new} ({renamed[new].where}) says {renamed[new].plain}")
+                ignored.append(
+                    f"{node.where}: {old} is not used: {new} ({renamed[new].where}) says {renamed[new].plain}"
+                )
     made = Node({}, tree.where)
     for path, node in renamed.items():
         key = KEYS.get(path)
         if key is None:
-            notes.append(f"{node.where}: {path} is no key of DLIO's, which ignores it{nearest(path, KEYS)}")
+            ignored.append(f"{node.where}: {path} is no key of DLIO's, which ignores it{nearest(path, KEYS)}")
             continue
-        if key.said:
-            has = "DLIO ignores it; " if key.ignored else "" if key.ours else "it has no effect here: "
-            notes.append(f"{node.where}: {path}: {has}{key.said}")
+        has = "DLIO ignores it; " if key.ignored else "" if key.ours else "it has no effect here: "
+        if path in CHANGES:
+            changes.append(f"{node.where}: {path}: {has}{key.said}")
+        elif key.ours is None:
+            ignored.append(f"{node.where}: {path}: {has}{key.said}")
         if key.ours is None or key.ours in {
             "stages",
             "storage.url",
@@ -99,16 +139,16 @@ def from_dlio(tree: Node) -> tuple[Node, tuple[str, ...]]:
             if key.ours == "reader.shuffle":  # of two keys
                 value = value or _get(made, key.ours) is True
             made = merge(made, at_path(key.ours, tree_of(value, node.where)))
-    for path, node in _together(renamed, tree.where).items():
+    for path, node in _together(renamed, tree.where, stages).items():
         made = merge(made, at_path(path, node))
     if renamed.get("dataset.format") is not None and renamed["dataset.format"].value == "synthetic":
         made = merge(made, at_path("reader.loader", Node("synthetic", renamed["dataset.format"].where)))
-    for path, ours, value in _DEFAULTS:
-        if path not in renamed:
-            made = merge(at_path(ours, Node(value, "DLIO's default")), made)
-    # Ranks wait for each other after each step in DLIO ("to simulate allreduce"), and it drops what does not fill a batch.
-    made = merge(made, at_path("train.barrier", Node(True, "as in DLIO")))
-    return made, tuple(notes)
+    return made, Notes(tuple(changes), tuple(ignored))
+
+
+def _section(path: str) -> str:
+    """A key's path, in the section's name of today."""
+    return path.replace("data_reader.", "reader.", 1) if path.startswith("data_reader.") else path
 
 
 def _leaves(tree: Node, path: str = "") -> list[tuple[str, Node]]:
@@ -131,16 +171,12 @@ def _converted(path: str, node: Node) -> Any:
         raise ConfigError(f"{node.where}: {path}: {node.plain!r} makes no sense there ({error})") from None
 
 
-def _together(given: Mapping[str, Node], where: str) -> dict[str, Node]:
+def _together(given: Mapping[str, Node], where: str, before: Sequence[str] | None) -> dict[str, Node]:
     """Settings that several of DLIO's keys make together."""
     made: dict[str, Node] = {}
     stages = []
-    for name, stage, usual in (
-        ("generate_data", "generate", False),
-        ("train", "train", True),
-        ("evaluation", "evaluate", False),
-        ("checkpoint", "checkpoint", False),
-    ):
+    for name, stage in _STAGES.items():
+        usual = stage in (("train",) if before is None else before)
         node = given.get(f"workflow.{name}")
         if node is not None and not isinstance(node.value, bool):
             raise ConfigError(f"{node.where}: workflow.{name} must be true or false, got {node.plain!r}")
@@ -148,7 +184,10 @@ def _together(given: Mapping[str, Node], where: str) -> dict[str, Node]:
             stages.append(stage)
     if "evaluate" in stages and "train" not in stages:
         stages.remove("evaluate")  # DLIO has no evaluation without training
-    made["stages"] = tree_of(stages, where)
+    asked = [given[f"workflow.{name}"].where for name in _STAGES if f"workflow.{name}" in given]
+    if before is None or asked:
+        # An argument decides over what the file has; one of them is enough to say.
+        made["stages"] = tree_of(stages, next((one for one in asked if one.startswith("the argument")), where))
     for time, spread, ours in (
         ("train.computation_time", "train.computation_time_stdev", "compute.seconds"),
         ("evaluation.eval_time", "evaluation.eval_time_stdev", "evaluation.seconds"),

@@ -75,6 +75,25 @@ _CODE: Final = "a Python class of DLIO's: write a loader for stoker and name it 
 _KSM: Final = "merging equal pages of memory; checkpoints are streamed here, and need no memory for tensors"
 _STORE: Final = "storage.options"
 
+CHANGES: Final = frozenset(
+    {
+        *(
+            "storage.storage_library",
+            "storage.storage_options.storage_library",
+            "storage.storage_options.s3_max_attempts",
+        ),
+        *("dataset.num_subfolders_eval", "dataset.compression_level", "dataset.enable_chunking", "dataset.chunk_size"),
+        *("dataset.parquet.partition_by", "reader.shuffle_size", "reader.file_access", "reader.read_type"),
+        *("reader.preprocess_time", "reader.preprocess_time_stdev", "reader.odirect", "reader.dont_use_mmap"),
+        *("reader.transformed_record_dims", "reader.transformed_record_element_type", "reader.reader_classname"),
+        *("reader.data_loader_classname", "reader.data_loader_sampler", "checkpoint.mode"),
+        *("checkpoint.checkpoint_mechanism_classname", "checkpoint.fsync", "checkpoint.recovery_rank_shift"),
+        *("dataset.record_length", "dataset.record_length_stdev", "dataset.record_length_resize"),
+        *("dataset.parquet.columns", "reader.data_loader", "reader.sample_shuffle"),
+    }
+)
+"""Keys that are no setting here or another one, so that a run may have another result than DLIO's."""
+
 KEYS: Final[dict[str, Key]] = {
     "framework": Key(said="loaders are chosen by --loader; no framework is needed"),
     "model.name": Key("name"),
@@ -161,7 +180,7 @@ KEYS: Final[dict[str, Key]] = {
     "reader.read_threads": Key("reader.threads"),
     "reader.write_threads": Key(said="ML; generation takes this host's processors, shared by its ranks"),
     "reader.computation_threads": Key(said=_OF_TF),
-    "reader.prefetch_size": Key("reader.prefetch", lambda value: value if isinstance(value, int) and value > 0 else 2),
+    "reader.prefetch_size": Key("reader.prefetch", lambda value: _positive(value) or 2),
     "reader.file_shuffle": Key("reader.shuffle", _shuffled),
     "reader.sample_shuffle": Key(
         "reader.shuffle",

@@ -234,6 +234,8 @@ def _scalar(hint: Any, node: Node, path: str, unit: str | None) -> Any:
         return value
     if hint is int and isinstance(value, int) and not isinstance(value, bool):
         return value
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # as DLIO has it in its files: epochs: 5.0
     if hint is float and not isinstance(value, bool):
         if isinstance(value, int | float):
             number = float(value)

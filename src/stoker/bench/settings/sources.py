@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from stoker.bench.settings.dlio import from_dlio, is_dlio
+from stoker.bench.settings.dlio import Notes, dlio_settings, from_dlio, is_dlio
+from stoker.bench.settings.dlio_keys import KEYS
 from stoker.bench.settings.schema import Node, at_path, build, flat, merge
 from stoker.bench.settings.workload import Workload, as_plain
 from stoker.bench.settings.yaml import commented, parse_scalar, parse_yaml, read_yaml
@@ -33,13 +34,13 @@ class Resolved:
         workload: the settings.
         source: the file or the shipped workload's name.
         origins: dotted path of each setting that was given to where that was.
-        notes: what of a file could not be taken over, or means something else here, in sentences.
+        notes: on keys of DLIO's: what changes the result, and what is ignored.
     """
 
     workload: Workload
     source: str
     origins: Mapping[str, str]
-    notes: tuple[str, ...]
+    notes: Notes
 
 
 def shipped() -> dict[str, str]:
@@ -70,7 +71,8 @@ def read_workload(
 
     Args:
         source: a YAML file, of stoker's or of DLIO's keys; the name of a shipped workload; ``None`` for the defaults.
-        arguments: ``section.key=value``; for DLIO's files also ``++workload.section.key=value``, in DLIO's keys.
+        arguments: ``section.key=value``, where a key may be DLIO's, such as ``dataset.num_files_train=8``; and
+            ``++workload.section.key=value``, which always is one of DLIO's. Of the two, the former hold.
         environ: default, ``os.environ``.
         dotenv: a file of ``NAME=VALUE`` lines, read if it is there; ``None`` for none.
 
@@ -79,12 +81,14 @@ def read_workload(
     """
     shown = "the defaults" if source is None else os.fspath(source)
     tree = _file(source)
-    notes: tuple[str, ...] = ()
+    notes = Notes()
     native, hydra = _arguments(arguments)
     if is_dlio(tree):
         tree, notes = from_dlio(merge(tree, _nested(hydra)) if hydra else tree)
     elif hydra:
-        raise ConfigError(f"{hydra[0][1].where}: ++workload.… are keys of DLIO's, and {shown} is no file of DLIO's")
+        before = build(Workload, tree).stages
+        more, notes = dlio_settings(_nested(hydra), before)
+        tree = merge(tree, more)
     below = merge(
         _nested(_dotenv(dotenv)), _nested(_variables(os.environ if environ is None else environ, "the variable"))
     )
@@ -127,11 +131,25 @@ def _arguments(arguments: Iterable[str]) -> tuple[list[tuple[str, Node]], list[t
         where = f"the argument {name if is_secret(stripped) else argument}"
         if stripped.startswith("workload."):
             hydra.append((stripped.removeprefix("workload."), parse_scalar(text, where)))
+        elif name == stripped and _is_dlio_key(name):
+            hydra.append((name, parse_scalar(text, where)))
         elif name != stripped:
             raise ConfigError(f"{where}: DLIO's overrides begin with ++workload.")
         else:
             native.append((stripped, parse_scalar(text, where)))
     return native, hydra
+
+
+def _is_dlio_key(name: str) -> bool:
+    """Whether a key is DLIO's and no setting of the same name."""
+    if name not in KEYS:
+        return False
+    section: Any = Workload()
+    for part in name.split("."):
+        if not is_dataclass(section) or part not in {one.name for one in fields(section)}:
+            return True
+        section = getattr(section, part)
+    return False
 
 
 def _variables(environ: Mapping[str, str], kind: str) -> list[tuple[str, Node]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from stoker.cli.arguments import integer, some_of
 from stoker.cli.bench import compare as bench_compare
 from stoker.cli.bench import report as bench_report
+from stoker.cli.bench import show as bench_show
 from stoker.cli.bench import size as bench_size
 from stoker.cli.bench.verdicts import exit_code, show_unsaved
 from stoker.cli.running import add_json, add_workload, arguments_of, on_interrupt, print_json
@@ -49,6 +50,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         choices=_RULES,
         help="the rules that decide, as metric.rules: of MLPerf Storage v3 (mlperf) or v2, closed or open division",
     )
+    bench_show.add_scale(one)
     add_json(one)
     two = kinds.add_parser("init", help="write a commented workload", description="Write a workload with all settings.")
     two.add_argument("file", metavar="FILE", nargs="?", help="where to; default: stdout")
@@ -57,7 +59,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "list", help="list workloads and loaders", description="List shipped workloads, and loaders."
     )
     add_json(three)
-    for more in (bench_compare, bench_report, bench_size):
+    for more in (bench_compare, bench_report, bench_show, bench_size):
         more.add(kinds)
     kinds.metavar = f"{{{','.join(kinds.choices)}}}"
 
@@ -70,14 +72,15 @@ def run(chosen: argparse.Namespace) -> int | None:
         "list": _list,
         "compare": bench_compare.run,
         "report": bench_report.run,
+        "show": bench_show.run,
         "size": bench_size.run,
     }
+    chosen.settings = [*getattr(chosen, "settings", ()), *getattr(chosen, "params", ())]
     return kinds[chosen.kind](chosen)
 
 
 def _run(chosen: argparse.Namespace) -> int | None:
     from stoker.bench.run import run_benchmark
-    from stoker.bench.settings.sources import read_workload
 
     if chosen.rules is not None:
         chosen.settings = [*chosen.settings, f"metric.rules={chosen.rules}"]
@@ -86,10 +89,9 @@ def _run(chosen: argparse.Namespace) -> int | None:
 
         return run_loaders(chosen)
     settings = [*chosen.settings, *(f"reader.loader={name}" for name in chosen.loader)]
-    resolved = read_workload(chosen.workload, settings)
+    resolved = bench_show.read_scaled(chosen, settings, chosen.accelerators or 1)
     if not chosen.json:
-        for note in resolved.notes:
-            sys.stderr.write(f"note: {note}\n")
+        bench_show.show_notes(resolved.notes)
     with on_interrupt(f"what was measured until then is in {chosen.results}, marked as invalid"):
         here = {"command": sys.argv, "unsaved": partial(show_unsaved, chosen)}
         result = run_benchmark(resolved, **arguments_of(run_benchmark, chosen) | here)

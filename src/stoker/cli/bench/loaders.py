@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stoker.cli.bench.show import read_scaled, show_notes
 from stoker.cli.bench.verdicts import exit_code, show_unsaved
 from stoker.cli.render.numbers import percent_text
 from stoker.cli.running import arguments_of, on_interrupt, print_json
@@ -30,7 +31,6 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
     """
     from stoker.bench.loaders import get_loader
     from stoker.bench.run import run_benchmark
-    from stoker.bench.settings.sources import read_workload
     from stoker.storage import join_url
 
     names: list[str] = chosen.loader
@@ -41,18 +41,18 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
     found: dict[str, dict[str, Any]] = {}
     for number, (name, loader) in enumerate(loaders.items()):
         settings = [*chosen.settings, f"reader.loader={name}"]
-        resolved = read_workload(chosen.workload, settings)
+        resolved = read_scaled(chosen, settings, chosen.accelerators or 1)
         url = chosen.url or resolved.workload.storage.url
         formats = getattr(loader, "formats", ())
         if formats and resolved.workload.dataset.format not in formats:
             if url is None:
                 raise ConfigError("where is the data? Give a URL or directory (--data), or storage.url")
-            resolved = read_workload(chosen.workload, [*settings, f"dataset.format={formats[0]}"])
+            resolved = read_scaled(chosen, [*settings, f"dataset.format={formats[0]}"], chosen.accelerators or 1)
             url = join_url(url, formats[0])
         if not chosen.json:
             sys.stderr.write(f"{name}: {resolved.workload.dataset.format} at {url}\n")
             if not number:
-                sys.stderr.writelines(f"note: {note}\n" for note in resolved.notes)
+                show_notes(resolved.notes)
         with on_interrupt(f"what was measured until then is in {folder}"):
             here = {"results": folder / name.replace(":", "."), "url": url, "command": sys.argv}
             here["unsaved"] = partial(show_unsaved, chosen)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.arguments import byte_size, integer
+from stoker.cli.bench.show import show_notes
 from stoker.cli.running import ExitCode, add_json, add_workload, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table, pairs
 from stoker.errors import ConfigError
@@ -77,8 +78,7 @@ def run(chosen: argparse.Namespace) -> int | None:
     from stoker.bench.size.size import find_size
 
     if not chosen.json:
-        for note in resolved.notes:
-            sys.stderr.write(f"note: {note}\n")
+        show_notes(resolved.notes)
     with on_interrupt(f"the results of runs until then are in {chosen.results}"):
         found = find_size(
             resolved,

@@ -1,0 +1,102 @@
+"""The extent of a run, by its settings alone: files, bytes, steps, and the time that accelerators compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker.bench.settings.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class RunExtent:
+    """The extent of a run.
+
+    Attributes:
+        files, samples, bytes: of the data set, with the files of evaluation; ``bytes`` by the nominal size of a sample.
+        steps: of each accelerator in an epoch.
+        read_bytes: that all accelerators read in all epochs, by the nominal size of what they use of a sample.
+        seconds: that an accelerator computes in all epochs: the run takes at least as long.
+    """
+
+    files: int
+    samples: int
+    bytes: int
+    steps: int
+    read_bytes: int
+    seconds: float
+
+
+def extent(workload: Workload, accelerators: int) -> RunExtent:
+    """Compute the extent of a run on so many accelerators.
+
+    Example:
+        >>> from stoker.bench.settings.sources import read_workload
+        >>> found = extent(read_workload("unet3d-h100", environ={}, dotenv=None).workload, 4)
+        >>> found.files, found.steps, round(found.seconds, 2)
+        (168, 6, 9.69)
+    """
+    dataset, train = workload.dataset, workload.train
+    files = dataset.files + dataset.files_eval
+    samples = files * dataset.samples_per_file
+    steps = 0
+    if "train" in workload.stages:
+        steps = workload.steps_of(dataset.files * dataset.samples_per_file, accelerators)
+        steps = steps if train.steps is None else min(steps, train.steps)
+    rounds = train.epochs * train.repeats
+    batches = steps * rounds * accelerators
+    return RunExtent(
+        files,
+        samples,
+        samples * dataset.sample_bytes,
+        steps,
+        batches * workload.reader.batch_size * dataset.used_bytes,
+        steps * rounds * workload.compute.seconds.expected,
+    )
+
+
+_STEPS: Final = 4
+"""Steps of an epoch of a scaled run at least, where the workload has as many: one to warm up, and some that count."""
+SMOKE_BYTES: Final = 1 << 30
+"""Bytes of the data set of a smoke test at most, unless its least steps need more."""
+SMOKE_SECONDS: Final = 60
+"""Seconds that accelerators compute in a smoke test at most, unless its least steps take longer."""
+
+
+def scaled(workload: Workload, part: float, accelerators: int, *, smoke: bool = False) -> dict[str, Any]:
+    """Settings of a small run of a workload: fewer files, epochs and checkpoints, and a smaller model in these.
+
+    Samples, batches, and the time of a step stay.
+
+    Args:
+        workload: the whole.
+        part: of its files, above 0 and up to 1.
+        accelerators: of the run.
+        smoke: keep below :data:`SMOKE_BYTES` and :data:`SMOKE_SECONDS`, too.
+
+    Returns:
+        Dotted paths of settings, and their values.
+    """
+    dataset, model, train = workload.dataset, workload.model, workload.train
+    least = -(-_STEPS * workload.reader.batch_size * accelerators // dataset.samples_per_file)
+    files = round(dataset.files * part)
+    if smoke:
+        files = min(files, SMOKE_BYTES // (dataset.samples_per_file * dataset.sample_bytes))
+    files = min(dataset.files, max(least, files))
+    made: dict[str, Any] = {"metric.smoke": True, "dataset.files": files, "train.epochs": 1, "train.repeats": 1}
+    steps = workload.steps_of(files * dataset.samples_per_file, accelerators)
+    if train.steps is not None:
+        steps = min(steps, max(_STEPS, round(train.steps * part)))
+        made["train.steps"] = max(1, steps)
+    each = workload.compute.seconds.expected
+    if smoke and steps > _STEPS and steps * each > SMOKE_SECONDS:
+        made["train.steps"] = max(_STEPS, int(SMOKE_SECONDS / each))
+    if dataset.files_eval:
+        made["dataset.files_eval"] = max(1, round(dataset.files_eval * part))
+    if "checkpoint" in workload.stages:
+        checkpoint = workload.checkpoint
+        made |= {"checkpoint.writes": min(1, checkpoint.writes), "checkpoint.reads": min(1, checkpoint.reads)}
+        made |= {"checkpoint.after_epoch": 1, "model.size_bytes": round(model.size_bytes * part)}
+        made["model.layers"] = min(model.layers, max(model.pipeline, round(model.layers * part)))
+        made["model.vocab_size"] = max(1, round(model.vocab_size * part))
+    return made

@@ -1,0 +1,142 @@
+"""``stoker bench show``: a workload as it would be run, before anything is written."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.arguments import integer, number
+from stoker.cli.running import add_json, add_workload, print_json
+from stoker.cli.terminal import make_console, make_table, pairs
+
+if TYPE_CHECKING:
+    from stoker.bench.settings.dlio import Notes
+    from stoker.bench.settings.extent import RunExtent
+    from stoker.bench.settings.sources import Resolved
+
+
+def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define the command's arguments."""
+    parser = kinds.add_parser(
+        "show",
+        help="show the settings of a workload, where each came from, and how large the run is",
+        description="Show the settings of a workload, where each came from, files, bytes, steps, and the least time. Nothing "
+        "is written, and no storage is asked.",
+    )
+    add_workload(parser)
+    parser.add_argument("--accelerators", metavar="N", type=integer(1), default=1, help="default: 1")
+    parser.add_argument("--all", action="store_true", help="settings that nobody gave, too")
+    add_scale(parser)
+    add_json(parser)
+
+
+def add_scale(parser: argparse.ArgumentParser) -> None:
+    """Define ``--smoke`` and ``--scale``, which :func:`read_scaled` heeds."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--smoke",
+        action="store_true",
+        help="a small run that is called a smoke test: 1%% of the files, one epoch, about 1 GB and a minute at most",
+    )
+    group.add_argument("--scale", metavar="PERCENT", type=_part, help="the same, with so many percent of the files")
+
+
+def _part(text: str) -> float:
+    return (
+        number(text.strip().removesuffix("%"), "a percentage above 0, up to 100", lambda value: 0 < value <= 100) / 100
+    )
+
+
+def read_scaled(chosen: argparse.Namespace, settings: list[str], accelerators: int) -> Resolved:
+    """The workload that was named, scaled where that was asked for; settings of the user's own hold over the scale."""
+    from stoker.bench.settings.extent import scaled
+    from stoker.bench.settings.sources import read_workload
+
+    found = read_workload(chosen.workload, settings)
+    if not chosen.smoke and chosen.scale is None:
+        return found
+    part = 0.01 if chosen.scale is None else chosen.scale
+    small = scaled(found.workload, part, accelerators, smoke=chosen.smoke)
+    return read_workload(chosen.workload, [*(f"{name}={value}" for name, value in small.items()), *settings])
+
+
+def show_notes(notes: Notes) -> None:
+    """Print what is to be said about keys of DLIO's, in two groups, on stderr."""
+    for title, group in (("changes the result", notes.changes), ("ignored", notes.ignored)):
+        if group:
+            sys.stderr.write(f"{title}:\n")
+            sys.stderr.writelines(f"  {note}\n" for note in group)
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Do what was asked."""
+    from stoker.bench.settings.extent import extent
+
+    found = read_scaled(chosen, chosen.settings, chosen.accelerators)
+    size = extent(found.workload, chosen.accelerators)
+    free = _free(chosen.url or found.workload.storage.url)
+    settings = _settings(found)
+    if not chosen.all:
+        settings = {name: one for name, one in settings.items() if one["origin"] is not None}
+    if chosen.json:
+        notes = found.notes._asdict()
+        print_json({"extent": asdict(size), "free_bytes": free, "settings": settings, "notes": notes})
+        return
+    show_notes(found.notes)
+    console = make_console()
+    console.print(_extent(found, size, chosen.accelerators, free))
+    table = make_table(("setting", "value", "from"), left=("setting", "value", "from"), fold=True)
+    for name, one in settings.items():
+        table.add_row(name, _short(one["value"]), one["origin"] or "default")
+    console.print(table)
+
+
+def _settings(found: Resolved) -> dict[str, dict[str, Any]]:
+    """Each setting by its path: its value, and where it came from; ``None`` for a default."""
+    from stoker.bench.settings.workload import as_plain
+
+    made: dict[str, dict[str, Any]] = {}
+    for section, values in as_plain(found.workload).items():
+        for name, value in values.items() if isinstance(values, dict) else ((None, values),):
+            path = section if name is None else f"{section}.{name}"
+            below = (one for given, one in found.origins.items() if given == path or given.startswith(f"{path}."))
+            hidden = name == "options" and bool(value)
+            made[path] = {"value": "(not shown)" if hidden else value, "origin": next(below, None)}
+    return made
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:180]} ... ({len(value)} in all)"
+
+
+def _free(url: str | None) -> int | None:
+    """Free bytes where a directory is, or would be made."""
+    from stoker.storage import is_local
+
+    folder = None if url is None else is_local(url)
+    if folder is None:
+        return None
+    return shutil.disk_usage(next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())).free
+
+
+def _extent(found: Resolved, size: RunExtent, accelerators: int, free: int | None) -> Any:
+    from stoker.cli.render.numbers import count_text, decimal_bytes_text, seconds_text
+
+    workload = found.workload
+    rows = [("stages", ", ".join(workload.stages)), ("accelerators", str(accelerators))]
+    if not {"generate", "train"}.isdisjoint(workload.stages):
+        sample = decimal_bytes_text(workload.dataset.sample_bytes)
+        rows.append(("data set", f"{count_text(size.files)} files, {count_text(size.samples)} samples of {sample}"))
+        rows.append(("", f"{decimal_bytes_text(size.bytes)} where nothing is compressed"))
+    if "train" in workload.stages:
+        epochs = workload.train.epochs * workload.train.repeats
+        rows.append(("training", f"{count_text(size.steps)} steps an epoch, {epochs} epochs"))
+        rows.append(("", f"{decimal_bytes_text(size.read_bytes)} are read by all accelerators"))
+        rows.append(("least time", f"{seconds_text(size.seconds)} of computing, if no accelerator ever waits"))
+    if free is not None:
+        rows.append(("free space", decimal_bytes_text(free)))
+    return pairs(f"{workload.name} ({found.source})", rows)
