@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from itertools import repeat
@@ -138,6 +139,32 @@ class Stalls(Killed):
 
     def open(self, job: LoaderJob) -> _Open:
         return _Stalling(job, "")
+
+
+class _Hanging(_Open):
+    def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        for k, batch in enumerate(super().epoch(number)):
+            if (number, k, self.job.world.rank) == (1, 3, int(self.fails)):
+                self.read()
+            yield batch
+
+    def read(self) -> None:
+        subprocess.run(["sleep", "3600"], check=True)  # which must not outlive the run
+
+
+class Hangs(Killed):
+    """Rank 1 never gets batch 3 of epoch 1, for which it waits for a process of its own."""
+
+    name, hanging = "hangs", "1"
+
+    def open(self, job: LoaderJob) -> OpenLoader:
+        return _Hanging(job, self.hanging)
+
+
+class Hangs0(Hangs):
+    """Rank 0 does."""
+
+    name, hanging = "hangs0", "0"
 
 
 class OneProcessor(Killed):

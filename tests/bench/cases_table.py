@@ -346,6 +346,21 @@ CASES: Final = (
         _when_epochs(2, _kill_rank),
     ),
     Case(
+        "hanging rank",
+        lambda _: [
+            *("reader.loader=bench_loaders:Hangs", "--data=/nothing", "--accelerators=2", "train.epochs=2"),
+            *("train.barrier=true", "train.step_timeout=4", "compute.seconds=0.01"),
+        ],
+        *("invalid", 1, "epochs until then"),
+        r"rank 1 \(.*hangs: no progress for .* in epoch 1 of train, step 3, waiting for a batch: .*called by _Hanging.read",
+    ),
+    Case(
+        "stopped rank, others in the barrier",
+        lambda _: [*_LONG, "train.barrier=true", "train.step_timeout=4"],
+        *("invalid", 1, "epochs until then", r"rank 1 \(.* hangs: it gave no sign for 4 s. It is stopped"),
+        _when_epochs(2, lambda _, folder: os.kill(pid_of(folder, 1), signal.SIGSTOP)),
+    ),
+    Case(
         "rank killed while it starts",
         lambda _: list(_LONG),
         *("invalid", 1, "results without epochs", "rank 1 was killed by SIGKILL"),

@@ -34,6 +34,8 @@ from stoker.storage.file_errors import file_errors
 
 _LEAVING_SECONDS: Final = 5.0
 """For which ranks that have ended may still say what they have."""
+_HANGING_SECONDS: Final = 30.0
+"""For which ranks may take to end where the one that they meet at hangs."""
 
 
 def run_benchmark(
@@ -177,7 +179,7 @@ def _run_started(plan: RunPlan, folder: Path, ranks: int, launch: Launch, unsave
     _make(folder)
     launch.prepare()
     token = secrets.token_hex(16)
-    server = Server(ranks, token, plan.digest, launch.host)
+    server = Server(ranks, token, plan.digest, launch.host, silence=plan.workload.train.step_timeout)
     failure: str | None = None
     began = time.time()
     try:
@@ -237,9 +239,28 @@ def _reason(error: BaseException) -> str:
 def _run_launched(plan: RunPlan, folder: Path, world: World, unsaved: Unsaved) -> dict[str, Any]:
     _make(folder)
     began = time.time()
-    link, server = meet(world, folder, plan.digest)
+    link, server = meet(world, folder, plan.digest, silence=plan.workload.train.step_timeout)
     failure: str | None = None
     agreed = False
+
+    def finish(why: str | None, leaving: float = _LEAVING_SECONDS) -> dict[str, Any]:
+        """Write the results where this is rank 0, once the others have left."""
+        if plan.scratch and world.rank % world.local_world_size == 0:
+            shutil.rmtree(plan.scratch, ignore_errors=True)
+        if server is None:
+            return {}
+        # Ranks leave after the last gathering; the one that they meet at must not be gone before.
+        server.await_leaving(leaving, but=(world.rank,))
+        server.close()
+        forget_meeting(folder)
+        if not agreed:
+            return {}
+        why = why or server.failure
+        ranks, launcher = world.world_size, world.source
+        made = collect(plan, folder, ranks, failure=why, began=began, launcher=launcher, told=server.records)
+        _write(made, folder, unsaved)
+        return made
+
     try:
         told = _agree(plan, folder, world, link)
         agreed = True
@@ -248,7 +269,7 @@ def _run_launched(plan: RunPlan, folder: Path, world: World, unsaved: Unsaved) -
         scratch = os.path.join(tempfile.gettempdir(), f"stoker-bench-{told[first]['run']}")
         os.makedirs(scratch, mode=0o700, exist_ok=True)
         plan = replace(plan, run=told[0]["run"], scratch=scratch)
-        records = run_member(plan, world, link)
+        records = run_member(plan, world, link, on_hang=lambda said: finish(said, _HANGING_SECONDS))
         if world.rank == 0:
             for record in records:
                 save_record(record, folder)
@@ -256,28 +277,10 @@ def _run_launched(plan: RunPlan, folder: Path, world: World, unsaved: Unsaved) -
         failure = _reason(error)
         raise
     finally:
-        if plan.scratch and world.rank % world.local_world_size == 0:
-            shutil.rmtree(plan.scratch, ignore_errors=True)
-        if server is not None:
-            # Ranks leave after the last gathering; the one that they meet at must not be gone before.
-            server.await_leaving(_LEAVING_SECONDS, but=(world.rank,))
-            server.close()
-            forget_meeting(folder)
-        if server is not None and agreed:
-            failure = failure or server.failure
-            made = collect(
-                plan,
-                folder,
-                world.world_size,
-                failure=failure,
-                began=began,
-                launcher=world.source,
-                told=server.records,
-            )
-            _write(made, folder, unsaved)
-        elif agreed and failure is not None and link.lost:
+        made = finish(failure)
+        if server is None and agreed and failure is not None and link.lost:
             finish_without(plan, world.world_size, failure=failure, began=began, launcher=world.source)
-    return made if server is not None else {}
+    return made
 
 
 def _agree(plan: RunPlan, folder: Path, world: World, link: Link) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from stoker.bench.measure.metrics import block_metrics, epoch_metrics, stall_per
 from stoker.bench.measure.steps import Steps, run_steps
 from stoker.bench.ranks.control_client import Link
 from stoker.bench.ranks.plan import RunPlan
+from stoker.bench.ranks.step_watch import StepWatch
 from stoker.bench.results.record import save_steps
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
@@ -48,6 +49,7 @@ class Training:
         record: this rank's, where what was measured is added, epoch by epoch.
         save: writes the record down.
         saver: of the checkpoints in training, if there are any.
+        watch: looks on.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Training:
         record: dict[str, Any],
         save: Callable[[], None],
         saver: Saver | None,
+        watch: StepWatch,
     ) -> None:
         self.plan, self.world, self.link, self.record, self.save, self.saver = plan, world, link, record, save, saver
+        self.watch = watch
         self.results = Path(plan.results)
         self.first_here = world.rank % world.local_world_size == 0
         self.listings: dict[Split, SplitListing] = {}
@@ -83,7 +87,7 @@ class Training:
         # What a loader imports, some of it many megabytes, is read from a disk, too: it is no part of an epoch.
         for module, _ in getattr(get_loader(workload.reader.loader), "packages", ()):
             importlib.import_module(module)
-        with contextlib.ExitStack() as stack:
+        with self.watch.work("opening and closing the data"), contextlib.ExitStack() as stack:
             runs: dict[Split, _Run] = {}
             for epoch in range(workload.train.epochs):
                 self._epoch(runs, stack, "train", repeat, epoch)
@@ -140,16 +144,19 @@ class Training:
         if train and self.saver is not None:
             saving = InEpoch(self.saver, workload.checkpoint, repeat, epoch)
         try:
-            first = run_steps(
-                loader.epoch(epoch),
-                compute,
-                steps,
-                limit=workload.train.steps if train else None,
-                barrier=self._step_barrier if workload.train.barrier and train and self.world.world_size > 1 else None,
-                check=self.link.check,
-                block_steps=None if saving is None else workload.checkpoint.every_steps,
-                at_block_end=None if saving is None else saving.at_step,
-            )
+            with self.watch.steps(f"epoch {epoch} of {split}", lambda: steps.count, compute):
+                first = run_steps(
+                    loader.epoch(epoch),
+                    compute,
+                    steps,
+                    limit=workload.train.steps if train else None,
+                    barrier=self._step_barrier
+                    if workload.train.barrier and train and self.world.world_size > 1
+                    else None,
+                    check=self.link.check,
+                    block_steps=None if saving is None else workload.checkpoint.every_steps,
+                    at_block_end=None if saving is None else self._unwatched(saving.at_step),
+                )
         finally:
             entry["ended_at"] = time.time()
             entry |= self._measured(steps, workload)
@@ -173,12 +180,21 @@ class Training:
         # A rank that has no more batches waits here for those that have.
         self.link.barrier("epoch ended")
         if saving is not None:
-            saving.at_end(steps.count)
+            self._unwatched(saving.at_end)(steps.count)
             entry["checkpoint_seconds"] = saving.seconds
             entry["with_checkpoints"] = saving.parts(entry["blocks"])
             self.save()
         if self.first_here and self.plan.scratch:
             shutil.rmtree(f"{self.plan.scratch}/{split}-{epoch}", ignore_errors=True)
+
+    def _unwatched(self, save: Callable[[int], object]) -> Callable[[int], None]:
+        """Saving a checkpoint, which takes as long as it takes."""
+
+        def unwatched(step: int) -> None:
+            with self.watch.pause():
+                save(step)
+
+        return unwatched
 
     def _step_barrier(self) -> None:
         self.link.gather("step")
@@ -220,6 +236,11 @@ class Training:
     # -- calibration -----------------------------------------------------------------------------------------------
 
     def calibrate(self) -> None:
+        """See :meth:`_calibrate`."""
+        with self.watch.work("the calibration"):
+            self._calibrate()
+
+    def _calibrate(self) -> None:
         """The same loader and steps over a copy of some files in memory: what endless storage would give."""
         workload = self.plan.workload
         copied = copy_files(self.plan, self.world) if self.first_here else None
@@ -242,14 +263,15 @@ class Training:
             try:
                 compute.begin(0)
                 self.link.barrier("calibration")
-                run_steps(
-                    loader.epoch(0),
-                    compute,
-                    steps,
-                    limit=small.train.steps,
-                    barrier=self._step_barrier if small.train.barrier and self.world.world_size > 1 else None,
-                    check=self.link.check,
-                )
+                with self.watch.steps("the calibration", lambda: steps.count, compute):
+                    run_steps(
+                        loader.epoch(0),
+                        compute,
+                        steps,
+                        limit=small.train.steps,
+                        barrier=self._step_barrier if small.train.barrier and self.world.world_size > 1 else None,
+                        check=self.link.check,
+                    )
             finally:
                 loader.close()
             self.record["calibration"] = {"files": copied["files"], "bytes": copied["bytes"]} | self._measured(

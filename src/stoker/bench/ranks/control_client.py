@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stoker.bench.ranks.messages import MOST_LINE, Channel, tune
+from stoker.bench.ranks.silence import Silence, poll_seconds
+from stoker.bench.ranks.termination import end_process
 from stoker.errors import StokerError
 
 _GRACE: Final = 30.0
@@ -33,6 +35,10 @@ class Link:
         join_seconds: for which the server may be missing.
         fatal: whether this process ends itself where it does not react to another rank's failure.
         grace: seconds that it gives itself.
+        silence: seconds without a sign of the server after which it is gone; 0 for ever. This rank gives signs, too.
+
+    Attributes:
+        waiting: whether this rank waits for others.
 
     Raises:
         RankFailedError: nobody answers, or the run has failed already.
@@ -47,6 +53,7 @@ class Link:
         join_seconds: float = 300.0,
         fatal: bool = False,
         grace: float = _GRACE,
+        silence: float = 0.0,
     ) -> None:
         self.rank = rank
         self._condition = threading.Condition()
@@ -54,7 +61,8 @@ class Link:
         self._turns: dict[str, int] = {}
         self._failure: str | None = None
         self._seen = threading.Event()
-        self._done = self._lost = False
+        self._done = self._lost = self.waiting = False
+        self._silence = Silence(silence)
         self._fatal, self._grace = fatal, grace
         self._connection, token = self._connect(address, join_seconds)
         self._channel = Channel(self._connection)
@@ -62,6 +70,19 @@ class Link:
         self._write({"rank": rank, "token": token, "digest": digest, "place": process})
         self._listener = threading.Thread(target=self._listen, daemon=True, name="stoker-bench-link")
         self._listener.start()
+        if silence > 0:
+            self._silence.heard("server")
+            threading.Thread(target=self._beat, daemon=True, name="stoker-bench-beat").start()
+
+    def _beat(self) -> None:
+        poll = poll_seconds(self._silence.limit)
+        while not self._seen.wait(poll) and self._failure is None:
+            if self._silence.look() is not None:
+                self._lost = True
+                silent = f"{self._silence.limit:g} s"
+                self._fail(f"the process that the ranks meet at gave no sign for {silent}: it is stopped, or hangs")
+                return
+            self._write({"op": "beat"})
 
     def _connect(self, address: Callable[[], tuple[str, int, str] | None], seconds: float) -> tuple[socket.socket, str]:
         deadline, last = time.monotonic() + seconds, "its address is not known"
@@ -92,6 +113,9 @@ class Link:
         with contextlib.suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
             while line := lines.readline(MOST_LINE):
                 message = json.loads(line)
+                self._silence.heard("server")
+                if "beat" in message:
+                    continue
                 if "failed" in message:
                     said, told = str(message["failed"]), True
                     break
@@ -101,6 +125,10 @@ class Link:
         if self._done:
             return
         self._lost = not told
+        self._fail(said)
+
+    def _fail(self, said: str) -> None:
+        """Wake those that wait, and end this process where it does not react."""
         with self._condition:
             self._failure = self._failure or said
             self._condition.notify_all()
@@ -109,7 +137,7 @@ class Link:
                 f"rank {self.rank}: {self._failure}; this rank was busy for {self._grace:g} s more, and is ended\n"
             )
             sys.stderr.flush()
-            os._exit(1)
+            end_process()
 
     @property
     def lost(self) -> bool:
@@ -139,8 +167,12 @@ class Link:
         full = f"{name}#{turn}"
         self._write({"op": "gather", "name": full, "value": value})
         with self._condition:
-            while full not in self._answers and self._failure is None:
-                self._condition.wait()
+            self.waiting = True
+            try:
+                while full not in self._answers and self._failure is None:
+                    self._condition.wait()
+            finally:
+                self.waiting = False
             if full in self._answers:
                 return self._answers.pop(full)
         self.check()

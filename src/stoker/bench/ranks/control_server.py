@@ -15,6 +15,7 @@ from collections.abc import Collection
 from typing import Any
 
 from stoker.bench.ranks.messages import MOST_LINE, Channel, tune
+from stoker.bench.ranks.silence import Silence, poll_seconds
 
 
 class Server:
@@ -27,6 +28,7 @@ class Server:
         host: address to listen on.
         port: 0 for any.
         join_seconds: for which ranks may be missing.
+        silence: seconds without a sign after which a rank, which gives signs all the time, hangs; 0 for ever.
 
     Attributes:
         failure: what went wrong first; ``None`` so far.
@@ -41,6 +43,7 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         join_seconds: float = 300.0,
+        silence: float = 0.0,
     ) -> None:
         self._size, self._token, self._digest = world_size, token, digest
         self._lock = threading.Lock()
@@ -59,6 +62,21 @@ class Server:
         self._late = threading.Timer(join_seconds, self._missing, [join_seconds])
         self._late.daemon = True
         self._late.start()
+        self._silence = Silence(silence)
+        self._ending = threading.Event()
+        if silence > 0:
+            threading.Thread(target=self._look, daemon=True, name="stoker-bench-signs").start()
+
+    def _look(self) -> None:
+        """Name the ranks whose processes are stopped, or hang in code that lets no other thread run."""
+        while not self._ending.wait(poll_seconds(self._silence.limit)):
+            rank = self._silence.look()
+            if isinstance(rank, int):
+                self._silence.left(rank)
+                self.fail(
+                    f"rank {rank} ({self._processes[rank]}) hangs: it gave no sign for {self._silence.limit:g} s. It is "
+                    "stopped, or stuck in code that lets no other thread run. train.step_timeout sets the time"
+                )
 
     def _accept(self) -> None:
         while True:
@@ -92,6 +110,7 @@ class Server:
         with self._lock:
             self._ranks.pop(rank, None)
             self._left.notify_all()
+        self._silence.left(rank)
         if rank not in self._gone and not self._closed:
             self.fail(f"rank {rank} ({self._processes[rank]}) ended without a word: killed, or out of memory?")
 
@@ -111,6 +130,7 @@ class Server:
             if not said:
                 self._processes[rank] = str(message.get("place"))
                 self._ranks[rank] = connection
+                self._silence.heard(rank)
         if said:
             connection.send({"failed": said})
             self.fail(said)
@@ -119,6 +139,11 @@ class Server:
 
     def _take(self, rank: int, message: dict[str, Any]) -> bool:
         """Handle a message; whether it was the last."""
+        self._silence.heard(rank)
+        if message.get("op") == "beat":
+            with contextlib.suppress(OSError, KeyError):
+                self._ranks[rank].send({"beat": True})
+            return False
         if message.get("op") == "bye":
             with self._lock:
                 self._gone.add(rank)
@@ -179,6 +204,7 @@ class Server:
     def close(self) -> None:
         """Stop listening."""
         self._closed = True
+        self._ending.set()
         self._late.cancel()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

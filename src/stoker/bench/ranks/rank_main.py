@@ -7,8 +7,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stoker.bench.checkpoint.saver import Saver
 from stoker.bench.kv_cache.stage import KvCacheStage
@@ -19,12 +20,15 @@ from stoker.bench.measure.training import Training
 from stoker.bench.ranks.abort import finish_without
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.plan import RunPlan, load_plan
-from stoker.bench.ranks.termination import sigterm_interrupts
+from stoker.bench.ranks.step_watch import StepWatch
+from stoker.bench.ranks.termination import end_process, sigterm_interrupts
 from stoker.bench.ranks.world import processors, read_threads
 from stoker.bench.results.record import save_record
 from stoker.cluster import World
 from stoker.display import error_text
 from stoker.errors import StokerError, StorageError
+
+_DRAWN: Final = 10
 
 
 class Member:
@@ -34,10 +38,11 @@ class Member:
         plan: the run.
         world: this rank, and how many there are.
         link: to the other ranks.
+        on_hang: called before this process ends itself because it hangs.
     """
 
-    def __init__(self, plan: RunPlan, world: World, link: Link) -> None:
-        self.plan, self.world, self.link = plan, world, link
+    def __init__(self, plan: RunPlan, world: World, link: Link, on_hang: Callable[[str], object] | None = None) -> None:
+        self.plan, self.world, self.link, self.on_hang = plan, world, link, on_hang
         self.record: dict[str, Any] = {
             "rank": world.rank,
             "host": socket.gethostname(),
@@ -77,12 +82,16 @@ class Member:
         if "checkpoint" in workload.stages:
             saver = Saver(self.plan, self.world, self.link, self.record, self.save)
         if "train" in workload.stages:
-            training = Training(self.plan, self.world, self.link, self.record, self.save, saver)
-            training.list_files()
-            if workload.metric.calibrate:
-                training.calibrate()
-            for repeat in range(workload.train.repeats):
-                training.train(repeat)
+            expected = max(workload.compute.seconds.expected, workload.evaluation.seconds.expected)
+            # A drawn time may be a multiple of the mean.
+            limit = workload.train.step_timeout and workload.train.step_timeout + _DRAWN * expected
+            with StepWatch(self.link, limit, self.hangs) as watch:
+                training = Training(self.plan, self.world, self.link, self.record, self.save, saver, watch)
+                training.list_files()
+                if workload.metric.calibrate:
+                    training.calibrate()
+                for repeat in range(workload.train.repeats):
+                    training.train(repeat)
         if saver is not None:
             saver.stage()
         if "kv_cache" in workload.stages:
@@ -90,13 +99,41 @@ class Member:
         self.record["complete"] = True
         self.save()
 
+    def leave(self, said: str, *, told: bool = False) -> None:
+        """Keep what is known of this rank, which ends early, and tell all others why unless they told it."""
+        self.record["error"] = said
+        with contextlib.suppress(StorageError):
+            self.save()
+        self.link.leave(self.record)
+        if not told:
+            self.link.fail(said)
+
+    def hangs(self, said: str) -> None:
+        """End this process, whose main thread hangs."""
+        sys.stderr.write(f"rank {self.world.rank}: {said}\n")
+        sys.stderr.flush()
+        try:
+            self.leave(said)
+            if self.on_hang is not None:
+                self.on_hang(said)
+        finally:
+            end_process()
+
     def save(self) -> None:
         """Write what is known so far: it is kept whatever happens next."""
         save_record(self.record, Path(self.plan.results))
 
 
-def run_member(plan: RunPlan, world: World, link: Link) -> list[dict[str, Any]]:
+def run_member(
+    plan: RunPlan, world: World, link: Link, *, on_hang: Callable[[str], object] | None = None
+) -> list[dict[str, Any]]:
     """Run a rank; whatever goes wrong is told to all others and kept in its record.
+
+    Args:
+        plan: the run.
+        world: this rank, and how many there are.
+        link: to the other ranks.
+        on_hang: called where this rank hangs, before its process is ended.
 
     Returns:
         All ranks' records where a launcher has started them, which may be on hosts that share no directory; else nothing.
@@ -105,21 +142,14 @@ def run_member(plan: RunPlan, world: World, link: Link) -> list[dict[str, Any]]:
         StokerError: of this rank.
         RankFailedError: of another.
     """
-    member = Member(plan, world, link)
+    member = Member(plan, world, link, on_hang)
     try:
         member.run()
         records = link.gather("end", member.record if world.source != "local" else None)
         link.close()
         return [record for record in records if record is not None]
     except BaseException as error:
-        told = isinstance(error, RankFailedError)
-        said = error_text(error)
-        member.record["error"] = said
-        with contextlib.suppress(StorageError):
-            member.save()
-        link.leave(member.record)
-        if not told:
-            link.fail(said)
+        member.leave(error_text(error), told=isinstance(error, RankFailedError))
         raise
 
 
@@ -132,7 +162,9 @@ def main(arguments: list[str]) -> int:
     try:
         plan = load_plan(path)
         with sigterm_interrupts():
-            link = Link(lambda: ("127.0.0.1", port, token), rank, plan.digest, join_seconds=60, fatal=True)
+            silence = plan.workload.train.step_timeout
+            meeting = "127.0.0.1", port, token
+            link = Link(lambda: meeting, rank, plan.digest, join_seconds=60, fatal=True, silence=silence)
             run_member(plan, World(rank, size, size, "local"), link)
     except StokerError as error:
         sys.stderr.write(f"rank {rank}: {error}\n")

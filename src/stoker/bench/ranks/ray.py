@@ -215,7 +215,8 @@ def _rank(plan: RunPlan, world: World, meeting: tuple[str, int, str]) -> _Left:
             stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         try:
             os.makedirs(scratch, mode=0o700, exist_ok=True)
-            link = Link(lambda: meeting, world.rank, plan.digest, join_seconds=60, fatal=True)
+            silence = plan.workload.train.step_timeout
+            link = Link(lambda: meeting, world.rank, plan.digest, join_seconds=60, fatal=True, silence=silence)
             run_member(replace(plan, scratch=scratch, results=str(results)), world, link)
         except Exception as failure:  # noqa: BLE001 - all others have been told; what was measured is to come back
             error = error_text(failure)

@@ -58,10 +58,13 @@ def read_threads(threads: int | str, ranks_here: int) -> int:
     return max(1, min(_MOST_THREADS, processors() // max(1, ranks_here)))
 
 
-def meet(world: World, results: Path, digest: str, *, join_seconds: float = 300.0) -> tuple[Link, Server | None]:
+def meet(
+    world: World, results: Path, digest: str, *, join_seconds: float = 300.0, silence: float = 0.0
+) -> tuple[Link, Server | None]:
     """Connect the ranks that a launcher has started; rank 0 is also where they meet.
 
     Rank 0's address is in a file of the results directory, which all ranks then share, or in ``STOKER_BENCH_COORDINATOR``.
+    ``silence`` is as of :class:`~stoker.bench.ranks.control_client.Link`.
 
     Raises:
         RankFailedError: they do not come together.
@@ -78,7 +81,7 @@ def meet(world: World, results: Path, digest: str, *, join_seconds: float = 300.
         fixed = host.strip("[]"), int(port), digest
     if world.rank == 0:
         token = digest if fixed else secrets.token_hex(16)
-        server = Server(world.world_size, token, digest, "", fixed[1] if fixed else 0, join_seconds)
+        server = Server(world.world_size, token, digest, "", fixed[1] if fixed else 0, join_seconds, silence)
         if not fixed:
             results.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f".{_MEETING}.{os.getpid()}")
@@ -97,7 +100,7 @@ def meet(world: World, results: Path, digest: str, *, join_seconds: float = 300.
         except (OSError, ValueError, TypeError):
             return None
 
-    return Link(address, world.rank, digest, join_seconds=join_seconds, fatal=True), server
+    return Link(address, world.rank, digest, join_seconds=join_seconds, fatal=True, silence=silence), server
 
 
 def forget_meeting(results: Path) -> None:

@@ -106,6 +106,9 @@ class Train(Section):
     seed: int = setting(123, "of the order of samples and of the drawn computation times")
     reshuffle: bool = setting(True, "another order in each epoch")
     barrier: bool = setting(False, "all ranks wait for each other after each step, as if they reduced gradients")
+    step_timeout: float = setting(
+        600.0, "seconds without a step after which a rank hangs, and the run ends; 0: never", least=0
+    )
     repeats: int = setting(1, "run the whole training so often, for the spread", least=1)
 
 

@@ -1,0 +1,138 @@
+"""Ranks that hang are noticed, and named with the function; who waits for others, or stood still with its host, is not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from bench_faults import end_started, failed, start
+
+from stoker.bench.ranks.control_client import Link, RankFailedError
+from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.silence import Silence
+from stoker.bench.ranks.step_watch import StepWatch
+
+
+class Waits:
+    """A link that says whether it waits."""
+
+    waiting = False
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    yield tmp_path
+    end_started()
+
+
+def watched(link: Waits, block: Callable[[StepWatch], None], seconds: float = 0.5) -> list[str]:
+    """The words of a watch on a block."""
+    said: list[str] = []
+    with StepWatch(link, seconds, said.append) as watch:  # type: ignore[arg-type]
+        block(watch)
+    return said
+
+
+def test_a_function_that_does_not_return_is_named() -> None:
+    hung = threading.Event()
+
+    def never(watch: StepWatch) -> None:
+        with watch.steps("epoch 0", lambda: 7, object()):
+            deadline = time.monotonic() + 30
+            while not hung.is_set() and time.monotonic() < deadline:
+                hung.wait(0.05)
+
+    said: list[str] = []
+
+    def on_hang(one: str) -> None:
+        said.append(one)
+        hung.set()
+
+    with StepWatch(Waits(), 0.5, on_hang) as watch:  # type: ignore[arg-type]
+        never(watch)
+    (one,) = said
+    assert "in epoch 0, step 7, waiting for a batch" in one
+    assert "never (test_bench_watch.py:" in one
+
+
+def test_who_waits_for_others_makes_steps_or_saves_does_not_hang() -> None:
+    link = Waits()
+
+    def waits(watch: StepWatch) -> None:
+        with watch.steps("epoch 0", lambda: 0, None):
+            link.waiting = True
+            time.sleep(1.5)
+            link.waiting = False
+
+    def saves(watch: StepWatch) -> None:
+        with watch.steps("epoch 0", lambda: 0, None), watch.pause():
+            time.sleep(1.5)
+
+    def steps(watch: StepWatch) -> None:
+        with watch.steps("epoch 0", lambda: time.monotonic_ns(), None):
+            time.sleep(1.5)
+
+    def opens(watch: StepWatch) -> None:
+        with watch.work("opening"):
+            time.sleep(1.5)
+
+    for block in (waits, saves, steps, opens):
+        assert watched(link, block) == []
+
+
+def test_the_time_in_which_a_process_itself_stood_still_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("stoker.bench.ranks.silence.time", SimpleNamespace(monotonic=lambda: now[0]))
+    others = Silence(10)
+    others.heard(1)
+    now[0] += 3600  # stopped, and continued
+    assert others.look() is None
+    for _ in range(9):
+        now[0] += 1
+        found = others.look()
+    assert found == 1
+    others.heard(1)
+    assert others.look() is None
+
+
+def test_a_server_that_gives_no_sign_is_an_error() -> None:
+    """As where rank 0 is stopped: its kernel holds the connection."""
+    server = Server(1, "token", "digest")  # which answers
+    link = Link(lambda: ("127.0.0.1", server.port, "token"), 0, "digest", silence=0.5)
+    time.sleep(1.5)
+    link.check()
+    server._take = lambda *_: False  # type: ignore[method-assign] # which does not any more
+    with pytest.raises(RankFailedError, match=r"the process that the ranks meet at gave no sign for 0\.5 s"):
+        link.gather("x")
+    assert link.lost
+    link.close()
+    server.close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hanging", [0, 1])
+def test_a_hanging_rank_of_a_launcher_is_named_and_results_stay(hanging: int, path: Path) -> None:
+    """Rank 0, too, which writes them."""
+    settings = {
+        "reader": {"loader": "bench_loaders:Hangs" if hanging else "bench_loaders:Hangs0"},
+        "train": {"epochs": 3, "step_timeout": 4},
+    }
+    runs = [
+        start(path, settings, "--data", "/nothing", RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        for rank in range(2)
+    ]
+    for run in runs:
+        said = run.communicate(timeout=90)[1]
+        assert "Traceback" not in said
+        assert f"rank {hanging}" in said
+        assert "hangs: no progress" in said
+        assert run.returncode == 1
+    result = failed(path)
+    assert f"rank {hanging}" in result["failure"] or "hangs: no progress" in result["failure"]
+    assert result["epochs"][0]["complete"]
+    assert "hangs" in result["ranks"][hanging]["error"]
