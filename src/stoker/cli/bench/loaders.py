@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cli.bench.show import read_scaled, show_notes
-from stoker.cli.bench.verdicts import exit_code, show_unsaved
+from stoker.cli.bench.verdicts import exit_code
 from stoker.cli.render.numbers import percent_text
 from stoker.cli.running import arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table
@@ -31,6 +31,7 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
     """
     from stoker.bench.loaders import get_loader
     from stoker.bench.run import run_benchmark
+    from stoker.cli.bench.table import show_unsaved
     from stoker.storage import join_url
 
     names: list[str] = chosen.loader

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,7 +15,8 @@ from stoker.cli.bench.inference_table import show_kv_cache
 from stoker.cli.bench.verdicts import verdict_text
 from stoker.cli.render.numbers import decimal_bytes_text as _size
 from stoker.cli.render.numbers import percent_text, time_text
-from stoker.cli.terminal import make_table
+from stoker.cli.running import print_json
+from stoker.cli.terminal import make_console, make_table
 
 _LEGEND: Final = (
     "nominal: drawn computation / time; drawn, computed: a step's computation; MB/s: read from storage; "
@@ -59,6 +62,15 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     told = verdict_text(result)
     if told:
         console.print(Text(told, style="bold"))
+
+
+def show_unsaved(chosen: argparse.Namespace, result: Mapping[str, Any]) -> None:
+    """Print results that could not be written, so that the numbers are somewhere at least."""
+    sys.stderr.write("the results can not be written; these numbers are all there is\n")
+    if chosen.json:
+        print_json(result)
+        return
+    show_result(make_console(), result)
 
 
 def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stoker.cli.running import ExitCode, print_json
+from stoker.cli.running import ExitCode
 
 
 def exit_code(results: Iterable[Mapping[str, Any]]) -> ExitCode:
@@ -29,18 +27,6 @@ def exit_code(results: Iterable[Mapping[str, Any]]) -> ExitCode:
 def _smoke(result: Mapping[str, Any]) -> bool:
     """Whether the run was meant as a smoke test."""
     return bool(result.get("plan", {}).get("workload", {}).get("metric", {}).get("smoke"))
-
-
-def show_unsaved(chosen: argparse.Namespace, result: Mapping[str, Any]) -> None:
-    """Print results that could not be written, so that the numbers are somewhere at least."""
-    sys.stderr.write("the results can not be written; these numbers are all there is\n")
-    if chosen.json:
-        print_json(result)
-        return
-    from stoker.cli.bench.table import show_result
-    from stoker.cli.terminal import make_console
-
-    show_result(make_console(), result)
 
 
 def verdict_text(result: Mapping[str, Any]) -> str:
