@@ -129,7 +129,7 @@ def test_a_sample_s_size_under_the_name_of_dlio_2_is_its_size(tmp_path: Path) ->
 
 
 def test_what_dlio_ignores_is_said_with_its_line(tmp_path: Path) -> None:
-    notes = [*read(tmp_path, UNET3D).notes.changes, *read(tmp_path, UNET3D).notes.ignored]
+    notes: tuple[str, ...] | list[str] = [*read(tmp_path, UNET3D).notes.changes, *read(tmp_path, UNET3D).notes.ignored]
     assert any("line 5: model.model_size: DLIO ignores it" in note for note in notes)
     assert any("checkpoint.fsync" in note and "no writer looks at" in note for note in notes)
     notes = read(tmp_path, UNET3D + "\nfoo:\n  bar: 1\n").notes.ignored
