@@ -274,6 +274,11 @@ def _warm(place: Place) -> list[str]:
     return [data, *large]
 
 
+def _small_data(place: Place) -> list[str]:
+    """Of files that are compressed it is not known before how large they are."""
+    return [f"--data={place.disk('1m')}/d", "--stages=generate,train", "dataset.record_bytes=100000"]
+
+
 def _full_results(place: Place) -> list[str]:
     """As full as it can be once an epoch has begun."""
     small = place.disk("64k")
@@ -322,8 +327,13 @@ CASES: Final = (
         *("invalid", 1, "results without epochs", r"rank \d.*s3://no-such-bucket-of-ours"),
     ),
     Case(
+        "too little room for the data",
+        _small_data,
+        *("error", 1, "nothing", "small/d: the data set has .* free some space"),
+    ),
+    Case(
         "full disk under the data",
-        lambda place: [f"--data={place.disk('1m')}/d", "--stages=generate,train", "dataset.record_bytes=100000"],
+        lambda place: [*_small_data(place), "dataset.compression=zip"],
         *("invalid", 1, "results without epochs", "small/d.*No space left on device"),
     ),
     Case(
