@@ -66,13 +66,6 @@ def test_what_would_lose_samples_is_refused(data: Path, variant: str, said: str)
     assert "num_processes=1" in seen.error
 
 
-def test_a_worker_s_state_is_refused_in_another_world(data: Path, tmp_path: Path) -> None:
-    first = run(data, "own stateful", 2, "--stop-after", 6, "--checkpoint", tmp_path, ranks=1)
-    assert not first.error
-    second = run(data, "own stateful", 2, "--resume", "--checkpoint", tmp_path, ranks=2)
-    assert "was taken inside an epoch on 1 ranks" in second.error
-
-
 @pytest.mark.parametrize("variant", ["", "own"])
 def test_metrics_epochs_and_accumulation(data: Path, tmp_path: Path, variant: str) -> None:
     """What accelerate knows of the loader: the last batch, and which gathered samples are no repetition."""
