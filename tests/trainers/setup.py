@@ -107,14 +107,20 @@ def make(name: str) -> None:
 
 
 def test(names: list[str]) -> int:
-    """Run the tests of each environment by one command, then the table; returns how many commands failed."""
-    commands = [[str(python_of(name)), "-m", "pytest", str(HERE / name)] for name in names]
-    commands.append([sys.executable, str(HERE / "table.py"), "--check", *names])
-    failed = 0
-    for command in commands:
-        print("+", *command, flush=True)
-        failed += subprocess.run(command, cwd=ROOT, check=False).returncode != 0
-    return failed
+    """Run the tests of each environment by one command, two at once, then the table; returns how many commands failed."""
+    with ThreadPoolExecutor(2) as threads:
+        failed = sum(threads.map(_test_one, names))
+    command = [sys.executable, str(HERE / "table.py"), "--check", *names]
+    print("+", *command, flush=True)
+    return failed + (subprocess.run(command, cwd=ROOT, check=False).returncode != 0)
+
+
+def _test_one(name: str) -> bool:
+    """Run the tests of one environment, and print what they said; whether they failed."""
+    command = [str(python_of(name)), "-m", "pytest", str(HERE / name)]
+    done = subprocess.run(command, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    print("+ " + " ".join(command) + "\n" + done.stdout, flush=True)
+    return done.returncode != 0
 
 
 def main() -> int:
