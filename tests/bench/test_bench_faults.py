@@ -147,6 +147,17 @@ def test_a_bucket_that_is_not_there_is_reported_by_every_rank(
         assert "s3://no-such-bucket-of-ours" in rank["error"]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("loader", ["stoker", "torch"])
+def test_options_of_an_object_store_do_not_damage_local_data(loader: str, tmp_path: Path) -> None:
+    options = 'storage.options={endpoint: "http://localhost:1", access_key_id: a, secret_access_key: b}'
+    settings = (options, f"reader.loader={loader}", "checkpoint.after_epoch=1", "model.size_bytes=100")
+    result = bench(tmp_path / "r", *settings, url=str(tmp_path / "d"), stages=("generate", "train", "checkpoint"))
+    assert result["complete"]
+    assert result["epochs"][0]["samples"] == 32
+    assert f"storage.options are not used: {tmp_path / 'd'} is local" in result["plan"]["notes"]
+
+
 # -- what is full --------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from bench_faults import end_started, failed, start
 
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.control_server import Server
-from stoker.bench.ranks.silence import Silence
+from stoker.bench.ranks.silence import SilenceClock
 from stoker.bench.ranks.step_watch import StepWatch
 
 
@@ -88,7 +88,7 @@ def test_who_waits_for_others_makes_steps_or_saves_does_not_hang() -> None:
 def test_the_time_in_which_a_process_itself_stood_still_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("stoker.bench.ranks.silence.time", SimpleNamespace(monotonic=lambda: now[0]))
-    others = Silence(10)
+    others = SilenceClock(10)
     others.heard(1)
     now[0] += 3600  # stopped, and continued
     assert others.look() is None

@@ -85,12 +85,17 @@ def run_benchmark(
     if data_url is None and needs_data:
         raise ConfigError("where is the data? Give a URL or directory (--data), or storage.url")
     data_url = _absolute(data_url or "memory://nothing")
-    workload = replace(
-        workload,
-        stages=stages,
-        storage=replace(workload.storage, url=data_url),
-        checkpoint=replace(workload.checkpoint, url=None if saved is None else _absolute(saved)),
+    options, notes = workload.storage.options, (*resolved.notes.changes, *resolved.notes.ignored)
+    checkpoint = replace(
+        workload.checkpoint,
+        url=None if saved is None else _absolute(saved),
+        options=workload.checkpoint.options or options,
     )
+    if options and is_local(data_url):  # a workload of an object store, with local data for once
+        notes = (*notes, f"storage.options are not used: {data_url} is local")
+        options = {}
+    storage = replace(workload.storage, url=data_url, options=options)
+    workload = replace(workload, stages=stages, storage=storage, checkpoint=checkpoint)
     if stages == ("checkpoint",) and not (workload.checkpoint.writes or workload.checkpoint.reads):
         raise ConfigError("nothing to do: without training, checkpoint.writes or checkpoint.reads say how many")
     if (
@@ -109,7 +114,7 @@ def run_benchmark(
         secrets.token_hex(8),
         resolved.source,
         dict(resolved.origins),
-        (*resolved.notes.changes, *resolved.notes.ignored),
+        notes,
         tuple(command),
     )
     world = find_world() if launcher is None else None

@@ -27,9 +27,9 @@ _NAP: Final = 0.05
 
 def open_checkpoint_store(plan: RunPlan, *, retry: RetryPolicy | None = None) -> Store:
     """Open the store of a run's checkpoints."""
-    settings, storage = plan.workload.checkpoint, plan.workload.storage
+    settings = plan.workload.checkpoint
     url = settings.url or f"{plan.url.rstrip('/')}/checkpoints"
-    options = None if is_local(url) else settings.options or storage.options or None
+    options = None if is_local(url) else settings.options or None
     return open_store(url, options, retry=retry)
 
 

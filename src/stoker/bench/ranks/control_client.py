@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stoker.bench.ranks.messages import MOST_LINE, Channel, tune
-from stoker.bench.ranks.silence import Silence, poll_seconds
+from stoker.bench.ranks.silence import SilenceClock, poll_seconds
 from stoker.bench.ranks.termination import end_process
 from stoker.errors import StokerError
 
@@ -62,7 +62,7 @@ class Link:
         self._failure: str | None = None
         self._seen = threading.Event()
         self._done = self._lost = self.waiting = False
-        self._silence = Silence(silence)
+        self._silence = SilenceClock(silence)
         self._fatal, self._grace = fatal, grace
         self._connection, token = self._connect(address, join_seconds)
         self._channel = Channel(self._connection)

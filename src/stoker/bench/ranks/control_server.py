@@ -15,7 +15,7 @@ from collections.abc import Collection
 from typing import Any
 
 from stoker.bench.ranks.messages import MOST_LINE, Channel, tune
-from stoker.bench.ranks.silence import Silence, poll_seconds
+from stoker.bench.ranks.silence import SilenceClock, poll_seconds
 
 
 class Server:
@@ -62,7 +62,7 @@ class Server:
         self._late = threading.Timer(join_seconds, self._missing, [join_seconds])
         self._late.daemon = True
         self._late.start()
-        self._silence = Silence(silence)
+        self._silence = SilenceClock(silence)
         self._ending = threading.Event()
         if silence > 0:
             threading.Thread(target=self._look, daemon=True, name="stoker-bench-signs").start()

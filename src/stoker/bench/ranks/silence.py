@@ -21,7 +21,7 @@ def poll_seconds(limit: float) -> float:
     return min(_MOST_POLL, max(_LEAST_POLL, limit / 10))
 
 
-class Silence:
+class SilenceClock:
     """Counts seconds without a sign, of any number of others.
 
     A process that was stopped, or did not get a processor for long, would find all others silent: no look counts for more
