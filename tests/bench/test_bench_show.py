@@ -142,3 +142,35 @@ def test_room_is_looked_at_before_the_first_file_is_made(tmp_path: Path) -> None
         (place / "d").mkdir()
         (place / "d" / "there").write_bytes(bytes(2_000_000))
         check_space(made(3), str(place / "d"))
+
+
+def test_a_workload_may_be_like_another(tmp_path: Path) -> None:
+    ours = read_workload("dlrm-mi355", environ={}, dotenv=None)
+    theirs = read_workload("dlrm-b200", environ={}, dotenv=None)
+    assert ours.workload.dataset == theirs.workload.dataset
+    assert ours.workload.compute.seconds.mean == 0.0005625
+    assert ours.origins["compute.seconds"] == "dlrm-mi355.yaml, line 5"
+    assert ours.origins["metric.au"].startswith("dlrm-b200.yaml")
+    (tmp_path / "w.yaml").write_text("like: nothing\n")
+    with pytest.raises(ConfigError, match=r"line 1: like names a shipped workload, one of bert-v100, .*got 'nothing'"):
+        read_workload(tmp_path / "w.yaml", environ={}, dotenv=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "seconds", "files", "sample"),
+    [
+        ("retinanet-b200", 24, 0.04755, 1170301, 322957),
+        ("retinanet-mi355", 32, 0.0634, 1170301, 322957),
+        ("flux-b200", 48, 1.35, 4296, 2164832),
+        ("flux-mi355", 72, 2.025, 4296, 2164832),
+        ("dlrm-b200", 16384, 0.000375, 1024, 761),
+        ("dlrm-mi355", 16384, 0.0005625, 1024, 761),
+        ("unet3d-b200", 7, 0.162, 7200, 146600628),
+    ],
+)
+def test_the_workloads_of_mlperf_storage_3_have_its_values(
+    name: str, batch: int, seconds: float, files: int, sample: int
+) -> None:
+    got = read_workload(name, environ={}, dotenv=None).workload
+    assert (got.reader.batch_size, got.compute.seconds.mean) == (batch, seconds)
+    assert (got.dataset.files, got.dataset.sample_bytes) == (files, sample)

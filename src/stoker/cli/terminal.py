@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDE = 1000
+_GAP = "  "
+"""Between two columns of a table."""
 
 
 class _Escaped:
@@ -87,6 +89,42 @@ def make_table(
         else:
             table.add_column(heading, justify=justify, header_style="dim", no_wrap=True)
     return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table of :func:`make_table`. Where it is wider than the console, its rows become columns, as many as fit.
+
+    So digits are never cut, and each number stays next to its name.
+    """
+    from rich.text import Text
+
+    def text(cell: Any) -> Text:
+        return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
+
+    def width(cells: Sequence[Text]) -> int:
+        return max((cell.cell_len for cell in cells), default=0)
+
+    columns = [[text(column.header), *map(text, column.cells)] for column in table.columns]
+    if sum(map(width, columns)) + len(_GAP) * (len(columns) - 1) <= console.width:
+        console.print(table)
+        return
+    headings, *rows = zip(*columns, strict=True)
+    room = console.width - width(headings)
+    while rows:
+        used = count = 0
+        for row in rows:
+            used += len(_GAP) + width(row)
+            count += used <= room
+        shown, rows = rows[: max(1, count)], rows[max(1, count) :]
+        turned = make_table([""] * (1 + len(shown)), left=("",), fold=True)
+        turned.show_header = False
+        for column in turned.columns[1:]:
+            column.justify = "right"
+        for heading, *cells in zip(headings, *shown, strict=True):
+            turned.add_row(Text(heading.plain, style="dim"), *cells)
+        console.print(turned)
+        if rows:
+            console.print()
 
 
 def pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:

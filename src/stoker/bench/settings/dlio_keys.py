@@ -28,9 +28,14 @@ class Key:
 
 
 OLD_NAMES: Final = {
-    f"dataset.record_length{end}": f"dataset.record_length_bytes{end}" for end in ("", "_stdev", "_resize")
+    **{f"dataset.record_length{end}": f"dataset.record_length_bytes{end}" for end in ("", "_stdev", "_resize")},
+    "model": "model.name",
+    "checkpoint.model_size": "model.model_size_bytes",
+    **{f"checkpoint.{name}": f"model.{name}" for name in ("num_layers", "layer_parameters", "optimization_groups")},
+    **{f"checkpoint.{name}_parallelism": f"model.parallelism.{name}" for name in ("tensor", "pipeline")},
 }
 """Keys of DLIO 2.0.0 to their later names, which hold where both are given."""
+_OLD_MODEL: Final = "DLIO 2.0.0's name of model.{}; later versions of DLIO ignore it"
 _OLD_NAME: Final = "DLIO 2.0.0's name of record_length_bytes{}; later versions of DLIO ignore it, and take {}"
 
 
@@ -96,6 +101,7 @@ CHANGES: Final = frozenset(
 
 KEYS: Final[dict[str, Key]] = {
     "framework": Key(said="loaders are chosen by --loader; no framework is needed"),
+    "model": Key("name", said="DLIO 2.0.0's name of model.name"),
     "model.name": Key("name"),
     "model.type": Key("model.type", lambda value: "none" if value is None else str(value)),
     "model.model_size_bytes": Key("model.size_bytes"),
@@ -226,6 +232,12 @@ KEYS: Final[dict[str, Key]] = {
     "checkpoint.time_between_checkpoints": Key("checkpoint.pause_seconds", _positive),
     "checkpoint.num_checkpoints_write": Key("checkpoint.writes", _positive),
     "checkpoint.num_checkpoints_read": Key("checkpoint.reads", _positive),
+    "checkpoint.model_size": Key("model.size_bytes", said=_OLD_MODEL.format("model_size_bytes")),
+    "checkpoint.num_layers": Key("model.layers", _positive, said=_OLD_MODEL.format("num_layers")),
+    "checkpoint.layer_parameters": Key("model.layer_parameters", said=_OLD_MODEL.format("layer_parameters")),
+    "checkpoint.optimization_groups": Key("model.optimization_groups", said=_OLD_MODEL.format("optimization_groups")),
+    "checkpoint.tensor_parallelism": Key("model.tensor", said=_OLD_MODEL.format("parallelism.tensor")),
+    "checkpoint.pipeline_parallelism": Key("model.pipeline", said=_OLD_MODEL.format("parallelism.pipeline")),
     "checkpoint.rank_sync": Key(said="a checkpoint takes as long as its slowest rank"),
     "checkpoint.recovery_rank_shift": Key(
         "checkpoint.shift",

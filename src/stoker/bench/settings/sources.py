@@ -108,7 +108,7 @@ def _file(source: str | os.PathLike[str] | None) -> Node:
     if source is None:
         return Node({}, "the defaults")
     if isinstance(source, str) and (text := shipped_text(source)) is not None:
-        return parse_yaml(text, f"{source}.yaml")
+        return _on_like(parse_yaml(text, f"{source}.yaml"))
     if (
         not Path(source).is_file()
         and isinstance(source, str)
@@ -116,7 +116,21 @@ def _file(source: str | os.PathLike[str] | None) -> Node:
         and not source.endswith((".yaml", ".yml"))
     ):
         raise ConfigError(f"{source!r} is neither a file nor a shipped workload; those are {', '.join(shipped())}")
-    return read_yaml(source)
+    return _on_like(read_yaml(source))
+
+
+def _on_like(tree: Node) -> Node:
+    """A file's settings over those of the shipped workload that its key ``like`` names."""
+    if not isinstance(tree.value, dict) or "like" not in tree.value:
+        return tree
+    like = tree.value["like"]
+    text = shipped_text(str(like.value))
+    if text is None:
+        raise ConfigError(
+            f"{like.where}: like names a shipped workload, one of {', '.join(shipped())}: got {like.value!r}"
+        )
+    own = Node({name: node for name, node in tree.value.items() if name != "like"}, tree.where)
+    return merge(_on_like(parse_yaml(text, f"{like.value}.yaml")), own)
 
 
 def _arguments(arguments: Iterable[str]) -> tuple[list[tuple[str, Node]], list[tuple[str, Node]]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stoker.cli.arguments import number, some_of
 from stoker.cli.running import ExitCode, add_json, print_json
-from stoker.cli.terminal import make_console, make_table
+from stoker.cli.terminal import make_console, make_table, print_table
 
 if TYPE_CHECKING:
     from stoker.bench.compare.compare import Change, ComparedMetric, Comparison
@@ -105,7 +105,7 @@ def _show(found: Comparison, failed: list[Change]) -> None:
             "" if change.p_adjusted is None else f"{change.p_adjusted:.2g}",
             Text(verdict, style=style),
         )
-    console.print(table)
+    print_table(console, table)
     console.print(Text(found.method, style="dim"))
     if found.differences:
         other = make_table(("", "A", "B"), title="what differs", left=("", "A", "B"), fold=True)

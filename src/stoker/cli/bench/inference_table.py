@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker.cli.render.numbers import decimal_bytes_text, time_text
-from stoker.cli.terminal import make_table
+from stoker.cli.terminal import make_table, print_table
 
 
 def show_kv_cache(console: Console, found: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ def show_kv_cache(console: Console, found: Mapping[str, Any]) -> None:
                     *(time_text(one["latency"][name]) for name in ("p50", "p95", "p99")),
                     f"{one['host_share']:.1%}",
                 )
-    console.print(table)
+    print_table(console, table)
     console.print(
         Text("P50, P95, P99: of whole entries; host: part of their time that is not the storage's", style="dim")
     )

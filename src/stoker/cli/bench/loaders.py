@@ -13,7 +13,7 @@ from stoker.cli.bench.show import read_scaled, show_notes
 from stoker.cli.bench.verdicts import exit_code
 from stoker.cli.render.numbers import percent_text
 from stoker.cli.running import arguments_of, on_interrupt, print_json
-from stoker.cli.terminal import make_console, make_table
+from stoker.cli.terminal import make_console, make_table, print_table
 from stoker.errors import ConfigError
 
 _COLUMNS = ("loader", "format", "decoded", "AU", "samples/s", "MB/s", "to step", "first", "p99", "CPU s/GB", "verdict")
@@ -76,7 +76,7 @@ def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
     table = make_table(_COLUMNS, left=_COLUMNS[:3])
     for name, result in found.items():
         table.add_row(*_row(name, result))
-    console.print(table)
+    print_table(console, table)
     console.print(
         Text(
             "means over the epochs of training; AU: the lower of measured and nominal; "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.arguments import byte_size, integer
 from stoker.cli.bench.show import show_notes
 from stoker.cli.running import ExitCode, add_json, add_workload, arguments_of, on_interrupt, print_json
-from stoker.cli.terminal import make_console, make_table, pairs
+from stoker.cli.terminal import make_console, make_table, pairs, print_table
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _show(found: DatasetSize) -> None:
             "" if point.samples_per_second is None else f"{point.samples_per_second:,.1f}",
             Text("fed" if point.fed else "not fed", style="green" if point.fed else "yellow"),
         )
-    console.print(table)
+    print_table(console, table)
     console.print(Text(found.said, style="bold"))
     for reason in found.broken.values():
         console.print(Text.assemble(("invalid: ", "bold red"), reason))

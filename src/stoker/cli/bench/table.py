@@ -16,7 +16,7 @@ from stoker.cli.bench.verdicts import verdict_text
 from stoker.cli.render.numbers import decimal_bytes_text as _size
 from stoker.cli.render.numbers import percent_text, time_text
 from stoker.cli.running import print_json
-from stoker.cli.terminal import make_console, make_table
+from stoker.cli.terminal import make_console, make_table, print_table
 
 _LEGEND: Final = (
     "nominal: drawn computation / time; drawn, computed: a step's computation; MB/s: read from storage; "
@@ -38,7 +38,7 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
             f"generated {made['files']} files, {_size(made['bytes'])}, in {made['seconds']:.1f} s ({_size(rate)}/s)"
         )
     if result["epochs"]:
-        console.print(_epochs(result))
+        print_table(console, _epochs(result))
         console.print(Text(_LEGEND, style="dim"))
     for name in ("train", "evaluate"):
         over = result[name]
@@ -93,7 +93,7 @@ def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
                 time_text(over["fsync_seconds"]["mean"] or None),
             )
     if table.row_count:
-        console.print(table)
+        print_table(console, table)
 
 
 def _epochs(result: Mapping[str, Any]) -> Table:
