@@ -434,6 +434,31 @@ def test_the_catalog_must_mean_the_table_that_is_named(iceberg: IcebergTables, t
         StreamingDataset(iceberg.url, format="iceberg", format_options={"table": "db.table"})
 
 
+@pytest.mark.parametrize("change", ["add", "drop"])
+def test_columns_whose_fields_changed_are_refused(iceberg: IcebergTables, change: str) -> None:
+    from pyiceberg.types import LongType
+
+    kept = {"a": 1} if change == "add" else {"a": 1, "b": 2}
+    data = pa.table({"s": [kept]})
+    table = iceberg.catalog.create_table("db.fields", schema=data.schema)
+    table.append(data)
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        if change == "add":
+            update.add_column(("s", "b"), LongType())
+        else:
+            update.delete_column("s.b")
+    options = {"catalog": iceberg.properties, "table": "db.fields"}
+    with pytest.raises(ConfigError, match=r"field 's\.b' .* added or dropped inside its column"):
+        StreamingDataset(table.location(), format="iceberg", format_options=options)
+
+
+def test_a_delta_table_partitioned_by_bytes_is_refused(tmp_path: Path) -> None:
+    data = pa.table({"x": [0, 1], "k": pa.array([b"a\xff", b"b"])})
+    deltalake.write_deltalake(str(tmp_path / "t"), data, partition_by=["k"])
+    with pytest.raises(ConfigError, match="partitioned by 'k', a column of bytes"):
+        StreamingDataset(str(tmp_path / "t"))
+
+
 @pytest.mark.parametrize("change", ["rename", "drop and add"])
 def test_columns_whose_names_changed_are_refused(iceberg: IcebergTables, change: str) -> None:
     with iceberg.table.update_schema(allow_incompatible_changes=True) as update:

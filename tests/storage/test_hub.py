@@ -214,6 +214,13 @@ def test_a_server_without_ranges_is_refused(hub: Hub) -> None:
         store.get_range("b", 1, 5)
 
 
+def test_a_list_whose_pages_go_round_is_refused(hub: Hub) -> None:
+    store = _store(hub, {"b": LARGE})
+    hub.page = 0
+    with pytest.raises(StorageError, match="list of files has no end"):
+        list(store.list())
+
+
 def _gate(repo: Repo) -> None:
     repo.gated = True
 

@@ -77,6 +77,11 @@ def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: Storag
                 f"{location.url}: {said} has files elsewhere ({key}), as shallow clones do: make a deep clone of it"
             )
         values = add["partition"] or {}
+        if found := next((name for name, value in values.items() if isinstance(value, bytes)), None):
+            raise ConfigError(
+                f"{location.url}: {said} is partitioned by {found!r}, a column of bytes, whose values the log holds as text: "
+                "write the table anew, partitioned by a column of text or of numbers"
+            )
         partitions[key] = tuple((name, _value(values[name], kinds.get(name, ""))) for name in values)
     if not partitions:
         raise ObjectNotFoundError(f"{location.url}: {said} has no data files", url=location.url)

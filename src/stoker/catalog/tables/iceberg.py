@@ -120,19 +120,29 @@ def _load(where: str, options: Mapping[str, Any], storage_options: StorageOption
 
 
 def _refuse_changed_names(schemas: Any, current: Any, where: str) -> None:
-    """See that columns have the names in old files that they have now: files are read by names.
+    """See that columns have the names and fields in old files that they have now: files are read by names.
 
     Raises:
-        ConfigError: one was renamed, or made anew under the name of one that was dropped.
+        ConfigError: one was renamed, or made anew under the name of one that was dropped, or has other fields inside.
     """
     from pyiceberg.schema import index_name_by_id
 
     now = index_name_by_id(current)
     ids = {name: number for number, name in now.items()}
-    for schema in schemas:
-        for number, name in index_name_by_id(schema).items():
+    columns = {field.name for field in current.fields}
+    earlier = [(schema, index_name_by_id(schema)) for schema in schemas]
+    for _, before in earlier:
+        for number, name in before.items():
             if now.get(number, name) != name or ids.get(name, number) != number:
                 raise ConfigError(
                     f"{where}: the column {now.get(number, name)!r} of the Iceberg table was renamed, or made anew after one "
                     f"of its name was dropped, and files may have {name!r} for other values: write the table anew"
+                )
+    for schema, before in earlier:
+        kept = columns & {field.name for field in schema.fields}
+        for name in sorted(ids.keys() ^ set(before.values())):
+            if "." in name and name.partition(".")[0] in kept:
+                raise ConfigError(
+                    f"{where}: the field {name!r} of the Iceberg table was added or dropped inside its column, and files have "
+                    "the column as it was when they were written: write the table anew"
                 )

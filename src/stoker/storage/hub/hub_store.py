@@ -175,7 +175,9 @@ class _HubFolder:
             f"/api{self._address.page('tree', self._store.commit().sha, self._address.path)}?recursive=true"
         )
         skip = f"{self._address.path}/" if self._address.path else ""
+        asked: set[str] = set()
         while page is not None:
+            asked.add(page)
             try:
                 entries, page = self._json(page)
             except ObjectNotFoundError as error:
@@ -189,6 +191,12 @@ class _HubFolder:
                 elif not isinstance(entry, dict):
                     url = self._store.url
                     raise StorageError(f"{url}: the Hub's list of files is not understood.", url=url)
+            if page in asked:
+                raise StorageError(
+                    f"{self._store.url}: the Hub's list of files has no end: a page names an earlier one as the next. Where "
+                    "HF_ENDPOINT names a mirror, use another",
+                    url=self._store.url,
+                )
 
     def _json(self, page: str) -> tuple[Any, str | None]:
         """A page of the Hub's API, and the path of the page that follows it."""
