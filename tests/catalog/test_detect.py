@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from stoker.catalog.detect import Detected, dataset_url, detect
 from stoker.errors import ConfigError, ObjectNotFoundError
@@ -78,6 +79,36 @@ def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     with pytest.raises(ObjectNotFoundError, match="empty is empty: there are no files"):
         detect(tmp_path / "empty")
+
+
+def test_files_of_systems_are_no_data_and_an_odd_one_is_named_with_the_format_to_write(tmp_path: Path) -> None:
+    images = ("train/a/0.jpg", "train/a/1.JPEG", "train/b/2.png")
+    root = lay(tmp_path / "images", *images, "train/a/Thumbs.db", "train/desktop.ini")
+    assert detect(root / "train") == Detected("files", "images")
+    with pytest.raises(ConfigError, match=r"1 of .xyz, which no format reads.*such as format='images'"):
+        detect(lay(tmp_path / "images", "train/3.xyz"))
+
+
+def test_what_datasets_saved_is_no_data_next_to_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = lay(tmp_path, "data-00000-of-00001.arrow", "state.json", "dataset_info.json")
+    assert detect(root) == Detected("files", "arrow")
+    assert not caplog.text
+
+
+def test_one_kind_of_images_says_that_it_leaves_the_other_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("0.jpg", "1.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    assert StreamingDataset(tmp_path, format="jpeg").size == 1
+    assert "leaves out 1 image of another kind" in caplog.text
+    assert StreamingDataset(tmp_path, format="images").size == 2
+
+
+def test_options_go_to_the_format_that_is_detected(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "0.jpg")
+    assert type(StreamingDataset(tmp_path, format_options={"decode": False})[0]["image"]) is bytes
+    make_dataset(tmp_path / "indexed", samples=3)
+    with pytest.raises(ConfigError, match=r"has an index.json, and format_options= go with .*leave them out"):
+        StreamingDataset(tmp_path / "indexed", format_options={"decode": False})
 
 
 def test_a_list_of_datasets_is_told_to_be_streams(tmp_path: Path) -> None:

@@ -195,6 +195,11 @@ def test_names_of_splits_are_refused(keys: list[str]) -> None:
         refuse_splits(keys, "root")
 
 
+def test_the_pattern_of_the_remedy_takes_files_of_all_endings() -> None:
+    with pytest.raises(ConfigError, match=r"by the pattern root/\*\*/\*\{.JPEG,.jpg\}, whose `class` is then"):
+        refuse_splits(["train/a/0.jpg", "train/b/1.JPEG", "val/a/2.jpg"], "root", folders_only=True)
+
+
 @pytest.mark.parametrize("keys", READ, ids=lambda keys: keys[0])
 def test_names_that_are_no_splits_next_to_each_other_are_read(keys: list[str]) -> None:
     refuse_splits(keys, "root")

@@ -147,7 +147,6 @@ def test_what_needs_no_extra_reads_without_it(name: str, tmp_path: Path) -> None
 def test_arguments_that_do_not_go_together_are_reported(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"remote": "x", "format": "zarr"}, "'zarr' is unknown; .*known: arrow, .*jsonl"),
-        ({"remote": "x", "format_options": {"a": 1}}, "format_options= go with a format="),
         ({"remote": "x", "format": "mds", "format_options": {"a": 1}}, "format_options= go with a format="),
         ({"remote": ["x"], "format": "mds"}, "a list of files needs another format="),
         ({"remote": "x", "format": "synthetic"}, "have no remote="),

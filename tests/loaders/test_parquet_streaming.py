@@ -208,7 +208,6 @@ def test_bad_files_are_an_error_or_are_counted(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"format": "parkett"}, "format 'parkett' is unknown"),
-        ({"format_options": {"filters": [("id", "==", 1)]}}, "go with a format="),
         ({"filters": [("id", "==", 1)]}, "no argument 'filters': .* format_options="),
         ({"format": "parquet", "format_options": {"filters": [3]}}, r"filters\[0\] must be .*such as"),
         ({"format": "parquet", "format_options": {"on_bad_files": "ignore"}}, "on_bad_files must be 'error' or 'skip'"),

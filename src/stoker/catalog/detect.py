@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 from stoker.catalog.tables.marks import TABLE_FORMATS, refuse_table, table_of
 from stoker.catalog.unindexed.files_location import Files, check_exists, is_pattern, no_files, no_match, source_of
+from stoker.catalog.unindexed.huggingface import SAVED_NAMES
 from stoker.display import counted, redact_url
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.formats.format import Format
@@ -33,7 +34,7 @@ _MOST_NAMED: Final = 5
 _HEAD: Final = 16
 # Files that lie beside data anywhere and hold none.
 _COMPANION: Final = re.compile(
-    r"(?:readme|licen[sc]e|notice|copying|citation|changelog|checksums?)(?:\..*)?|.*\.(?:md|rst|md5|sha1|sha256|sha512|crc|log)",
+    r"(?:readme|licen[sc]e|notice|copying|citation|changelog|checksums?)(?:\..*)?|thumbs\.db|desktop\.ini|.*\.(?:md|rst|md5|sha1|sha256|sha512|crc|log)",
     re.IGNORECASE,
 )
 _SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
@@ -259,7 +260,8 @@ def _chosen(names: Iterable[str], where: str) -> str:
             suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), None)
         if suffix is not None:
             counts = suffix not in describing
-            (data if counts else described)[known[suffix]] += 1
+            if name.rpartition("/")[2] not in SAVED_NAMES:
+                (data if counts else described)[known[suffix]] += 1
             if count <= _PEEK:
                 stems[counts].add(name[: -len(suffix)])
         elif not _COMPANION.fullmatch(name.rpartition("/")[2]):
@@ -274,14 +276,15 @@ def _chosen(names: Iterable[str], where: str) -> str:
             f"{where}: no name of its {counted(count, 'file')} tells a format ({_told(unknown) or 'hidden ones alone'}): say "
             "which with format=, such as format='files' for files as they are"
         )
+    chosen = next(iter(found)) if len(found) == 1 else IMAGES if found.keys() == {"jpeg", "png"} else ""
     if strange:
+        read = f", such as format={chosen!r} for the first" if chosen else ""
         raise ConfigError(
             f"{where} holds {_told(found)} and {_told(strange)}, which no format reads: say with format= which files are "
-            "the dataset"
+            f"the dataset{read}"
         )
-    if len(found) > 1 and found.keys() != {"jpeg", "png"}:
+    if not chosen:
         raise ConfigError(f"{where} holds files of several formats ({_told(found)}): say which with format=")
-    chosen = next(iter(found)) if len(found) == 1 else IMAGES
     if beside and (chosen == FILES or not stems[True].isdisjoint(stems[False])):
         raise ConfigError(
             f"{where} holds {_told(found)} and {_told(beside)} next to them, which may be their labels: say with format= "

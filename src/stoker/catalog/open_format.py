@@ -23,6 +23,7 @@ from stoker.display import redact_url
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.registry import aliases, format_name, format_names
+from stoker.index.index import INDEX_NAME
 from stoker.index.version import read_index
 from stoker.storage import RetryPolicy, is_local, join_url
 from stoker.types import StorageOptions
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 _MADE: Final = "synthetic"
 _INDEXED: Final = "mds"
 _CHUNKS: Final = "litdata"
+_NO_OPTIONS: Final = "format_options= go with a format= of files that are read as they are"
 
 
 def check_format(
@@ -49,8 +51,8 @@ def check_format(
     if name is not None and name not in TABLE_FORMATS and name not in format_names():
         known = (*format_names(), *TABLE_FORMATS, *aliases())
         raise ConfigError(f"{where}{unknown_name('format', format, known)}, or none for an index.json")
-    if options and name in (None, _INDEXED):
-        raise ConfigError(f"{where}format_options= go with a format= of files that are read as they are")
+    if options and name == _INDEXED:
+        raise ConfigError(f"{where}{_NO_OPTIONS}")
     if name == _CHUNKS:
         only_settings(options or {}, ("block_size",), _CHUNKS)
         size = (options or {}).get("block_size")
@@ -123,6 +125,10 @@ def open_format(
             try:
                 load = read_index if name is None else index_or_headers
                 location = open_indexed(remote, local, split, load=load, **reading)
+                if options:
+                    chunks = any(shard.format == _CHUNKS for shard in location.index.shards)
+                    remedy = f"give format={_CHUNKS!r}, too" if chunks else "leave them out"
+                    raise ConfigError(f"{location.url} has an {INDEX_NAME}, and {_NO_OPTIONS}: {remedy}")
                 return _check_litdata(location, None, alone=False)
             except ObjectNotFoundError as error:
                 assert isinstance(given, str | os.PathLike)

@@ -49,17 +49,20 @@ def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False,
         ConfigError: they are; names the splits, and says how to choose one.
     """
     parents: set[str] = set()
-    name = ""
+    ends: set[str] = set()
     # Directory and what comes before the split's name, to the file names' splits.
     files: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for key in keys:
         folder, _, name = key.rpartition("/")
         parents.add(folder)
+        ends.add(name[name.rfind(".") :] if "." in name else "")
         if not folders_only and (match := _FILE.fullmatch(name)):
             found = files[folder, match["before"] or ""]
             found.setdefault(_SPLIT_OF[match["word"].lower()], name[: match.end("word")])
-    end = name[name.rfind(".") :] if "." in name else ""
-    whole = whole or f"by the pattern {root}/**/*{end}"
+    end = "" if "" in ends or not ends else ends.pop() if len(ends) == 1 else f"{{{','.join(sorted(ends))}}}"
+    if not whole:
+        labels = ", whose `class` is then the folder of the split" if folders_only else ""
+        whole = f"by the pattern {root}/**/*{end}{labels}"
     folders: defaultdict[str, set[str]] = defaultdict(set)
     for parent in parents:
         path = parent

@@ -61,6 +61,16 @@ _HELD_BYTES: Final = 8 << 30
 _ABSENT: Final = object()
 
 
+# Arguments as other libraries name them, by which programs are moved.
+_OTHER_NAMES: Final = {
+    "max_cache_size": "it is cache_limit=",
+    "drop_last": 'it is remainder="drop"',
+    "seed": "it is shuffle_seed=",
+    "input_dir": "it is remote=",
+    "item_loader": 'samples of token chunks are format="litdata", format_options={"block_size": ...}',
+}
+
+
 class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterable[Any]):
     """A dataset of shards, read by any number of nodes, ranks and workers in one order.
 
@@ -154,6 +164,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
         **{name: f"it is in read=ReadOptions({name}=...)" for name in ("views", "decoded_limit", "read_threads")},
         download_threads="it is in read=ReadOptions(download_threads=...)",
         **MOVED,
+        **_OTHER_NAMES,
     )
     def __init__(
         self,

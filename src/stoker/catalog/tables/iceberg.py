@@ -143,6 +143,6 @@ def _refuse_changed_names(schemas: Any, current: Any, where: str) -> None:
         for name in sorted(ids.keys() ^ set(before.values())):
             if "." in name and name.partition(".")[0] in kept:
                 raise ConfigError(
-                    f"{where}: the field {name!r} of the Iceberg table was added or dropped inside its column, and files have "
-                    "the column as it was when they were written: write the table anew"
+                    f"{where}: the field {name!r} of the Iceberg table was added or dropped inside its column, and files "
+                    "have the column as it was when they were written: write the table anew"
                 )

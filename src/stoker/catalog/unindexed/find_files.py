@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -19,6 +20,8 @@ from stoker.display import counted
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.common.checks import check_basename
 from stoker.formats.format import Format
+from stoker.formats.one_file import IMAGES
+from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.file_errors import file_errors
@@ -27,6 +30,7 @@ from stoker.storage.local import file_info
 from stoker.storage.unfinished import MARK, counted_files, is_hidden
 
 _T = TypeVar("_T")
+logger = logging.getLogger(__name__)
 _THREADS: Final = 16
 _LINE_SHARD: Final = re.compile(r"(?P<name>(?:.*/)?shard\.[0-9]{5,10}\.(?:csv|tsv|xsv))(?P<packed>\.gz)?")
 _LISTED_DELAYS: Final = (0.1, 0.3, 1.0, 2.0)
@@ -101,7 +105,8 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
     listed: dict[str, ObjectInfo] = {}
     notes: list[str] = []
     saved: list[str] = []
-    others = 0
+    others = other_images = 0
+    images = _images_beside(reader)
     for file in _listing(source.root, store):
         key = file.key
         if reader.row_groups and (table := table_of([key])):
@@ -115,10 +120,18 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
         counts = matches(key) if matches else not suffixes or key.lower().endswith(suffixes)
         if is_hidden(key) or not counts or key == INDEX_NAME:
             others += 1
+            other_images += not counts and key.lower().endswith(images) and not is_hidden(key)
             continue
         _check_name(key, source.root)
         found.append(file)
     found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
+    if found and other_images and matches is None:
+        logger.warning(
+            "%s: format=%r leaves out %s of another kind that is there; format='images' reads all",
+            source.root,
+            reader.name,
+            counted(other_images, "image"),
+        )
     if found:
         _refuse_unquoted_shards((file.key for file in found), store, reader)
         if matches is None:
@@ -156,6 +169,13 @@ def _with_beside(
         keys = [os.path.splitext(file.key)[0] + end for end in reader.beside]
         beside[file.key] = tuple((listed or {}).get(key) or ObjectInfo(key, -1) for key in keys)
     return SourceFiles(source, store, files, beside)
+
+
+def _images_beside(reader: Format) -> tuple[str, ...]:
+    """Suffixes of images that a format of one kind of images leaves out; none for other formats."""
+    images = get_format(IMAGES).file_suffixes
+    own = reader.file_suffixes
+    return tuple(set(images) - set(own)) if own and set(own) < set(images) else ()
 
 
 def _refuse_unquoted_shards(keys: Iterable[str], store: Store, reader: Format) -> None:

@@ -13,6 +13,7 @@ from stoker.storage import Store
 DICT_NAME: Final = "dataset_dict.json"
 """File that lists the splits of a saved ``DatasetDict``."""
 STATE_NAME: Final = "state.json"
+SAVED_NAMES: Final = (DICT_NAME, STATE_NAME, "dataset_info.json")
 """File that lists the data files of a saved ``Dataset``."""
 _MOST: Final = 64 << 20
 
