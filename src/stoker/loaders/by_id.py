@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.loaders.consumers import fetches_by_id
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.reading.samples import iterate_samples, read_sample, read_samples
@@ -19,6 +21,7 @@ from stoker.streams.streams import Streams
 from stoker.types import Batch, Ids
 
 _ABSENT: Final = object()
+logger = logging.getLogger(__name__)
 
 
 class SamplesById:
@@ -29,6 +32,8 @@ class SamplesById:
     _epoch_reader: EpochReader
     _at_hand: dict[int, Any]
     """Samples that iteration has read, for a subclass's method that is about to ask for them."""
+    _length_told: int | None = None
+    """What ``len()`` said, until a sample by id was read."""
 
     @overload
     def __getitem__(self, index: int | np.integer[Any]) -> Any: ...
@@ -62,6 +67,8 @@ class SamplesById:
             sample = self._at_hand.pop(sample_id, _ABSENT)
             if sample is not _ABSENT:
                 return sample
+        if self._length_told is not None:
+            self._check_length_told()
         if not 0 <= sample_id < self._table.total:
             raise IndexError(f"sample {sample_id} is not in a dataset of {self._table.total} samples")
         settings = self._epoch_reader.settings
@@ -88,6 +95,17 @@ class SamplesById:
         if not len(rows):
             return {name: [] for name in (wanted or self._streams.index.columns)}
         return read_samples(self._epoch_reader.pool, shards, rows, wanted)
+
+    def _check_length_told(self) -> None:
+        """Warn of a dataset around this one that may take this rank's length for the number of samples. Once."""
+        length, self._length_told = self._length_told, None
+        if length != self._table.total and fetches_by_id():
+            logger.warning(
+                "samples are read by id, by a DataLoader over another dataset, and len() of the StreamingDataset in it was "
+                "asked for: that is %d, what this rank gets in an epoch. Of all samples there are %d: .size says so",
+                length,
+                self._table.total,
+            )
 
     def _ids(self, index: Any) -> Ids:
         given = np.asarray(index)

@@ -13,9 +13,12 @@ from typing import Any, Final
 
 from stoker.errors import ConfigError
 
-__all__ = ["check_sampling", "looks_only", "reads_ahead"]
+__all__ = ["check_divides_by_id", "check_sampling", "fetches_by_id", "looks_only", "reads_ahead"]
 
 _LIGHTNING: Final = ("lightning.pytorch.", "pytorch_lightning.")
+# Modules of torch that take numbers from 0 to the length for ids, but for one class.
+_BY_ID: Final = ("torch.utils.data.dataset", "torch.utils.data.distributed", "torch.utils.data.sampler")
+_CHAIN: Final = "ChainDataset."
 _BY_LENGTH: Final = ("group_by_length", "batch_rebalance")
 
 
@@ -76,6 +79,39 @@ def check_sampling(dataset: object, *, shuffle: bool) -> None:
         f"TrainingArguments(train_sampling_strategy={strategy!r}) is for datasets that are read by id. Trainer iterates over "
         f"this one, in the dataset's order, and would leave it out. {remedy}"
     )
+
+
+def check_divides_by_id(length: int, size: int) -> None:
+    """See that torch does not ask for a length to divide samples by their ids, where that is not the number of all samples.
+
+    So do ``random_split``, ``DistributedSampler`` and other samplers.
+
+    Args:
+        length: samples that this rank gets in an epoch.
+        size: all samples of the dataset.
+
+    Raises:
+        ConfigError: it does: the ids from ``length`` on would never come.
+    """
+    frame = sys._getframe(2)
+    if length == size or _name(frame) not in _BY_ID or frame.f_code.co_qualname.startswith(_CHAIN):
+        return
+    asks = frame.f_code.co_qualname.removesuffix(".__init__")
+    raise ConfigError(
+        f"{asks} takes the length of a StreamingDataset, {length}, for the number of its samples. That is what this rank "
+        f"gets in an epoch; ids are 0 to {size - 1}. A StreamingDataset divides its samples among ranks itself, without a "
+        "sampler; to split it write subset=train_validation_split(...)[0]; for samples by id take LocalDataset(...)"
+    )
+
+
+def fetches_by_id() -> bool:
+    """Whether a torch ``DataLoader`` over another dataset, which reads by id, asks for a sample."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_qualname == "_MapDatasetFetcher.fetch":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _frames_of_keras() -> Iterator[FrameType]:

@@ -21,7 +21,7 @@ from stoker.formats.base import ReadOptions
 from stoker.loaders.attributes import DatasetAttributes
 from stoker.loaders.by_id import SamplesById
 from stoker.loaders.composer_progress import ended_by_composer, nothing_left_for_composer
-from stoker.loaders.consumers import check_sampling
+from stoker.loaders.consumers import check_divides_by_id, check_sampling
 from stoker.loaders.dataset_checks import check_columns, check_limit
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.overrides import (
@@ -357,7 +357,10 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
     def __len__(self) -> int:
         """Number of samples that this rank gets in an epoch."""
         check_sampling(self, shuffle=self.shuffle)
-        return self._epoch_reader.count(self.batch_size or 1)
+        length = self._epoch_reader.count(self.batch_size or 1)
+        check_divides_by_id(length, self.size)
+        self._length_told = length
+        return length
 
     # -- in order --------------------------------------------------------------------------------------------------
 
