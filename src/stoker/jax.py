@@ -64,7 +64,10 @@ def batches(
     try:
         sharding.shard_shape((whole,))
     except ValueError as error:
-        raise ConfigError(f"a batch of {size} samples on each of {wanted.world_size} readers: {error}") from error
+        raise ConfigError(
+            f"a batch of {size} samples on each of {wanted.world_size} readers can not be divided equally among the devices: "
+            f"{error}. Make batch_size a multiple of the devices along the first axis that one reader has"
+        ) from error
     plan = reader.plan(dataset.upcoming(), size)
     if mask is None and plan.end > plan.position_after(plan.full_steps):
         raise ConfigError(

@@ -1,13 +1,15 @@
 """Functions that programs import from ``streaming.base.util``, for those whose imports were changed to stoker's.
 
-from stoker.util import clean_stale_shared_memory, merge_index
+from stoker.util import bytes_to_int, clean_stale_shared_memory, get_list_arg, merge_index, number_abbrev_to_int
 """
 
 import logging
 
 from stoker.index.merge import merge_index
+from stoker.units import parse_bytes as bytes_to_int
+from stoker.units import parse_count as number_abbrev_to_int
 
-__all__ = ["clean_stale_shared_memory", "merge_index"]
+__all__ = ["bytes_to_int", "clean_stale_shared_memory", "get_list_arg", "merge_index", "number_abbrev_to_int"]
 
 logger = logging.getLogger(__name__)
 
@@ -15,3 +17,14 @@ logger = logging.getLogger(__name__)
 def clean_stale_shared_memory() -> None:
     """Does nothing: stoker's processes share anonymous files, which end with the last of them."""
     logger.info("clean_stale_shared_memory() does nothing: stoker leaves nothing in shared memory; leave the call out")
+
+
+def get_list_arg(text: str) -> list[str]:
+    """The parts of a text between its commas; none of an empty text.
+
+    >>> get_list_arg("text,tokens"), get_list_arg("")
+    (['text', 'tokens'], [])
+    """
+    if not text:
+        return []
+    return text.split(",")

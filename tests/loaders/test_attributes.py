@@ -15,7 +15,7 @@ import pytest
 from stoker import LocalDataset, MDSWriter, Schedule, Stream, StreamingDataset
 from stoker.errors import ConfigError, DestinationExistsError, FormatError, IndexFileError
 from stoker.streams.registry import streams_registry
-from stoker.util import clean_stale_shared_memory, merge_index
+from stoker.util import bytes_to_int, clean_stale_shared_memory, get_list_arg, merge_index, number_abbrev_to_int
 
 SIZES = {"a": 100, "b": 60}
 
@@ -307,3 +307,10 @@ def test_a_dataset_is_torchs_dataset_however_late_torch_is_imported(tmp_path: Pa
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_small_functions_of_the_utilities() -> None:
+    assert get_list_arg("text,tokens") == ["text", "tokens"]
+    assert get_list_arg("") == []
+    assert bytes_to_int("1.5kb") == 1536
+    assert number_abbrev_to_int("10k") == 10_000

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,11 +51,14 @@ class CacheDirectory:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}
 
-    def __del__(self) -> None:
+    # Bound as defaults: at the interpreter's end a module's names are gone.
+    def __del__(
+        self, close: Callable[[int], None] = os.close, suppress: type[contextlib.suppress] = contextlib.suppress
+    ) -> None:
         held, self._held = getattr(self, "_held", None), None
         if held is not None:
-            with contextlib.suppress(OSError):
-                os.close(held)
+            with suppress(OSError):
+                close(held)
 
     def make(self) -> None:
         """Make the directory and its note if need be, and hold it.

@@ -11,7 +11,7 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
@@ -114,8 +114,11 @@ class SharedFile:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._attach(state["file"].detach())
 
-    def __del__(self) -> None:
+    # Bound as defaults: at the interpreter's end a module's names are gone.
+    def __del__(
+        self, close: Callable[[int], None] = os.close, suppress: type[contextlib.suppress] = contextlib.suppress
+    ) -> None:
         for file in (self.__dict__.get("_file"), self.__dict__.get("_lock_file")):
             if file is not None:
-                with contextlib.suppress(OSError):
-                    os.close(file)
+                with suppress(OSError):
+                    close(file)

@@ -113,9 +113,10 @@ class Threads:
             if thread is not threading.current_thread():
                 thread.join(patience)
 
-    def __del__(self) -> None:
+    # Bound as a default: at the interpreter's end a module's names are gone.
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
         # The threads hold the queue, not the pool: tell them to end.
-        if self._pid == os.getpid() and not self._closed:
+        if self._pid == getpid() and not self._closed:
             for _ in self._threads:
                 self._queue.put(None)
 
