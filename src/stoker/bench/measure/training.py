@@ -119,13 +119,16 @@ class Training:
     ) -> None:
         workload, train = self.plan.workload, split == "train"
         cached = self._page_cache(split)
-        fetched = runs[split].loader.report().bytes_fetched if split in runs else 0
+        at_first = self._from_storage(runs[split].loader) if split in runs else 0
         self.link.barrier("epoch")
         before = usage.measure()
+        if is_local(self.plan.url):
+            at_first = before.device
         began_at, began = time.time(), time.perf_counter_ns()
         # Opening reads headers, and with small files all of them: it belongs to the first epoch, but to none of its steps.
         run = self._begin(runs, stack, split)
         loader, compute = run.loader, run.compute
+        opened_at, at_open = time.monotonic(), self._from_storage(loader)
         spun = compute.spun
         steps = Steps(self._expected(workload, split))
         compute.begin(epoch)
@@ -161,8 +164,8 @@ class Training:
             entry["ended_at"] = time.time()
             entry |= self._measured(steps, workload)
             entry["time_to_first_batch"] = (int(steps.arrived[0]) - began) * 1e-9 if steps.count else None
-            ended, used = time.monotonic(), usage.measure().since(before)
-            entry["usage"] = used
+            ended, last = time.monotonic(), usage.measure()
+            entry["usage"] = last.since(before)
             entry["spun_seconds"] = (compute.spun - spun) * 1e-9
             entry["cache"] = cached
             save_steps(steps, self.results, self.world.rank, f"{split}-{repeat}-{epoch}")
@@ -170,11 +173,12 @@ class Training:
         entry["fingerprint"] = None if first is None else fingerprint(first.data)
         report = loader.report()
         entry["loader"] = asdict(report)
-        entry["fetched_bytes"] = _more(report.bytes_fetched, fetched)
-        entry["storage"] = {
-            "bytes": used["device_bytes"] if is_local(self.plan.url) else entry["fetched_bytes"],
-            "seconds": ended - max(began * 1e-9, entry["loader"].pop("reading_began") or 0),
-        }
+        entry["storage"] = _storage(
+            (began * 1e-9, at_first),
+            (max(opened_at, entry["loader"].pop("reading_began") or 0), at_open),
+            (ended, last.device if is_local(self.plan.url) else report.bytes_fetched),
+        )
+        entry["fetched_bytes"] = None if is_local(self.plan.url) else entry["storage"]["bytes"]
         loader.release()
         self.save()
         # A rank that has no more batches waits here for those that have.
@@ -195,6 +199,10 @@ class Training:
                 save(step)
 
         return unwatched
+
+    def _from_storage(self, loader: OpenLoader) -> int | None:
+        """Bytes that have come from storage so far; ``None`` where nobody knows."""
+        return usage.measure().device if is_local(self.plan.url) else loader.report().bytes_fetched
 
     def _step_barrier(self) -> None:
         self.link.gather("step")
@@ -284,6 +292,19 @@ class Training:
                 shutil.rmtree(copied["url"], ignore_errors=True)
 
 
-def _more(now: int | None, before: int | None) -> int | None:
-    """Growth of a count; ``None`` where it is not known."""
-    return None if now is None or before is None else now - before
+_Moment = tuple[float, int | None]
+"""A time of ``time.monotonic``, and the bytes that had come from storage by then; ``None`` where nobody knows."""
+
+
+def _storage(began: _Moment, opened: _Moment, ended: _Moment) -> dict[str, float | None]:
+    """Bytes of an epoch from storage, and bytes a second.
+
+    The mean is over the whole epoch, or, if that is more, from when the loader was open and its processes had started, which
+    may take seconds in which little is read.
+    """
+    if began[1] is None or opened[1] is None or ended[1] is None:
+        return {"bytes": None, "bytes_per_second": None}
+    means = [
+        (ended[1] - some) / max(ended[0] - at, 1e-9) for at, some in ((began[0], began[1]), (opened[0], opened[1]))
+    ]
+    return {"bytes": ended[1] - began[1], "bytes_per_second": max(means)}

@@ -136,9 +136,9 @@ def _tokens(workload: Workload, samples_per_second: float | None) -> float | Non
 def _storage_rate(entries: Sequence[Mapping[str, Any]]) -> float | None:
     """Bytes a second that came from storage, all ranks together; ``None`` where one of them does not know."""
     found = [entry["storage"] for entry in entries if entry.get("storage") is not None]
-    if not found or len(found) < len(entries) or any(one["bytes"] is None or one["seconds"] <= 0 for one in found):
+    if not found or len(found) < len(entries) or any(one["bytes_per_second"] is None for one in found):
         return None
-    return float(sum(one["bytes"] / one["seconds"] for one in found))
+    return float(sum(one["bytes_per_second"] for one in found))
 
 
 def _residue(entries: Sequence[Mapping[str, Any]]) -> float | None:
