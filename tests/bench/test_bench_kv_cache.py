@@ -241,8 +241,8 @@ def test_an_entry_that_was_changed_is_an_error(tmp_path: Path) -> None:
     assert [path.stat().st_size for path in paths] == [200_704, 200_704]  # whole pages
     one, other = (path.read_bytes() for path in paths)
     assert one[:4096] != one[65_536 : 65_536 + 4096] != other[:4096]
-    paths[0].write_bytes(one[:69_632] + other[69_632:])
-    with pytest.raises(CorruptDataError, match=r"1\.kv: byte 69,632 is not what was written"):
+    paths[0].write_bytes(one[:81_920] + other[81_920:])
+    with pytest.raises(CorruptDataError, match=r"1\.kv: byte 81,920 is not what was written"):
         entries.read(1, 200_000, buffer, timer)
     paths[0].write_bytes(one[:4096])
     with pytest.raises(CorruptDataError, match="has 4,096 bytes, 200,704 were written"):

@@ -79,7 +79,7 @@ def run_benchmark(
     data_url, saved = url or workload.storage.url, workload.checkpoint.url
     if "checkpoint" in stages and data_url is None and saved is None:
         raise ConfigError("where to with the checkpoints? Give checkpoint.url, or a URL or directory (--data)")
-    needs_data = not {"generate", "kv_cache"}.isdisjoint(stages) or (
+    needs_data = not {"generate", "kv_cache", "vectors"}.isdisjoint(stages) or (
         "train" in stages and workload.reader.loader != "synthetic"
     )
     if data_url is None and needs_data:

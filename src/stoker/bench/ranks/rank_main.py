@@ -24,6 +24,7 @@ from stoker.bench.ranks.step_watch import StepWatch
 from stoker.bench.ranks.termination import end_process, sigterm_interrupts
 from stoker.bench.ranks.world import processors, read_threads
 from stoker.bench.results.record import save_record
+from stoker.bench.vectors.stage import VectorStage
 from stoker.cluster import World
 from stoker.display import error_text
 from stoker.errors import StokerError, StorageError
@@ -60,6 +61,7 @@ class Member:
             "checkpoint_layout": None,
             "checkpoints": [],
             "kv_cache": None,
+            "vectors": None,
         }
 
     def run(self) -> None:
@@ -96,6 +98,8 @@ class Member:
             saver.stage()
         if "kv_cache" in workload.stages:
             KvCacheStage(self.plan, self.world, self.link, self.record, self.save).run()
+        if "vectors" in workload.stages:
+            VectorStage(self.plan, self.world, self.link, self.record, self.save).run()
         self.record["complete"] = True
         self.save()
 

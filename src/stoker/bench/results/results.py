@@ -23,6 +23,7 @@ from stoker.bench.results.record import replace_file
 from stoker.bench.results.rules import judge
 from stoker.bench.results.summary import MOMENT, dlio_summary
 from stoker.bench.results.verdict import verdict
+from stoker.bench.vectors.outcome import vector_result
 from stoker.storage import is_local
 
 RESULTS: Final = "results.json"
@@ -91,6 +92,7 @@ def collect(
         "generate": next((record["generate"] for record in records if record["generate"] is not None), None),
         "checkpoint": checkpoint_result(records, ranks),
         "kv_cache": kv_cache_result(records),
+        "vectors": vector_result(records),
         "calibration": _calibration(records, [epoch for epoch in epochs if epoch["kind"] == "train"]),
         "epochs": epochs,
         "repeats": repeats,

@@ -14,6 +14,7 @@ from stoker.bench.results.bytes_read import bytes_findings
 from stoker.bench.results.counts import count_findings
 from stoker.bench.results.verdict import LEAST_STEPS, counted_steps
 from stoker.bench.settings.workload import Workload
+from stoker.bench.vectors.outcome import vector_findings
 
 _RESIDUE: Final = 0.001
 _REPEATS: Final = 5
@@ -205,7 +206,7 @@ def _crowded(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]
 
 
 def _stages(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
-    for findings in (checkpoint_findings, kv_cache_findings, mlperf_findings):
+    for findings in (checkpoint_findings, kv_cache_findings, vector_findings, mlperf_findings):
         for rule, invalid, reason in findings(result, workload):
             yield Finding(rule, invalid, reason)
 

@@ -61,6 +61,8 @@ SMOKE_BYTES: Final = 1 << 30
 """Bytes of the data set of a smoke test at most, unless its least steps need more."""
 SMOKE_SECONDS: Final = 60
 """Seconds that accelerators compute in a smoke test at most, unless its least steps take longer."""
+_LEAST_SECONDS: Final = 10.0
+"""Seconds of the stage ``kv_cache`` of a scaled run at least."""
 
 
 def scaled(workload: Workload, part: float, accelerators: int, *, smoke: bool = False) -> dict[str, Any]:
@@ -99,4 +101,13 @@ def scaled(workload: Workload, part: float, accelerators: int, *, smoke: bool = 
         made |= {"checkpoint.after_epoch": 1, "model.size_bytes": round(model.size_bytes * part)}
         made["model.layers"] = min(model.layers, max(model.pipeline, round(model.layers * part)))
         made["model.vocab_size"] = max(1, round(model.vocab_size * part))
+    if "kv_cache" in workload.stages:
+        cache = workload.kv_cache
+        made |= {"kv_cache.users": min(cache.users, max(4, round(cache.users * part))), "kv_cache.repeats": 1}
+        made["kv_cache.seconds"] = min(cache.seconds, max(_LEAST_SECONDS, cache.seconds * part))
+        made["kv_cache.requests"] = cache.requests and max(10, round(cache.requests * part))
+    if "vectors" in workload.stages:
+        vectors = workload.vectors
+        made |= {"vectors.count": min(vectors.count, max(5000, round(vectors.count * part))), "vectors.repeats": 1}
+        made["vectors.queries"] = min(vectors.queries, max(100, round(vectors.queries * part)))
     return made

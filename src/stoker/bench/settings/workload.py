@@ -13,7 +13,7 @@ from typing import Any, Literal
 from stoker.bench.settings.duration import Duration, parse_duration
 from stoker.bench.settings.schema import ContradictionError, Section, setting
 from stoker.bench.settings.workload_data import ColumnSpec, DatasetSettings
-from stoker.bench.settings.workload_inference import KvCacheSettings, UserKind
+from stoker.bench.settings.workload_inference import KvCacheSettings, UserKind, VectorSettings
 from stoker.bench.settings.workload_model import WIDTHS, CheckpointSettings, ModelSettings
 from stoker.errors import ConfigError
 
@@ -32,11 +32,12 @@ __all__ = [
     "Storage",
     "Train",
     "UserKind",
+    "VectorSettings",
     "Workload",
     "as_plain",
 ]
 
-Stage = Literal["generate", "train", "evaluate", "checkpoint", "kv_cache"]
+Stage = Literal["generate", "train", "evaluate", "checkpoint", "kv_cache", "vectors"]
 """The stages, in the order in which they run. ``evaluate`` runs between epochs of ``train``."""
 
 
@@ -149,7 +150,9 @@ class Workload:
 
     name: str = setting("default", "for the results")
     accelerator: str = setting("none", "what compute.seconds was measured on; for the results alone")
-    stages: tuple[Stage, ...] = setting(("train",), "which of generate, train, evaluate, checkpoint, kv_cache are run")
+    stages: tuple[Stage, ...] = setting(
+        ("train",), "those to run: generate, train, evaluate, checkpoint, kv_cache, vectors"
+    )
     compute: Compute = setting(Compute, "what an accelerator does with a batch")
     dataset: DatasetSettings = setting(DatasetSettings, "the files")
     reader: ReaderSettings = setting(ReaderSettings, "the loader under test")
@@ -159,6 +162,7 @@ class Workload:
     model: ModelSettings = setting(ModelSettings, "the model whose state a checkpoint holds, or a KV cache")
     checkpoint: CheckpointSettings = setting(CheckpointSettings, "saving and loading of checkpoints")
     kv_cache: KvCacheSettings = setting(KvCacheSettings, "writing and reading of a model's KV cache")
+    vectors: VectorSettings = setting(VectorSettings, "search of vectors in an index on storage")
     metric: MetricSettings = setting(MetricSettings, "what counts")
 
     def __post_init__(self) -> None:

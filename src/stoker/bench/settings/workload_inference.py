@@ -92,3 +92,36 @@ class KvCacheSettings(Section):
             raise ConfigError("the stage never ends: give seconds, requests, or both")
         if self.part_bytes % 4096:
             raise ConfigError(f"part_bytes is a multiple of 4096, as devices have it, got {self.part_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSettings(Section):
+    """The stage ``vectors``: the vectors nearest to queries are searched in an index that is in files."""
+
+    index: Literal["diskann", "usearch"] = setting(
+        "diskann",
+        "diskann: beam search over a graph, by reads of 4 KiB; usearch: that package's HNSW, mapped from its file",
+    )
+    count: int = setting(100_000, "vectors", unit="count", least=16)
+    dimension: int = setting(128, "values of a vector, of 4 bytes each", least=1)
+    degree: int = setting(48, "edges of a vector in the graph", least=4)
+    queries: int = setting(1000, "queries of a rank", unit="count", least=1)
+    neighbours: int = setting(10, "vectors that a query asks for", least=1)
+    kept: int = setting(
+        100, "nearest vectors that a search keeps while it goes on; more find more, and read more", least=1
+    )
+    beam: int = setting(4, "pages that a search reads at once", least=1)
+    workers: int = setting(4, "queries that are answered at once", least=1)
+    seed: int = setting(42, "of vectors and queries; each rank has other queries", least=0)
+    repeats: int = setting(1, "run all queries so often, for the spread", least=1)
+    recall: float = setting(0.9, "least part of the nearest vectors that must be found, 0 to 1", least=0)
+    direct: bool = setting(
+        True, "diskann: reads by O_DIRECT, several at once; false: through the page cache, one by one"
+    )
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        if self.recall > 1:
+            raise ConfigError(f"recall is a part of 1, got {self.recall}")
+        if self.neighbours > min(self.kept, self.count):
+            raise ConfigError(f"a search that keeps {self.kept} of {self.count} vectors can not find {self.neighbours}")

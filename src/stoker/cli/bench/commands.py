@@ -19,7 +19,7 @@ from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 
 _RULES = ("stoker", "mlperf", "mlperf-open", "mlperf-v2", "mlperf-v2-open")
-_STAGES = ("generate", "train", "evaluate", "checkpoint", "kv_cache")
+_STAGES = ("generate", "train", "evaluate", "checkpoint", "kv_cache", "vectors")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

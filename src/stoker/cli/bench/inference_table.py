@@ -51,3 +51,29 @@ def show_kv_cache(console: Console, found: Mapping[str, Any]) -> None:
             f"read: {rate['mean'] / 1e6:,.1f} MB/s (± {rate['stdev'] / 1e6:,.1f}), P95 {time_text(p95['mean'])} "
             f"(± {time_text(p95['stdev'])}), over {rate['count']} repeats"
         )
+
+
+def show_vectors(console: Console, found: Mapping[str, Any]) -> None:
+    """Queries, and the reads of their searches alone."""
+    made = "" if found["build_seconds"] is None else f", made in {found['build_seconds']:.1f} s"
+    size = decimal_bytes_text(found["bytes"])
+    console.print(Text(f"{found['index']} at {found['path']}: {size}{made}", style="dim"))
+    table = make_table(("repeat", "", "per s", "recall", "P50", "P95", "P99", "reads", "KB", "host"))
+    for repeat in found["repeats"]:
+        for name, what in (("search", "queries"), ("replay", "reads alone")):
+            one = repeat[name]
+            if one is None:
+                continue
+            size = repeat["device_bytes_a_query"] if not found["unit"] else one["bytes"] / one["count"]
+            table.add_row(
+                str(repeat["repeat"]),
+                what,
+                f"{one['per_second']:,.1f}",
+                f"{repeat['recall']:.1%}" if name == "search" else "",
+                *(time_text(one["latency"][at]) for at in ("p50", "p95", "p99")),
+                f"{repeat['reads_a_query']:.1f}" if found["unit"] else "-",
+                "-" if size is None else f"{size / 1e3:,.1f}",
+                f"{one['host_share']:.1%}" if found["unit"] else "-",
+            )
+    console.print(table)
+    console.print(Text("reads, KB: of a query; host: part of the time that is not the storage's", style="dim"))

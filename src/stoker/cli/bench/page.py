@@ -80,6 +80,8 @@ def _tiles(run: RunFiles) -> list[str]:
         ("bytes a second, checkpoints loaded", datum(0, run, "checkpoint.load.bytes_per_second.mean", _bytes_rate)),
         ("bytes a second, KV cache written", datum(0, run, "kv_cache.write.bytes_per_second.mean", _bytes_rate)),
         ("bytes a second, KV cache read", datum(0, run, "kv_cache.read.bytes_per_second.mean", _bytes_rate)),
+        ("queries a second, vectors", datum(0, run, "vectors.queries_per_second.mean", _rate)),
+        ("recall, vectors", datum(0, run, "vectors.recall.mean", percent_text)),
         ("95 % of entries of the KV cache are read in", datum(0, run, "kv_cache.read.p95.mean", seconds_text)),
     ]
     return [tile(name, value) for name, value in shown if value != NOTHING]

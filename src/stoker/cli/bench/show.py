@@ -137,6 +137,14 @@ def _extent(found: Resolved, size: RunExtent, accelerators: int, free: int | Non
         rows.append(("training", f"{count_text(size.steps)} steps an epoch, {epochs} epochs"))
         rows.append(("", f"{decimal_bytes_text(size.read_bytes)} are read by all accelerators"))
         rows.append(("least time", f"{seconds_text(size.seconds)} of computing, if no accelerator ever waits"))
+    if "kv_cache" in workload.stages:
+        cache = workload.kv_cache
+        rows.append(("KV cache", f"{cache.users} users of each, {workload.model.kv_bytes:,} bytes a token"))
+        rows.append(("time", f"{cache.repeats} times {seconds_text(cache.seconds)}"))
+    if "vectors" in workload.stages:
+        vectors = workload.vectors
+        whole = decimal_bytes_text(4 * vectors.count * vectors.dimension)
+        rows.append(("vectors", f"{count_text(vectors.count)} of {vectors.dimension} values, {whole}"))
     if free is not None:
         rows.append(("free space", decimal_bytes_text(free)))
     return pairs(f"{workload.name} ({found.source})", rows)

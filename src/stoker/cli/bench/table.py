@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.bench.inference_table import show_kv_cache
+from stoker.cli.bench.inference_table import show_kv_cache, show_vectors
 from stoker.cli.bench.verdicts import verdict_text
 from stoker.cli.render.numbers import decimal_bytes_text as _size
 from stoker.cli.render.numbers import percent_text, time_text
@@ -53,6 +53,8 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
         _checkpoints(console, result["checkpoint"])
     if result["kv_cache"] is not None:
         show_kv_cache(console, result["kv_cache"])
+    if result["vectors"] is not None:
+        show_vectors(console, result["vectors"])
     calibration = result["calibration"]
     if calibration is not None and calibration["au_ceiling"] is not None:
         console.print(f"with data in memory: utilization {calibration['au_ceiling']:.2%}")

@@ -1,0 +1,180 @@
+"""Indexes under test: each is made as a file, and searched by several threads at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.bench.measure.call_times import CallTimer
+from stoker.bench.settings.workload import VectorSettings
+from stoker.bench.vectors.beam_search import BeamSearch, ShortVectors
+from stoker.bench.vectors.disk_graph import open_graph, write_graph
+from stoker.bench.vectors.graph import build_graph
+from stoker.bench.vectors.page_reader import PageReader
+from stoker.bench.vectors.points import F32, I64
+from stoker.errors import CorruptDataError, import_option
+
+_BUILT_WITH: Final = 128
+"""Nearest vectors that usearch keeps while it builds."""
+
+
+class Searcher(ABC):
+    """An open index, of one thread."""
+
+    @abstractmethod
+    def search(self, query: F32, timer: CallTimer) -> tuple[I64, list[NDArray[np.int64]]]:
+        """The nearest vectors, and the offsets that each step has read, as far as that is known."""
+
+    def replay(self, hops: list[NDArray[np.int64]], timer: CallTimer) -> None:
+        """Read again what a search has read, step by step, and do nothing else."""
+        raise NotImplementedError
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Close files."""
+
+
+class VectorIndex(ABC):
+    """An index that is in a file.
+
+    Args:
+        settings: of the stage.
+        path: of the file.
+
+    Attributes:
+        suffix: of the file's name.
+        unit: bytes of a read; 0 where the index reads through a mapping.
+        memory: bytes that it holds in memory.
+    """
+
+    suffix: ClassVar[str]
+
+    def __init__(self, settings: VectorSettings, path: str) -> None:
+        self.settings, self.path = settings, path
+        self.unit = self.memory = 0
+
+    @abstractmethod
+    def build(self, points: F32) -> None:
+        """Make the file.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+
+    def load(self, points: F32) -> None:  # noqa: B027 - most hold nothing
+        """Make what is in memory of the vectors, once."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Open the file.
+
+        Raises:
+            CorruptDataError: it is not what :meth:`build` makes.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Let go of the file, so that it can leave the page cache."""
+
+    @abstractmethod
+    def searcher(self) -> Searcher:
+        """For one thread."""
+
+
+class DiskGraphIndex(VectorIndex):
+    """A graph in pages of 4 KiB, with vectors of a byte a value in memory."""
+
+    suffix = "graph"
+
+    def build(self, points: F32) -> None:
+        edges, start = build_graph(points, self.settings.degree, self.settings.seed)
+        write_graph(self.path, points, edges, start)
+
+    def load(self, points: F32) -> None:
+        self.short = ShortVectors(points)
+        self.memory = self.short.bytes
+
+    def open(self) -> None:
+        self.graph = open_graph(self.path)
+        settings, graph = self.settings, self.graph
+        if (graph.count, graph.dimension, graph.degree) != (settings.count, settings.dimension, settings.degree):
+            raise CorruptDataError(f"{self.path} is of other vectors: remove it, and it is made anew")
+        self.unit = graph.unit
+
+    def searcher(self) -> Searcher:
+        return _GraphSearcher(self)
+
+
+class _GraphSearcher(Searcher):
+    def __init__(self, index: DiskGraphIndex) -> None:
+        settings = index.settings
+        self._count = settings.neighbours
+        self._reader = PageReader(index.path, index.unit, settings.beam, direct=settings.direct)
+        self._search = BeamSearch(index.graph, index.short, self._reader, beam=settings.beam, kept=settings.kept)
+
+    def search(self, query: F32, timer: CallTimer) -> tuple[I64, list[NDArray[np.int64]]]:
+        return self._search.search(query, self._count, timer)
+
+    def replay(self, hops: list[NDArray[np.int64]], timer: CallTimer) -> None:
+        for offsets in hops:
+            self._reader.read(offsets, timer)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class UsearchIndex(VectorIndex):
+    """usearch's HNSW, mapped from its file: the kernel reads what is touched, and keeps it while there is memory."""
+
+    suffix = "usearch"
+
+    def __init__(self, settings: VectorSettings, path: str) -> None:
+        super().__init__(settings, path)
+        self._package: Any = import_option("usearch.index", "vectors.index usearch needs usearch", "stoker[vectors]")
+        self._index: Any = None
+
+    def build(self, points: F32) -> None:
+        index = self._package.Index(
+            ndim=points.shape[1],
+            metric="l2sq",
+            dtype="f32",
+            connectivity=self.settings.degree // 2,
+            expansion_add=_BUILT_WITH,
+        )
+        index.add(np.arange(len(points), dtype=np.uint64), points)
+        temporary = f"{self.path}.{os.getpid()}"
+        try:
+            index.save(temporary)
+            os.replace(temporary, self.path)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+    def close(self) -> None:
+        self._index = None
+
+    def open(self) -> None:
+        index = self._package.Index.restore(self.path, view=True)
+        if index is None or (len(index), index.ndim) != (self.settings.count, self.settings.dimension):
+            raise CorruptDataError(f"{self.path} is no index of these vectors: remove it, and it is made anew")
+        index.expansion_search = self.settings.kept
+        self._index = index
+
+    def searcher(self) -> Searcher:
+        return _MappedSearcher(self._index, self.settings.neighbours)
+
+
+class _MappedSearcher(Searcher):
+    def __init__(self, index: Any, count: int) -> None:
+        self._index, self._count = index, count
+
+    def search(self, query: F32, timer: CallTimer) -> tuple[I64, list[NDArray[np.int64]]]:
+        found = timer.call(self._index.search, query, self._count)
+        return found.keys.astype(np.int64), []
+
+
+INDEXES: Final[dict[str, type[VectorIndex]]] = {"diskann": DiskGraphIndex, "usearch": UsearchIndex}
+"""By the name for ``vectors.index``."""

@@ -1,0 +1,126 @@
+"""The results of the stage ``vectors``, from all ranks' records, and the rules for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from stoker.bench.measure.call_times import merged
+from stoker.bench.measure.metrics import spread
+from stoker.bench.measure.page_cache import file_system
+from stoker.bench.settings.workload import Workload
+
+_FROM_DEVICE: Final = 0.95
+_TOLD: Final = 16 << 20
+"""Bytes below which what the kernel counts may be anything else that the processes read."""
+_HOST: Final = 0.05
+_REPEATS: Final = 5
+
+
+def vector_result(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """All repeats; ``None`` where the stage was not asked for or did not begin."""
+    known = [record["vectors"] for record in records if record.get("vectors")]
+    if not known:
+        return None
+    kind, memory = file_system(known[0]["path"])
+    built = [one["build_seconds"] for one in known if one["build_seconds"] is not None]
+    repeats = [
+        _repeat([one["repeats"][at] for one in known]) for at in range(min(len(one["repeats"]) for one in known))
+    ]
+    return {
+        **{name: known[0][name] for name in ("index", "path", "bytes", "memory_bytes", "unit")},
+        "kind": kind,
+        "in_memory": memory,
+        "build_seconds": max(built, default=None),
+        "repeats": repeats,
+        "recall": spread([one["recall"] for one in repeats]),
+        "queries_per_second": spread([one["search"]["per_second"] for one in repeats]),
+        **{name: spread([one["search"]["latency"][name] for one in repeats]) for name in ("p50", "p95", "p99")},
+    }
+
+
+def _repeat(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    seconds = max(part["seconds"] for part in parts)
+    replayed = [part["replay_seconds"] for part in parts if part["replay_seconds"] is not None]
+    queries = sum(part["search"]["count"] for part in parts)
+    device = [part["usage"]["device_bytes"] for part in parts]
+    again = [part["replay_usage"]["device_bytes"] for part in parts if part["replay_usage"] is not None]
+    return {
+        "repeat": parts[0]["repeat"],
+        "seconds": seconds,
+        "recall": sum(part["recall"] * part["search"]["count"] for part in parts) / queries,
+        "reads_a_query": sum(part["reads"] for part in parts) / queries,
+        "hops_a_query": sum(part["hops"] for part in parts) / queries,
+        "search": merged([part["search"] for part in parts], seconds),
+        "replay_seconds": max(replayed, default=None),
+        "replay": merged([part["replay"] for part in parts], max(replayed)) if replayed else None,
+        "device_bytes": None if None in device else sum(device),
+        "device_bytes_a_query": None if None in device else sum(device) / queries,
+        "replay_device_bytes": None if None in again or not again else sum(again),
+        "cpu_seconds": sum(part["usage"]["cpu_seconds"] for part in parts),
+    }
+
+
+def vector_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[str, bool, str]]:
+    """Rule, whether it makes the run invalid, and the reason; none where the stage was not asked for."""
+    if "vectors" not in workload.stages:
+        return
+    found, settings = result["vectors"], workload.vectors
+    if found is None or not found["repeats"]:
+        if result["failure"] is None:
+            yield "vectors", True, "nothing was measured of the search of vectors"
+        return
+    if found["in_memory"]:
+        yield "vector storage", True, f"{found['path']} is in memory ({found['kind']}): no storage was measured"
+    elif found["unit"]:
+        yield from _page_cache(found, settings.direct)
+    else:
+        yield from _mapped(found)
+    if found["recall"]["min"] < settings.recall:
+        least, asked = found["recall"]["min"], settings.recall
+        reason = (
+            f"{least:.1%} of the nearest vectors were found, vectors.recall asks for {asked:.0%}: raise vectors.kept"
+        )
+        yield "recall", True, reason
+    replay = [one["replay"] for one in found["repeats"] if one["replay"] is not None]
+    for name, what in (
+        ("host_share", "this process's own"),
+        ("queue_share", "waiting for a processor, of which few were free"),
+    ):
+        share = max((one[name] for one in replay), default=0.0)
+        if share > _HOST:
+            yield "host's share", False, f"up to {share:.0%} of the time of the reads alone is {what}"
+    if settings.repeats < _REPEATS:
+        yield "repeats", False, f"vectors.repeats is {settings.repeats}; MLPerf Storage asks for {_REPEATS} runs"
+
+
+def _page_cache(found: Mapping[str, Any], direct: bool) -> Iterator[tuple[str, bool, str]]:
+    for repeat in found["repeats"]:
+        for name, key in (("search", "device_bytes"), ("replay", "replay_device_bytes")):
+            read, device = repeat[name]["bytes"], repeat[key]
+            if device is None or read < _TOLD:
+                if not direct:
+                    yield (
+                        "page cache",
+                        True,
+                        "whether the device was read is not known: read more, or set vectors.direct=true",
+                    )
+                    return
+            elif device < _FROM_DEVICE * read:
+                part = 1 - device / read
+                yield "page cache", True, f"{part:.0%} of the bytes that searches read did not come from the device"
+                return
+
+
+def _mapped(found: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
+    for repeat in found["repeats"]:
+        device = repeat["device_bytes"]
+        if not device:
+            yield "page cache", True, "nothing is known to have come from the device: the mapped index was in memory"
+            return
+    most = max(one["device_bytes"] for one in found["repeats"])
+    part = most / found["bytes"]
+    reason = (
+        f"the index is mapped: {part:.0%} of its bytes came from the device, and what was there already from memory"
+    )
+    yield "page cache", False, reason

@@ -1,0 +1,59 @@
+"""Vectors to search, queries, and the right answers, which are found by comparing each query with all vectors."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+_FREEDOM: Final = 16
+"""Real embeddings lie near a surface of few dimensions; so many directions of these vectors are drawn, the rest is small."""
+_SMALL: Final = 0.1
+_ROWS: Final = 1 << 14
+
+
+def draw_points(count: int, dimension: int, seed: int, *, queries: bool = False) -> F32:
+    """Vectors of a seed; with ``queries``, others of the same distribution.
+
+    Returns:
+        float32, shape ``(count, dimension)``.
+    """
+    plane = np.random.default_rng([seed, 0]).standard_normal((_FREEDOM, dimension), np.float32)
+    draw = np.random.default_rng([seed, 1 + queries])
+    made = np.empty((count, dimension), np.float32)
+    for at in range(0, count, _ROWS):
+        rows = made[at : at + _ROWS]
+        draw.standard_normal(out=rows, dtype=np.float32)
+        rows *= _SMALL
+        rows += draw.standard_normal((len(rows), _FREEDOM), np.float32) @ plane
+    return made
+
+
+def squared_distances(some: F32, others: F32) -> F32:
+    """Squared Euclidean distances, shape ``(len(some), len(others))``; rounding may make small ones negative."""
+    norms = np.einsum("ij,ij->i", some, some)[:, None] + np.einsum("ij,ij->i", others, others)[None, :]
+    found: F32 = norms - 2 * (some @ others.T)
+    return found
+
+
+def nearest(points: F32, queries: F32, count: int) -> I64:
+    """The nearest vectors of each query, by comparison with all: int64, shape ``(len(queries), count)``, nearest first."""
+    best = np.full((len(queries), count), np.inf, np.float32)
+    found = np.zeros((len(queries), count), np.int64)
+    for at in range(0, len(points), _ROWS):
+        rows = squared_distances(queries, points[at : at + _ROWS])
+        both = np.concatenate([best, rows], axis=1)
+        numbers = np.concatenate([found, np.broadcast_to(np.arange(at, at + rows.shape[1]), rows.shape)], axis=1)
+        order = np.argsort(both, axis=1, kind="stable")[:, :count]
+        best, found = np.take_along_axis(both, order, 1), np.take_along_axis(numbers, order, 1)
+    return found
+
+
+def recall(found: I64, right: I64) -> float:
+    """The part of the right answers that was found, 0 to 1."""
+    hits = [len(np.intersect1d(one, other)) for one, other in zip(found, right, strict=True)]
+    return float(np.sum(hits) / right.size)

@@ -1,0 +1,188 @@
+"""A rank's part of the stage ``vectors``: an index is made where there is none, and threads search it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.bench.measure import page_cache as pagecache
+from stoker.bench.measure import usage
+from stoker.bench.measure.call_times import CallTimer, OperationTimes
+from stoker.bench.ranks.control_client import Link
+from stoker.bench.ranks.plan import RunPlan
+from stoker.bench.vectors.indexes import INDEXES, Searcher, VectorIndex
+from stoker.bench.vectors.points import F32, I64, draw_points, nearest, recall
+from stoker.cluster import World
+from stoker.errors import ConfigError
+from stoker.storage import is_local
+from stoker.storage.file_errors import file_errors
+
+FOLDER: Final = "vectors"
+"""Below the data's URL. Indexes stay, and the next run finds them."""
+
+Hops = list[NDArray[np.int64]]
+
+
+class VectorStage:
+    """Searches a rank's queries.
+
+    Args:
+        plan: the run.
+        world: this rank.
+        link: to the other ranks.
+        record: this rank's, where what was measured is added, repeat by repeat.
+        note: writes the record down.
+    """
+
+    def __init__(
+        self, plan: RunPlan, world: World, link: Link, record: dict[str, Any], note: Callable[[], object]
+    ) -> None:
+        self._world, self._link, self._record, self._note = world, link, record, note
+        self._settings = plan.workload.vectors
+        if not is_local(plan.url):
+            raise ConfigError(f"the stage vectors searches files of a directory, and {plan.url} is none")
+        self._folder = f"{plan.url}/{FOLDER}"
+
+    def run(self) -> None:
+        """All repeats.
+
+        Raises:
+            StorageError: the index could not be written or read.
+            CorruptDataError: the file is not what was to be searched.
+        """
+        settings, world = self._settings, self._world
+        name = f"{settings.count}x{settings.dimension}-{settings.degree}-{settings.seed}"
+        kind = INDEXES[settings.index]
+        index = kind(settings, f"{self._folder}/{name}.{kind.suffix}")
+        points = draw_points(settings.count, settings.dimension, settings.seed)
+        made = self._make(index, points)
+        index.load(points)
+        index.open()
+        queries = draw_points(settings.queries, settings.dimension, settings.seed + 1 + world.rank, queries=True)
+        right = nearest(points, queries, settings.neighbours)
+        del points
+        self._record["vectors"] = {
+            "index": settings.index,
+            "path": index.path,
+            "bytes": os.path.getsize(index.path),
+            "memory_bytes": index.memory,
+            "unit": index.unit,
+            "build_seconds": made,
+            "repeats": [],
+        }
+        for repeat in range(settings.repeats):
+            index.close()
+            self._link.barrier("vectors")  # what one has mapped stays in the page cache
+            if not world.rank % world.local_world_size:
+                pagecache.cached_files(self._folder, drop=True)
+            self._link.barrier("vectors")
+            found = self._repeat(index, queries, right)
+            self._record["vectors"]["repeats"].append({"repeat": repeat, **found})
+            self._note()
+            self._link.barrier("vectors")
+
+    def _make(self, index: VectorIndex, points: F32) -> float | None:
+        """Make the index once a host, unless it is there; seconds, if this rank did."""
+        seconds = None
+        with file_errors(self._folder):
+            os.makedirs(self._folder, exist_ok=True)
+        if not self._world.rank % self._world.local_world_size and not os.path.exists(index.path):
+            begun = time.perf_counter()
+            index.build(points)
+            seconds = time.perf_counter() - begun
+        self._link.barrier("vectors")
+        return seconds
+
+    def _repeat(self, index: VectorIndex, queries: F32, right: I64) -> dict[str, Any]:
+        """All queries; then their reads again without the searching, where the index says what it reads."""
+        answers: list[I64 | None] = [None] * len(queries)
+        hops: list[Hops] = [[] for _ in queries]
+        search, replay = OperationTimes(), OperationTimes()
+
+        def ask(searcher: Searcher, number: int, timer: CallTimer) -> None:
+            timer.begin()
+            found, read = searcher.search(queries[number], timer)
+            search.add(index.unit * sum(map(len, read)), timer.end())
+            answers[number], hops[number] = found, read
+
+        def read_again(searcher: Searcher, number: int, timer: CallTimer) -> None:
+            timer.begin()
+            searcher.replay(hops[number], timer)
+            replay.add(index.unit * sum(map(len, hops[number])), timer.end())
+
+        before = usage.measure()
+        index.open()  # of a mapped index this may read much
+        seconds = self._all(index, ask)
+        used = usage.measure().since(before)
+        replay_seconds, replay_used = None, None
+        if index.unit:
+            if not self._settings.direct and not self._world.rank % self._world.local_world_size:
+                pagecache.cached_files(self._folder, drop=True)
+            self._link.barrier("vectors")
+            before = usage.measure()
+            replay_seconds = self._all(index, read_again)
+            replay_used = usage.measure().since(before)
+        return {
+            "seconds": seconds,
+            "replay_seconds": replay_seconds,
+            "recall": recall(_whole(answers, self._settings.neighbours), right),
+            "reads": sum(len(one) for all_of in hops for one in all_of),
+            "hops": sum(map(len, hops)),
+            "search": search.as_dict(),
+            "replay": replay.as_dict(),
+            "usage": used,
+            "replay_usage": replay_used,
+        }
+
+    def _all(self, index: VectorIndex, work: Callable[[Searcher, int, CallTimer], None]) -> float:
+        """Do something for all queries, in threads; seconds."""
+        numbers = iter(range(self._settings.queries))
+        lock, failed = threading.Lock(), list[BaseException]()
+
+        def run(searcher: Searcher) -> None:
+            timer = CallTimer()
+            try:
+                while not failed:
+                    with lock:
+                        number = next(numbers, None)
+                    if number is None:
+                        return
+                    self._link.check()
+                    work(searcher, number, timer)
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failed.append(error)
+            finally:
+                timer.close()
+
+        searchers = [index.searcher() for _ in range(self._settings.workers)]
+        threads = [threading.Thread(target=run, args=[one], daemon=True) for one in searchers]
+        begun = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                try:
+                    thread.join()
+                except BaseException as error:  # noqa: BLE001 - Ctrl-C; they end with their query
+                    failed.append(error)
+        seconds = time.perf_counter() - begun
+        for one in searchers:
+            one.close()
+        if failed:
+            raise failed[0]
+        return seconds
+
+
+def _whole(answers: list[I64 | None], count: int) -> I64:
+    """All answers as one array; what was not found is -1."""
+    made = np.full((len(answers), count), -1, np.int64)
+    for row, answer in zip(made, answers, strict=True):
+        if answer is not None:
+            row[: len(answer)] = answer
+    return made

@@ -1,0 +1,148 @@
+"""The stage vectors: a graph in pages, searched by real reads, and usearch's index; recall against brute force."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from stoker.bench.measure.call_times import CallTimer
+from stoker.bench.ranks.control_client import RankFailedError
+from stoker.bench.results.results import schema
+from stoker.bench.run import run_benchmark
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.vectors.beam_search import BeamSearch, ShortVectors
+from stoker.bench.vectors.disk_graph import open_graph, write_graph
+from stoker.bench.vectors.graph import build_graph
+from stoker.bench.vectors.page_reader import PageReader
+from stoker.bench.vectors.points import draw_points, nearest, recall
+from stoker.errors import ConfigError, CorruptDataError
+
+SMALL = ("vectors.count=3000", "vectors.dimension=32", "vectors.degree=24", "vectors.queries=300", "vectors.workers=2")
+
+
+def bench(tmp_path: Path, *given: str, url: str | None = None, ranks: int = 1, name: str = "results") -> dict[str, Any]:
+    resolved = read_workload(None, ["stages=[vectors]", *SMALL, *given], environ={}, dotenv=None)
+    data = url or str(tmp_path / "data")
+    result = run_benchmark(resolved, results=tmp_path / name, url=data, accelerators=ranks)
+    jsonschema.validate(result, schema())
+    return result
+
+
+def reasons(result: dict[str, Any], *, invalid: bool) -> dict[str, str]:
+    return {one["rule"]: one["reason"] for one in result["findings"] if one["invalid"] is invalid}
+
+
+def test_right_answers_are_those_of_a_comparison_with_all() -> None:
+    points, queries = draw_points(500, 8, 1), draw_points(20, 8, 1, queries=True)
+    away = ((queries[:, None].astype(np.float64) - points[None]) ** 2).sum(axis=2)
+    right = np.argsort(away, axis=1)[:, :5]
+    assert recall(nearest(points, queries, 5), right) == 1.0
+    assert recall(right[:, ::-1], right) == 1.0
+    assert recall(np.full_like(right, -1), right) == 0.0
+    assert np.array_equal(points, draw_points(500, 8, 1))
+    assert not np.array_equal(points[:20], queries)
+
+
+def test_each_vector_of_the_graph_can_be_reached() -> None:
+    points = draw_points(2000, 16, 3)
+    edges, start = build_graph(points, 16, 3)
+    assert edges.shape == (2000, 16)
+    assert edges.max() < 2000
+    seen, waiting = {start}, [start]
+    while waiting:
+        new = set(edges[waiting][edges[waiting] >= 0].tolist()) - seen
+        seen |= new
+        waiting = list(new)
+    assert len(seen) > 0.99 * 2000
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize(("dimension", "unit"), [(16, 4096), (1200, 8192)])
+def test_what_is_read_is_what_was_written(tmp_path: Path, dimension: int, unit: int, direct: bool) -> None:
+    points = draw_points(100, dimension, 5)
+    edges = np.arange(800, dtype=np.int32).reshape(100, 8) % 100
+    graph = write_graph(str(tmp_path / "g"), points, edges, 7)
+    assert open_graph(str(tmp_path / "g")) == graph
+    assert graph.unit == unit
+    reader, timer = PageReader(str(tmp_path / "g"), unit, 4, direct=direct), CallTimer()
+    for nodes in (np.array([0, 99, 50]), np.array([3]), np.array([10, 11, 12, 13])):
+        reader.read(graph.offsets(nodes), timer)
+        found = graph.nodes_in(reader.buffers, nodes)
+        assert np.array_equal(found["vector"], points[nodes])
+        assert np.array_equal(found["edges"], edges[nodes])
+    with pytest.raises(CorruptDataError, match="the file is too short"):
+        reader.read(np.array([graph.bytes]), timer)
+    reader.close()
+    timer.close()
+
+
+def test_searches_find_most_of_what_is_nearest(tmp_path: Path) -> None:
+    points, queries = draw_points(4000, 32, 1), draw_points(50, 32, 1, queries=True)
+    edges, start = build_graph(points, 24, 1)
+    graph = write_graph(str(tmp_path / "g"), points, edges, start)
+    right, timer = nearest(points, queries, 10), CallTimer()
+    found = {}
+    for kept in (10, 100):
+        reader = PageReader(str(tmp_path / "g"), graph.unit, 4, direct=True)
+        search = BeamSearch(graph, ShortVectors(points), reader, beam=4, kept=kept)
+        answers = [search.search(query, 10, timer) for query in queries]
+        found[kept] = recall(np.array([one.found for one in answers]), right)
+        assert all(max(map(len, one.hops)) <= 4 for one in answers)
+        assert sum(len(hop) for one in answers for hop in one.hops) >= kept * len(queries)
+        reader.close()
+    assert found[100] > 0.95
+    assert found[100] > found[10]
+    timer.close()
+
+
+def test_a_run_counts_its_reads_and_the_next_one_finds_the_index(tmp_path: Path) -> None:
+    result = bench(tmp_path, "vectors.repeats=2", ranks=2)
+    found = result["vectors"]
+    assert found["build_seconds"] > 0
+    for repeat in found["repeats"]:
+        search, replay = repeat["search"], repeat["replay"]
+        assert search["count"] == replay["count"] == 600
+        assert search["bytes"] == replay["bytes"] == 4096 * round(repeat["reads_a_query"] * 600)
+        assert search["calls"] == replay["calls"] == round(repeat["hops_a_query"] * 600)
+        assert repeat["device_bytes"] >= search["bytes"]
+        assert repeat["replay_device_bytes"] >= replay["bytes"]
+        assert repeat["recall"] > 0.9
+    assert result["valid"], result["findings"]
+    again = bench(tmp_path, name="again")
+    assert again["vectors"]["build_seconds"] is None
+    Path(found["path"]).write_bytes(Path(found["path"]).read_bytes()[:-4096])
+    with pytest.raises(RankFailedError, match="remove it, and it is made anew"):
+        bench(tmp_path, name="damaged")
+
+
+def test_a_run_that_finds_too_little_is_invalid(tmp_path: Path) -> None:
+    result = bench(tmp_path, "vectors.recall=1", "vectors.kept=10")
+    assert "vectors.recall asks for 100%" in reasons(result, invalid=True)["recall"]
+
+
+def test_an_index_in_memory_is_invalid(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        result = bench(tmp_path, "vectors.direct=false", url=folder)
+    assert "is in memory (tmpfs)" in reasons(result, invalid=True)["vector storage"]
+
+
+def test_usearch_is_read_through_its_mapping(tmp_path: Path) -> None:
+    pytest.importorskip("usearch")
+    result = bench(tmp_path, "vectors.index=usearch", "vectors.repeats=2")
+    for repeat in result["vectors"]["repeats"]:
+        assert repeat["recall"] > 0.9
+        assert repeat["device_bytes"] > 0  # each repeat begins with nothing in the page cache
+        assert repeat["replay"] is None
+    assert "the index is mapped" in reasons(result, invalid=False)["page cache"]
+
+
+def test_objects_and_settings_that_make_no_sense_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(RankFailedError, match="searches files of a directory"):
+        bench(tmp_path, url="s3://bucket/prefix")
+    with pytest.raises(ConfigError, match="keeps 5 of 3000 vectors can not find 10"):
+        bench(tmp_path, "vectors.kept=5")
