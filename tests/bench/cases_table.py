@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -274,6 +274,25 @@ def _warm(place: Place) -> list[str]:
     return [data, *large]
 
 
+def _damaged(place: Place) -> list[str]:
+    """One file of 24 that is cut off, as by a copy that broke off."""
+    told = place.remote
+    client, name = place.server.client(), told[0].removeprefix("--data=s3://").partition("/")[0]
+    keys = sorted(one["Key"] for one in client.list_objects_v2(Bucket=name)["Contents"])
+    key = [key for key in keys if "/train/" in key and "/_" not in key][7]
+    data = client.get_object(Bucket=name, Key=key)["Body"].read()
+    client.put_object(Bucket=name, Key=key, Body=data[: len(data) // 2])
+    return told
+
+
+def _resized(place: Place, kind: str) -> list[str]:
+    """Of samples of 500 kB 5 kB are delivered, and all are read."""
+    bucket = place.stack.enter_context(make_bucket(place.server))
+    given = [f"--data={bucket.url}/data", place.options, f"dataset.format={kind}", "dataset.record_bytes=500000"]
+    place.generate(*given)
+    return [*given, "dataset.resize_bytes=5000"]
+
+
 def _small_data(place: Place) -> list[str]:
     """Of files that are compressed it is not known before how large they are."""
     return [f"--data={place.disk('1m')}/d", "--stages=generate,train", "dataset.record_bytes=100000"]
@@ -311,6 +330,24 @@ CASES: Final = (
         lambda place: [*place.remote, "train.steps=2"],
         *("smoke test", 4, "all", "only 1 steps of an epoch count"),
     ),
+    Case(
+        "fewer files than asked for",
+        lambda place: [*place.remote, "dataset.files=30"],
+        *("invalid", 1, "results without epochs", "has 24 of the workload's 30 files"),
+    ),
+    Case(
+        "more files: the first ones are read",
+        lambda place: [*place.remote, "dataset.files=12"],
+        *("passed", 0, "all", "^passed: "),
+    ),
+    Case(
+        "wrong sizes",
+        lambda place: [*place.remote, "dataset.record_bytes=8192"],
+        *("invalid", 3, "all", "a sample of train has .* than the 8,192 that the workload says"),
+    ),
+    Case("damaged file: cut off", _damaged, "invalid", 1, "results without epochs", r"img-00007\.npz: not an NPZ"),
+    Case("resized NPZ", partial(_resized, kind="npz"), "passed", 0, "all", "^passed: "),
+    Case("resized HDF5", partial(_resized, kind="hdf5"), "passed", 0, "all", "^passed: "),
     Case("`tmpfs`", _memory, "invalid", 3, "all", r"is in memory \(tmpfs\): no storage was measured"),
     Case(
         "warm page cache",

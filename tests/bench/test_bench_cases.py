@@ -24,5 +24,6 @@ def test_the_page_has_each_case_as_it_is() -> None:
     assert shown == {case.name: [case.verdict, str(case.code), case.kept] for case in CASES}
 
 
-def test_only_a_run_in_which_nothing_is_wrong_passes() -> None:
-    assert [case.name for case in CASES if case.code == 0 or case.verdict == "passed"] == ["nothing is wrong"]
+def test_only_runs_whose_number_is_right_pass() -> None:
+    passed = [case.name for case in CASES if case.code == 0 or case.verdict == "passed"]
+    assert passed == ["nothing is wrong", "more files: the first ones are read", "resized NPZ", "resized HDF5"]
