@@ -98,7 +98,7 @@ def inspect(
 
 
 def _of_table(facts: DatasetFacts, table: TableSnapshot, name: str, url: str) -> DatasetFacts:
-    """What is known of a table by its files, and by its log."""
+    """The facts of a table that its files and its log tell."""
     read = {column.name: column for column in facts.columns}
     columns = tuple(read.get(column) or ColumnFacts(column, "told by the log", None) for column in table.columns)
     return replace(facts, url=url, format=name, columns=columns, notes=(f"this is {table.version}", *facts.notes))

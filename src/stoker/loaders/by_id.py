@@ -33,7 +33,7 @@ class SamplesById:
     _at_hand: dict[int, Any]
     """Samples that iteration has read, for a subclass's method that is about to ask for them."""
     _length_told: int | None = None
-    """What ``len()`` said, until a sample by id was read."""
+    """The number that ``len()`` said, until a sample by id was read."""
 
     @overload
     def __getitem__(self, index: int | np.integer[Any]) -> Any: ...

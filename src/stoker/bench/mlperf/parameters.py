@@ -30,7 +30,7 @@ _MOST_PREFETCH: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ParameterChange:
     """A setting that differs from the published workload.
 
     Attributes:
@@ -49,7 +49,7 @@ class Change:
         return self.allowed is None or (self.allowed == "open" and division == "closed")
 
 
-def changes(workload: Workload, original: Workload) -> list[Change]:
+def changes(workload: Workload, original: Workload) -> list[ParameterChange]:
     """The settings of a workload that differ from the published one, of the parts that its stages use."""
     sections = (_TRAINING if "train" in workload.stages else ()) + (
         _CHECKPOINTING if "checkpoint" in workload.stages else ()
@@ -59,12 +59,12 @@ def changes(workload: Workload, original: Workload) -> list[Change]:
         for one in (workload, original)
     )
     found = [
-        Change(path, value, theirs[path], _allowed(path, value))
+        ParameterChange(path, value, theirs[path], _allowed(path, value))
         for path, value in mine.items()
         if path in theirs and value != theirs[path] and path not in _OURS
     ]
     if workload.storage.client == "direct" and "train" in workload.stages and workload.name != "unet3d":
-        found.append(Change("storage.client", "direct", "auto", None))
+        found.append(ParameterChange("storage.client", "direct", "auto", None))
     return found
 
 

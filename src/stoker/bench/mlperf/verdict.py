@@ -40,7 +40,7 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is judged, and by which rules.
+    """The run that is judged, and the rules by which it is.
 
     Attributes:
         result: what is in ``results.json``.

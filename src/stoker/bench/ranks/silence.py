@@ -1,4 +1,4 @@
-"""How long another process has given no sign, by a clock that does not count while this process stands still itself."""
+"""The time for which another process has given no sign, by a clock that stands still while this process does."""
 
 from __future__ import annotations
 
