@@ -67,7 +67,6 @@ class PublicWorkload:
         return (
             keys.get("dataset.format"),
             keys.get("dataset.num_samples_per_file", 1) > 1,
-            "dataset.record_length" in keys,
             bool(keys.get("dataset.record_length_bytes_resize")),
             keys.get("workflow.train", True),
             bool(keys.get("workflow.checkpoint")),
