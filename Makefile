@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 # torch's plain index build carries several GB of CUDA; this one is what the project is tested with.
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint format api unit unit-compute unit-rest peer trainers trainers-test clean
+.PHONY: demo test lint format api unit unit-first unit-rest check check-first check-rest peer trainers trainers-test clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -34,24 +34,22 @@ format: $(STAMP)
 api: $(STAMP)
 	$(BIN)/python docs/make_api.py
 
-# Two at once, for two processors: what mostly computes, and what starts processes and servers of its own.
-COMPUTE := tests/order tests/simulate tests/formats tests/tokens $(addprefix tests/loaders/test_,lm_stream.py mixtures.py \
-	mosaicml_order.py parquet_loader_files.py parquet_loader_orders.py torch_tokens.py)
+# Two halves at once, for two processors; the second holds what the first leaves.
+FIRST := $(addprefix tests/,bench catalog conversion formats generation order simulate storage streams tokens writing) \
+	$(addprefix tests/loaders/test_,lm_stream.py mixtures.py mosaicml_order.py parquet_loader_files.py \
+	parquet_loader_orders.py torch_tokens.py)
 
 unit: $(STAMP)
-	$(MAKE) --jobs=2 --output-sync=target unit-compute unit-rest
+	$(MAKE) --jobs=2 --output-sync=target unit-first unit-rest
 
-unit-compute:
-	$(BIN)/python -m pytest -p no:cacheprovider $(COMPUTE)
+unit-first:
+	$(BIN)/python -m pytest -p no:cacheprovider $(FIRST)
 
 unit-rest:
-	$(BIN)/python -m pytest $(COMPUTE:%=--ignore=%)
+	$(BIN)/python -m pytest $(FIRST:%=--ignore=%)
 
 # Of each test file as many tests as 0.4 s of a processor have room for, and none that start processes or servers.
 FAST := -m "not processes and not s3 and not slow" --budget 0.4 -r fE
-
-# The second half holds what the first leaves, for two processors.
-FIRST := $(COMPUTE) $(addprefix tests/,bench catalog conversion generation storage streams writing)
 
 check: $(STAMP)
 	$(MAKE) --jobs=2 --output-sync=target check-rest lint check-first
