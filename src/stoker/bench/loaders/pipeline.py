@@ -163,7 +163,9 @@ class StokerLoader(RankLoader):
         return self._names
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
-        dataset = self._made or self._open(number)
+        return self._batches(self._made or self._open(number))
+
+    def _batches(self, dataset: StreamingDataset) -> Iterator[LoadedBatch]:
         for batch in dataset.batches():
             yield LoadedBatch(len(next(iter(batch.values()))), byte_count(batch), batch)
 

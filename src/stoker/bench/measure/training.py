@@ -128,6 +128,7 @@ class Training:
         # Opening reads headers, and with small files all of them: it belongs to the first epoch, but to none of its steps.
         run = self._begin(runs, stack, split)
         loader, compute = run.loader, run.compute
+        batches = loader.epoch(epoch)
         opened_at, at_open = time.monotonic(), self._from_storage(loader)
         spun = compute.spun
         steps = Steps(self._expected(workload, split))
@@ -149,7 +150,7 @@ class Training:
         try:
             with self.watch.steps(f"epoch {epoch} of {split}", lambda: steps.count, compute):
                 first = run_steps(
-                    loader.epoch(epoch),
+                    batches,
                     compute,
                     steps,
                     limit=workload.train.steps if train else None,
