@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import pickle
+import queue
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 
 from stoker import StreamingDataset, World, errors
-from stoker.cluster.outer_division import called_from, outer_division
+from stoker.cluster import LoaderWorker
+from stoker.cluster.call_stack import called_from
+from stoker.cluster.outer_division import outer_division
 from stoker.order.partition.partition import RoundRobin
 from stoker.pipeline.data_rank import DataRankFinder
 from support import make_dataset
@@ -47,7 +51,7 @@ class IterableDatasetShard:
 
 
 class DataLoaderDispatcher:
-    submesh_tp = None
+    dataset = submesh_tp = None
 
     def __init__(self, batch_size, state, split_batches=False, drop_last=False):
         self.batch_size, self.state, self.split_batches, self.drop_last = batch_size, state, split_batches, drop_last
@@ -126,6 +130,92 @@ def test_a_shard_around_another_iterable_gets_all_samples(accelerate: Any, datas
 
     shard = accelerate.IterableDatasetShard(Wrapped(), 4, 2, 0)
     assert len(set(shard)) == 52
+
+
+class Ahead:
+    """Reads in a thread; ``make`` is called there."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        read: queue.Queue[Any] = queue.Queue(4)
+
+        def run() -> None:
+            try:
+                for sample in self.make():
+                    read.put(sample)
+            finally:
+                read.put(None)
+
+        threading.Thread(target=run, daemon=True).start()
+        return iter(read.get, None)
+
+
+def test_a_thread_reads_for_the_wrapper_that_waits_for_it(accelerate: Any, dataset: StreamingDataset) -> None:
+    shard = accelerate.IterableDatasetShard(Ahead(lambda: dataset), 4, 2, 0)
+    assert len({int(sample["id"]) for sample in shard}) == 52  # its 50, and those that fill its last batch
+
+
+def test_a_thread_beside_a_wrapper_reads_for_itself(accelerate: Any, dataset: StreamingDataset, tmp_path: Any) -> None:
+    other = StreamingDataset(str(tmp_path), batch_size=4, world=World(0, 2))
+    training = iter(accelerate.IterableDatasetShard(dataset, 4, 2, 0))
+    next(training)
+    assert len(ids(Ahead(lambda: other))) == 50
+    assert len(list(training)) == 51
+
+
+def test_functions_in_c_between_are_noticed(accelerate: Any, dataset: StreamingDataset) -> None:
+    def number(sample: Any) -> int:
+        return int(sample["id"])
+
+    class Mapped:
+        def __iter__(self) -> Iterator[int]:
+            return map(number, iter(dataset))
+
+    assert len(set(accelerate.IterableDatasetShard(Mapped(), 4, 2, 0))) == 52
+
+
+def test_a_dispatcher_over_unequal_workers_is_refused(
+    accelerate: Any, dataset: StreamingDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = accelerate.DataLoaderDispatcher(4, SimpleNamespace(num_processes=2))
+    monkeypatch.setattr(LoaderWorker, "detect", lambda: LoaderWorker(1, 2, 7))
+    with pytest.raises(errors.ConfigError, match="use num_workers=1 or 0"):
+        dispatcher.ask(lambda: list(dataset))
+    dispatcher.dataset = dataset
+    assert len(dispatcher.ask(lambda: list(dataset))) == 48
+
+
+def test_a_dispatcher_that_sends_all_ranks_the_same_gets_all(accelerate: Any, dataset: StreamingDataset) -> None:
+    dispatcher = accelerate.DataLoaderDispatcher(4, SimpleNamespace(num_processes=2))
+    dispatcher.submesh_tp = object()
+    assert sorted(dispatcher.ask(lambda: ids(dataset))) == list(range(100))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sharding_filter_is_refused_where_it_divides(dataset: StreamingDataset, tmp_path: Any, workers: int) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    pipes = pytest.importorskip("torch.utils.data.datapipes.iter")
+    alone = StreamingDataset(str(tmp_path), batch_size=4)
+    pipe = pipes.IterableWrapper(alone, deepcopy=False).sharding_filter()
+    loader = data.DataLoader(pipe, batch_size=None, num_workers=workers)
+    if workers:
+        with pytest.raises(errors.ConfigError, match="leave sharding_filter out"):
+            list(loader)
+    else:
+        assert sorted(ids(loader)) == list(range(100))
+
+
+def test_splitters_of_webdataset_are_refused_where_they_divide(
+    dataset: StreamingDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = pytest.importorskip("webdataset.shardlists")
+    assert len(ids(lists.split_by_worker(dataset))) == 50
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(errors.ConfigError, match="leave split_by_node out"):
+        ids(lists.split_by_node(dataset))
 
 
 @pytest.mark.parametrize(("split", "size", "requests"), [(False, 8, 2), (True, 4, 1)])
@@ -215,5 +305,5 @@ def test_a_state_beneath_a_wrapper_needs_the_samples_of_all_ranks(
 
 def test_a_package_is_found_on_the_stack(accelerate: Any) -> None:
     shard = accelerate.IterableDatasetShard([], 4, 2, 1)
-    assert shard.ask(lambda: called_from("accelerate"))
-    assert not called_from("accelerate")
+    assert shard.ask(lambda: called_from("accelerate.data_loader"))
+    assert not called_from("accelerate.data_loader")

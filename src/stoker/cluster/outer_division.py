@@ -4,21 +4,25 @@ accelerate, and transformers with it, put such wrappers around every ``IterableD
 each rank reads all and keeps its slice, and ``DataLoaderDispatcher``, with which rank 0 reads all and sends slices. So does
 ``split_dataset_by_node`` of the ``datasets`` package. A dataset is not told. But when it is asked for samples or for its
 length, the wrapper's method is on the call stack: it calls the loader that calls the dataset. That holds in forked workers
-too, as a fork keeps the stack.
+too, as a fork keeps the stack, and in threads, see :mod:`stoker.cluster.call_stack`.
+
+Other wrappers divide what has been divided already: ``sharding_filter`` of torch's datapipes, ``split_by_node`` and
+``split_by_worker`` of webdataset. They are refused.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
+from stoker.cluster.call_stack import callers, module_of
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
-__all__ = ["REMEDY", "OuterDivision", "called_from", "outer_division"]
+__all__ = ["REMEDY", "OuterDivision", "outer_division"]
 
 REMEDY: Final = (
     "let each rank read its own part: accelerate.data_loader.prepare_data_loader(loader, accelerator.device, "
@@ -30,7 +34,11 @@ _ACCELERATE: Final = "accelerate.data_loader"
 _DATASETS: Final = "datasets.iterable_dataset"
 # transformers has an IterableDatasetShard of its own, with the same attributes.
 _SHARDS: Final = ((_ACCELERATE, "IterableDatasetShard"), ("transformers.trainer_pt_utils", "IterableDatasetShard"))
-_MODULES: Final = frozenset({_DATASETS, *(module for module, _ in _SHARDS)})
+_PIPES: Final = "torch.utils.data.datapipes.iter.sharding"
+_WEBDATASET: Final = "webdataset.shardlists"
+# Functions that divide, and their variable that says among how many.
+_SPLITTERS: Final = {"split_by_node": "world_size", "split_by_worker": "num_workers"}
+_MODULES: Final = frozenset({_DATASETS, _PIPES, _WEBDATASET, *(module for module, _ in _SHARDS)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,7 @@ class OuterDivision:
             away; ``None``: all is used, or what is thrown away is not known.
         sends: whether one rank reads for all and sends them their slices; else each rank reads all and keeps its own.
         fills: whether the wrapper repeats samples where a last batch can not be divided equally.
+        direct: whether it is around a data set of ours, with nothing between that may add or leave out samples.
     """
 
     wrapper: str
@@ -56,6 +65,7 @@ class OuterDivision:
     kept: int | None = None
     sends: bool = False
     fills: bool = True
+    direct: bool = False
 
 
 def outer_division() -> OuterDivision | None:
@@ -71,11 +81,12 @@ def outer_division() -> OuterDivision | None:
     found: Any = None
     division: OuterDivision | None = None
     direct = True
-    for frame in _frames():
-        module = str(frame.f_globals.get("__name__"))
+    for frame in callers(_of_wrappers):
+        module = module_of(frame)
+        _check_not_divided_again(module, frame)
         one = _wrapper(module, frame)
         described = None if one is None or one is found else _describe(one, frame, direct=direct)
-        if described is not None and described.ranks > 1:
+        if described is not None and (described.ranks > 1 or described.sends):
             if division is not None:
                 raise ConfigError(
                     f"{division.wrapper} in {described.wrapper}: samples would be divided among the ranks twice. Prepare "
@@ -86,20 +97,28 @@ def outer_division() -> OuterDivision | None:
     return division
 
 
-def called_from(package: str, function: str | None = None) -> bool:
-    """Whether a function of this package, or the one of this name, is on the call stack."""
-    for frame in _frames():
-        module = str(frame.f_globals.get("__name__"))
-        if (module == package or module.startswith(f"{package}.")) and function in (None, frame.f_code.co_name):
-            return True
-    return False
+def _of_wrappers(frame: FrameType) -> bool:
+    return module_of(frame) in _MODULES
 
 
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def _check_not_divided_again(module: str, frame: FrameType) -> None:
+    """See that no function runs that divides what a dataset delivers, without a way for the dataset to leave it to that.
+
+    Raises:
+        ConfigError: one does.
+    """
+    if module == _PIPES:
+        name, parts = "sharding_filter", getattr(frame.f_locals.get("self"), "num_of_instances", 1)
+    elif module == _WEBDATASET and frame.f_code.co_name in _SPLITTERS:
+        name = frame.f_code.co_name
+        parts = frame.f_locals.get(_SPLITTERS[name], 1)
+    else:
+        return
+    if parts > 1:
+        raise ConfigError(
+            f"{name} keeps one of {parts} samples that it gets, and the dataset has already divided them among ranks and "
+            f"DataLoader workers: leave {name} out"
+        )
 
 
 def _wrapper(module: str, frame: FrameType) -> Any:
@@ -136,14 +155,22 @@ def _describe(one: Any, frame: FrameType, *, direct: bool) -> OuterDivision | No
     is_shard = isinstance(one, _shards())
     if not is_shard:
         return OuterDivision(name, int(one._distributed.world_size), None, fills=False)
-    ranks = int(one.num_processes)
+    ranks, rank = int(one.num_processes), int(one.process_index)
     if one.batch_size is None:
         raise ConfigError(
             f"{name} divides single samples, and this loader, with batch_size=None, has whole batches: {REMEDY}"
         )
+    if rank >= ranks:
+        raise ConfigError(f"{name} divides among {ranks} ranks, of which this should be number {rank}: {REMEDY}")
     size = int(one.batch_size) * (1 if getattr(one, "split_batches", False) else ranks)
-    kept = int(one.process_index) if direct else None
-    return OuterDivision(name, ranks, size, kept=kept, fills=not one.drop_last)
+    direct = direct and _iterates_itself(one.dataset)
+    return OuterDivision(name, ranks, size, kept=rank if direct else None, fills=not one.drop_last, direct=direct)
+
+
+def _iterates_itself(dataset: Any) -> bool:
+    """Whether a wrapper that iterates over this gets a dataset's samples; functions in C between are not on the stack."""
+    method = getattr(type(dataset), "__iter__", None)
+    return str(getattr(method, "__module__", "")).startswith("stoker.")
 
 
 def _describe_dispatcher(one: Any, made: Mapping[str, Any], frame: FrameType) -> OuterDivision | None:
@@ -152,8 +179,11 @@ def _describe_dispatcher(one: Any, made: Mapping[str, Any], frame: FrameType) ->
     if split is None:
         return None
     ranks = int((made.get("state") or sys.modules["accelerate.state"].PartialState()).num_processes)
-    if ranks > 1 and made.get("submesh_tp") is not None:
-        return OuterDivision(type(one).__name__, 1, None)  # all ranks get the same batches
+    if ranks == 1:
+        return None
+    name, direct = type(one).__name__, _iterates_itself(one.dataset)
+    if made.get("submesh_tp") is not None:  # all ranks get the same batches
+        return OuterDivision(name, 1, None, sends=True, fills=False, direct=direct)
     size, requests = one.batch_size, 1 if split else ranks
     together = None if size is None else size * requests
-    return OuterDivision(type(one).__name__, ranks, together, requests, sends=True, fills=not one.drop_last)
+    return OuterDivision(name, ranks, together, requests, sends=True, fills=not one.drop_last, direct=direct)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.arguments import checked
-from stoker.cluster.outer_division import called_from
+from stoker.cluster.call_stack import called_from
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 

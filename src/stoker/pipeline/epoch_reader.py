@@ -10,7 +10,8 @@ from itertools import chain, islice
 from typing import Any
 
 from stoker.cluster import LoaderWorker, World
-from stoker.cluster.outer_division import REMEDY, OuterDivision, called_from
+from stoker.cluster.call_stack import called_from
+from stoker.cluster.outer_division import REMEDY, OuterDivision
 from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once, loaded
 from stoker.order.protocols import Plan
@@ -135,6 +136,12 @@ class EpochReader:
             division = replace(division, batch_size=None, requests=division.ranks, kept=None)
         self._division = self._counted_for = division
         self._read_ahead = called_from("accelerate.data_loader")
+        if division is not None and division.sends and not division.direct and worker.count > 1:
+            raise ConfigError(
+                f"{division.wrapper} loses samples of DataLoader workers whose batches are not equally long before the "
+                "epoch's end, and the iterable between it and the dataset may make them so: use num_workers=1 or 0, or "
+                "dispatch_batches=False, with which each rank reads for itself"
+            )
         data_rank = self._rank_finder.data_rank(batch_size, division)
         sharers = self._sharers(worker)
         self._limit_open(sharers)
@@ -169,7 +176,7 @@ class EpochReader:
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:
             self._check_division(division)
-            if division.sends and not self._is_told:
+            if division.sends and division.ranks > 1 and not self._is_told:
                 self._is_told = True
                 logger.warning(
                     "%s of accelerate: rank 0 reads for all %d ranks, and sends them their samples. dispatch_batches=False "

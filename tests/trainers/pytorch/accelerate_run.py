@@ -3,11 +3,15 @@
 ``--variant`` has words: ``loader`` (StreamingDataLoader, else torch's DataLoader), ``columnar``, ``shard`` (each rank reads,
 else rank 0 dispatches), ``split`` (``split_batches``), ``own``
 (divided by the dataset alone), ``stateful``, ``drop_last``, ``spawn``, ``static`` (a
-partition that gives each rank its part), ``parquet`` (StreamingParquetLoader).
+partition that gives each rank its part), ``parquet`` (StreamingParquetLoader); and between loader and dataset ``ahead`` (a
+thread that reads ahead), ``map`` (a function in C), ``chain`` (two datasets, one after the other).
 """
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,41 @@ import pyarrow.parquet as pq
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.data_loader import prepare_data_loader
-from torch.utils.data import DataLoader
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset
 
-from stoker import StreamingDataLoader, StreamingDataset, StreamingParquetLoader
+from stoker import KeepIds, StreamingDataLoader, StreamingDataset, StreamingParquetLoader
 from stoker.partitions import RoundRobin
 from trainers.launch import arguments, record
+
+
+class Ahead(IterableDataset[Any]):
+    """Reads a dataset in a thread."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        read: queue.Queue[Any] = queue.Queue(8)
+
+        def run() -> None:
+            try:
+                for sample in self.dataset:
+                    read.put(sample)
+            finally:
+                read.put(None)
+
+        threading.Thread(target=run, daemon=True).start()
+        return iter(read.get, None)
+
+
+class Mapped(IterableDataset[Any]):
+    """A dataset whose samples go through a function, by an iterator in C."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(dict, iter(self.dataset))
 
 
 def main() -> None:
@@ -37,6 +71,13 @@ def main() -> None:
     batch_size = options.batch_size * (accelerator.num_processes if "split" in words else 1)
     partition = RoundRobin() if "static" in words else None
     dataset: Any = StreamingDataset(options.data, shuffle=True, batch_size=batch_size, partition=partition)
+    if "ahead" in words:
+        dataset = Ahead(dataset)
+    if "map" in words:
+        dataset = Mapped(dataset)
+    if "chain" in words:
+        parts = (KeepIds(list(range(begin, end))) for begin, end in ((0, 47), (47, 100)))
+        dataset = ChainDataset([StreamingDataset(options.data, batch_size=batch_size, subset=part) for part in parts])
     how: dict[str, Any] = {"num_workers": options.workers, "drop_last": "drop_last" in words}
     if options.workers and "spawn" in words:
         how["multiprocessing_context"] = "spawn"

@@ -42,6 +42,10 @@ def run(data: Path, variant: str, workers: int, *more: object, ranks: int = 2) -
         ("parquet", 2, 100, 0),
         ("columnar own drop_last", 2, 96, 0),
         ("loader shard", 0, 100, 4),
+        ("ahead", 0, 100, 0),
+        ("ahead shard", 2, 100, 4),
+        ("map shard", 0, 100, 4),
+        ("chain", 1, 100, 0),
     ],
 )
 def test_each_sample_comes_once(data: Path, variant: str, workers: int, unique: int, twice: int) -> None:
@@ -64,6 +68,10 @@ def test_what_would_lose_samples_is_refused(data: Path, variant: str, said: str)
     seen = run(data, variant, 0)
     assert said in seen.error
     assert "num_processes=1" in seen.error
+
+
+def test_what_accelerate_would_lose_of_unequal_workers_is_refused(data: Path) -> None:
+    assert "use num_workers=1 or 0, or dispatch_batches=False" in run(data, "chain", 2).error
 
 
 @pytest.mark.parametrize("variant", ["", "own"])
