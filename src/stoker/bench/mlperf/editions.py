@@ -14,7 +14,7 @@ from typing import Final, Literal
 from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError
 
-Division = Literal["closed", "open"]
+MlperfDivision = Literal["closed", "open"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ LEAST_PER_HOST: Final = 5
 """Accelerators of a host that saves checkpoints, in the closed division: more than 4."""
 
 
-def named_rules(name: str) -> tuple[Edition, Division]:
+def named_rules(name: str) -> tuple[Edition, MlperfDivision]:
     """The edition and the division of a name of ``metric.rules``.
 
     Raises:

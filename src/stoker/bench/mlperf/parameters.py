@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stoker.bench.mlperf.editions import Division
+from stoker.bench.mlperf.editions import MlperfDivision
 from stoker.bench.settings.dlio_keys import KEYS
 from stoker.bench.settings.workload import Workload, as_plain
 
@@ -42,9 +42,9 @@ class ParameterChange:
     path: str
     seen: Any
     wanted: Any
-    allowed: Division | None
+    allowed: MlperfDivision | None
 
-    def breaks(self, division: Division) -> bool:
+    def breaks(self, division: MlperfDivision) -> bool:
         """Whether it may not be changed in a division."""
         return self.allowed is None or (self.allowed == "open" and division == "closed")
 
@@ -68,7 +68,7 @@ def changes(workload: Workload, original: Workload) -> list[ParameterChange]:
     return found
 
 
-def _allowed(path: str, value: Any) -> Division | None:
+def _allowed(path: str, value: Any) -> MlperfDivision | None:
     if path == "reader.loader" and value in _LOADERS:
         return "closed"
     if path == "reader.prefetch" and value > _MOST_PREFETCH:

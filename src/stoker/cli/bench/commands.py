@@ -10,6 +10,8 @@ from pathlib import Path
 
 from stoker.cli.arguments import integer, some_of
 from stoker.cli.bench import compare as bench_compare
+from stoker.cli.bench import history as bench_history
+from stoker.cli.bench import mlperf as bench_mlperf
 from stoker.cli.bench import report as bench_report
 from stoker.cli.bench import show as bench_show
 from stoker.cli.bench import size as bench_size
@@ -59,7 +61,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "list", help="list workloads and loaders", description="List shipped workloads, and loaders."
     )
     add_json(three)
-    for more in (bench_compare, bench_report, bench_show, bench_size):
+    for more in (bench_compare, bench_report, bench_show, bench_size, bench_history, bench_mlperf):
         more.add(kinds)
     kinds.metavar = f"{{{','.join(kinds.choices)}}}"
 
@@ -74,6 +76,9 @@ def run(chosen: argparse.Namespace) -> int | None:
         "report": bench_report.run,
         "show": bench_show.run,
         "size": bench_size.run,
+        "history": bench_history.run,
+        "submit": bench_mlperf.submit,
+        "check": bench_mlperf.check,
     }
     chosen.settings = [*getattr(chosen, "settings", ()), *getattr(chosen, "params", ())]
     return kinds[chosen.kind](chosen)

@@ -1,0 +1,346 @@
+"""The directory of one run in a submission: the files that ``mlpstorage`` and DLIO leave there, made of a run's results."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final, Literal
+
+from stoker.bench.mlperf.code_image import POINTER, algorithm
+from stoker.bench.mlperf.dlio_form import dlio_parameters, moment, rank_epochs, rank_output
+from stoker.bench.mlperf.editions import Edition, MlperfDivision, checkpoint_model, published
+from stoker.bench.mlperf.parameters import changes, dlio_name
+from stoker.bench.mlperf.verdict import same_volume
+from stoker.bench.results.report_files import RunFiles
+from stoker.bench.results.summary import dlio_summary
+from stoker.bench.settings.schema import build, tree_of
+from stoker.bench.settings.workload import Workload
+from stoker.bench.settings.yaml import write_yaml
+from stoker.errors import ConfigError
+
+Command = Literal["datasize", "datagen", "run"]
+_GIB: Final = float(1 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One run in a submission.
+
+    Attributes:
+        run: the results that it is made of.
+        command: of ``mlpstorage``, which leaves such a directory.
+        repeat: which training of the results; ``None`` for all else.
+        edition, division: whose form.
+        valid: whether it breaks no rule.
+        code: the hash of the image of the source.
+    """
+
+    run: RunFiles
+    command: Command
+    repeat: int | None
+    edition: Edition
+    division: MlperfDivision
+    valid: bool
+    code: str
+
+    @property
+    def workload(self) -> Workload:
+        """The settings of the run."""
+        return workload_of(self.run)
+
+    @property
+    def benchmark(self) -> str:
+        """``training`` or ``checkpointing``."""
+        return "checkpointing" if checkpoint_model(self.workload.name) is not None else "training"
+
+    @property
+    def model(self) -> str:
+        """MLPerf's name of the workload."""
+        return checkpoint_model(self.workload.name) or self.workload.name
+
+    @property
+    def epochs(self) -> list[Mapping[str, Any]]:
+        """The epochs of training that it is of."""
+        if self.command != "run":
+            return []
+        return [one for one in self.run.result["epochs"] if one["kind"] == "train" and one["repeat"] == self.repeat]
+
+    @property
+    def checkpoints(self) -> list[Mapping[str, Any]]:
+        """The checkpoints that it saved and loaded."""
+        found = self.run.result["checkpoint"] if self.command == "run" and self.repeat is None else None
+        return [] if found is None else [one for one in (*found["saves"], *found["loads"]) if one["complete"]]
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """When it began and ended, in seconds since 1970."""
+        parts = self.epochs or self.checkpoints
+        if not parts:
+            began = _seconds(self.run.result["began"])
+            return began, began + float((self.run.result["generate"] or {}).get("seconds", 0))
+        return min(one["began_at"] for one in parts), max(one["ended_at"] for one in parts)
+
+
+def workload_of(run: RunFiles) -> Workload:
+    """The settings of a run.
+
+    Raises:
+        ConfigError: they are not what this version of stoker knows.
+    """
+    return build(Workload, tree_of(run.workload, str(run.folder)))
+
+
+def _seconds(began: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(began).timestamp()
+
+
+def write_leaf(leaf: Leaf, folder: Path, name: str) -> dict[str, Any]:
+    """Write a run's directory.
+
+    Args:
+        leaf: the run.
+        folder: the directory, which is made.
+        name: of the directory: the moment, as the names of some files have it.
+
+    Returns:
+        The run's entry of ``results.json``.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    folder.mkdir(parents=True)
+    parameters = _parameters(leaf)
+    overrides = _overrides(leaf)
+    (folder / POINTER).write_text(f"{algorithm(leaf.edition.name)}:{leaf.code}")
+    metadata = _metadata(leaf, folder, name, parameters, overrides)
+    _json(folder / f"{leaf.benchmark}_{name}_metadata.json", metadata)
+    entry = {
+        "run_id": name,
+        "benchmark_type": leaf.benchmark,
+        "model": leaf.model,
+        "command": leaf.command,
+        "parameters": parameters,
+        "system_info": metadata["system_info"],
+        "metrics": {},
+    }
+    if leaf.command == "datasize":
+        return entry
+    configured = folder / "dlio_config"
+    configured.mkdir()
+    listed = [f"workload={leaf.model}", *(f"++workload.{path}={value}" for path, value in overrides.items())]
+    for file, content in (
+        ("config.yaml", {"workload": parameters}),
+        ("hydra.yaml", {"hydra": {"run": {"dir": str(leaf.run.folder)}, "job": {"name": "stoker bench run"}}}),
+        ("overrides.yaml", listed),
+    ):
+        (configured / file).write_text(write_yaml(content))
+    summary = _summary(leaf)
+    _json(folder / "summary.json", summary)
+    epochs, checkpoints = leaf.epochs, leaf.checkpoints
+    for rank in range(leaf.run.result["world"]["ranks"] if leaf.command == "run" else 1):
+        output = rank_output(leaf.run.result, leaf.run.folder, rank, epochs)
+        _json(folder / f"{rank}_output.json", output)
+        _json(folder / f"{rank}_per_epoch_stats.json", rank_epochs(rank, epochs, checkpoints))
+    _logs(leaf, folder, summary)
+    return {**entry, "metrics": summary["metric"]}
+
+
+def _json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _parameters(leaf: Leaf) -> dict[str, Any]:
+    made = dlio_parameters(leaf.workload, leaf.run.result["plan"]["url"], generating=leaf.command == "datagen")
+    if leaf.benchmark == "checkpointing":
+        for section in ("dataset", "reader", "train", "metric"):
+            made.pop(section, None)
+    if leaf.command == "datasize":
+        dataset = leaf.workload.dataset
+        made["dataset"]["total_disk_bytes"] = dataset.files * dataset.samples_per_file * dataset.sample_bytes
+    return made
+
+
+def _overrides(leaf: Leaf) -> dict[str, Any]:
+    """The settings that differ from the published workload, in DLIO's keys."""
+    found = published(leaf.workload, leaf.edition)
+    made = {} if found is None else {dlio_name(one.path): one.seen for one in changes(leaf.workload, found[1])}
+    url = leaf.run.result["plan"]["url"]
+    if leaf.benchmark == "checkpointing":
+        return {**made, "checkpoint.checkpoint_folder": leaf.workload.checkpoint.url or url}
+    return {**made, "dataset.data_folder": url}
+
+
+def _metadata(
+    leaf: Leaf, folder: Path, name: str, parameters: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    result, workload = leaf.run.result, leaf.workload
+    ranks, hosts = result["world"]["ranks"], result["world"]["hosts"]
+    memory = [next(one for one in result["ranks"] if one["host"] == host) for host in hosts]
+    url = result["plan"]["url"]
+    began, ended = leaf.span
+    args: dict[str, Any] = {
+        "mode": leaf.division,
+        "benchmark": leaf.benchmark,
+        "model": leaf.model,
+        "command": leaf.command,
+        "hosts": hosts,
+        "num_processes": ranks,
+        "client_host_memory_in_gb": max(one["memory_bytes"] for one in memory) / _GIB,
+        "num_client_hosts": len(hosts),
+        "data_access_protocol": "file" if result["storage"]["local"] else "object",
+        "results_dir": result["plan"]["results"],
+        "params": [f"{path}={value}" for path, value in overrides.items()],
+        "accelerator_type": _accelerator(leaf),
+    }
+    if leaf.benchmark == "checkpointing":
+        writes, reads = (sum(one["kind"] == kind for one in leaf.checkpoints) for kind in ("save", "load"))
+        args |= {"num_checkpoints_write": writes, "num_checkpoints_read": reads}
+        args["checkpoint_folder"] = workload.checkpoint.url or f"{url.rstrip('/')}/checkpoints"
+    else:
+        key = "max_accelerators" if leaf.command == "datasize" else "num_accelerators"
+        args |= {key: ranks, "data_dir": url}
+    # The checkers of v2 read other names of the same.
+    names = ("parameters", "override_parameters") if leaf.edition.name == "v3" else ("combined_params", "params_dict")
+    made = {
+        "benchmark_type": leaf.benchmark,
+        "model": leaf.model,
+        "command": leaf.command,
+        "run_datetime": name,
+        "num_processes": ranks,
+        "accelerator": args["accelerator_type"],
+        "result_dir": str(leaf.run.folder),
+        names[0]: parameters,
+        names[1]: dict(overrides),
+        "system_info": {
+            "total_memory_bytes": sum(one["memory_bytes"] for one in memory),
+            "total_cores": sum(one["processors"] for one in memory),
+            "num_hosts": len(hosts),
+            "hosts": [
+                {
+                    "hostname": one["host"],
+                    "memory": {"total": one["memory_bytes"]},
+                    "cpu": {"num_logical_cores": one["processors"], "model": result["environment"]["processor"]},
+                }
+                for one in memory
+            ],
+        },
+        "runtime": ended - began,
+        "invocation_start_time": moment(began).isoformat(),
+        "invocation_end_time": moment(ended).isoformat(),
+        "verification": leaf.division if leaf.valid else "invalid",
+        "executed_command": shlex.join(result["plan"]["command"]),
+        "tool": {"name": "stoker", "version": result["environment"]["versions"].get("stoker"), "run": result["run"]},
+        "args": args,
+    }
+    separated = _separation(leaf, moment(began).isoformat())
+    if separated is not None and leaf.command != "datasize":
+        _json(folder / "fs_separation.json", separated)
+    return made
+
+
+def _accelerator(leaf: Leaf) -> str | None:
+    if leaf.workload.accelerator != "none":
+        return leaf.workload.accelerator
+    found = published(leaf.workload, leaf.edition)
+    return None if found is None or found[1].accelerator == "none" else found[1].accelerator
+
+
+def _volumes(leaf: Leaf) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    volumes = leaf.run.result["storage"]["volumes"]
+    data = (volumes["checkpoints"] if leaf.benchmark == "checkpointing" else None) or volumes["data"]
+    return None if data is None or volumes["results"] is None else (data, volumes["results"])
+
+
+def _separation(leaf: Leaf, at: str) -> dict[str, Any] | None:
+    """``fs_separation.json``: whether data and results are on one file system; ``None`` of an object store."""
+    found = _volumes(leaf)
+    if found is None:
+        return None
+    plan = leaf.run.result["plan"]
+    return {
+        "version": 1,
+        "method": "st_dev",
+        "data_or_chkpt_path": plan["url"],
+        "results_path": plan["results"],
+        "same_filesystem": same_volume(*found),
+        "probed_at": at,
+        "probed_by_rank": 0,
+        "probed_by_host": leaf.run.result["environment"]["host"],
+    }
+
+
+def _summary(leaf: Leaf) -> dict[str, Any]:
+    epochs = leaf.epochs
+    least = leaf.edition.utilization.get(leaf.workload.name, leaf.workload.metric.au)
+    passed = bool(epochs) and all(
+        fmean([one[name] for one in epochs if one[name] is not None] or [0.0]) >= least for name in ("au", "au_nominal")
+    )
+    result = leaf.run.result
+    # The rules have been asked anew: results of a few runs break some that all of them together keep.
+    judged = {
+        "epochs": epochs,
+        "passed": passed and leaf.valid,
+        "valid": leaf.valid,
+        "verdict": "invalid"
+        if not leaf.valid
+        else result["verdict"]
+        if not epochs
+        else "passed"
+        if passed
+        else "not passed",
+        "findings": [] if leaf.valid else result["findings"],
+    }
+    made = dlio_summary({**result, **judged})
+    began, ended = leaf.span
+    return {**made, "start": moment(began).isoformat(), "end": moment(ended).isoformat()}
+
+
+def _logs(leaf: Leaf, folder: Path, summary: Mapping[str, Any]) -> None:
+    """The logs: the command, what was found, the file systems as ``df`` tells them, the numbers."""
+    result = leaf.run.result
+    lines = [
+        f"{summary['start']} stoker bench run, run {result['run']}: {shlex.join(result['plan']['command'])}",
+        f"{summary['start']} {result['world']['said']}",
+        *(f"{'invalid' if one['invalid'] else 'note'}: {one['rule']}: {one['reason']}" for one in result["findings"]),
+        *(f"{name}: {value}" for name, value in summary["metric"].items()),
+        f"{summary['end']} the end",
+    ]
+    (folder / "dlio.log").write_text("\n".join(lines) + "\n")
+    name = f"{leaf.benchmark}_{leaf.command}"
+    (folder / f"{name}.stdout.log").write_text("\n".join([*lines, "", *_df(leaf)]) + "\n")
+    (folder / f"{name}.stderr.log").write_text("".join(f"note: {note}\n" for note in result["plan"]["notes"]))
+
+
+def _df(leaf: Leaf) -> list[str]:
+    found = _volumes(leaf)
+    if found is None:
+        return []
+    rows = {one["mount"]: one for one in found}
+    made = ["Filesystem 1K-blocks Used Available Use% Mounted on"]
+    for mount, one in rows.items():
+        used = one["bytes"] - one["free_bytes"]
+        part = f"{100 * used / max(1, one['bytes']):.0f}%"
+        device = one["device"].replace(" ", "_")
+        made.append(f"{device} {one['bytes'] >> 10} {used >> 10} {one['free_bytes'] >> 10} {part} {mount}")
+    return made
+
+
+def check_of_one_version(runs: list[RunFiles], version: str) -> None:
+    """Check that the results are of the source that will be copied.
+
+    Raises:
+        ConfigError: a run was made by another version of stoker.
+    """
+    for run in runs:
+        found = run.result["environment"]["versions"].get("stoker")
+        if found != version:
+            raise ConfigError(
+                f"{run.folder} was made by stoker {found}, and the source that the submission would hold is {version}: "
+                "write it with that version"
+            )

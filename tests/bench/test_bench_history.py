@@ -1,0 +1,52 @@
+"""Promise: ``stoker bench history`` lists the runs below a directory, newest first, with verdict, utilization and MB/s."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bench_example import real_run
+
+from stoker.bench.results.history import history
+from stoker.cli import main
+from stoker.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench-results")
+    real_run(folder / "new", "name=mine", "dataset.files=16", url=str(folder / "data"), stages=("generate", "train"))
+    old = json.loads((folder / "new" / "results.json").read_text())
+    old["began"] = "2020-01-01T00:00:00Z"
+    (folder / "deeper" / "old").mkdir(parents=True)
+    (folder / "deeper" / "old" / "results.json").write_text(json.dumps(old))
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "results.json").write_text("[]")
+    return folder
+
+
+def test_runs_are_listed_newest_first_and_foreign_files_last(runs: Path) -> None:
+    found = history(runs)
+    assert [Path(one.folder).name for one in found] == ["new", "old", "foreign"]
+    assert found[0].workload == "mine"
+    assert found[0].verdict in {"invalid", "smoke test"}
+    assert found[0].au is not None
+    assert found[0].hosts == found[1].hosts != ()
+    assert "not what stoker bench writes" in found[2].error
+
+
+def test_the_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "history", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [name in line for name, line in zip(("began", "mine", "2020-01-01", "foreign"), lines, strict=True)] == [
+        True
+    ] * 4
+    assert main(["bench", "history", str(runs), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["workload"] for one in found] == ["mine", "mine", ""]
+
+
+def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no directory"):
+        history(tmp_path / "none")
