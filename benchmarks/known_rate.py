@@ -1,4 +1,4 @@
-"""What the benchmark says of storage whose rate is known: MB/s and utilization against arithmetic.
+"""Compares what stoker bench says of storage of a known rate, MB/s and utilization, with arithmetic.
 
     python benchmarks/known_rate.py                            # as root, about 4 minutes
     python benchmarks/known_rate.py --kinds objects --json known_rate.json
