@@ -6,8 +6,10 @@ are one reader: it sees a world of data-parallel ranks, each of which is several
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -15,6 +17,20 @@ from stoker.arguments import checked
 from stoker.cluster.world import World, ranks_of_node
 from stoker.errors import ConfigError
 from stoker.types import Ids
+
+_SAME_SAMPLES: Final = ("tp", "cp", "sp", "pp")
+
+
+def model_parallel() -> dict[str, int]:
+    """Dimensions of torch's device meshes in this process whose ranks read the same samples, by their usual names: sizes."""
+    kind = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
+    meshes = () if kind is None else (one for one in gc.get_objects() if type(one) is kind)
+    return {
+        name: size
+        for mesh in meshes
+        for name, size in zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=False)
+        if name in _SAME_SAMPLES and size > 1
+    }
 
 
 class DeviceMesh(Protocol):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from stoker.cluster import World
-from stoker.cluster.mesh import DeviceMesh, Mesh
+from stoker.cluster.call_stack import called_from
+from stoker.cluster.mesh import DeviceMesh, Mesh, model_parallel
 from stoker.cluster.outer_division import OuterDivision, outer_division
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
@@ -89,6 +90,32 @@ class DataRankFinder:
             return DataRank(readers.rank, readers.world_size, readers.local_world_size, batch_size)
         readers = world if self._replication == 1 else world.replicate(self._replication)
         return DataRank(readers.rank, readers.world_size, world.local_world_size, batch_size, self._replication)
+
+    def check_prepared(self, division: OuterDivision | None) -> None:
+        """See that accelerate has not left it to the dataset, without a word, that ranks are to read the same samples.
+
+        It divides nothing where all ranks of a device mesh are to have the same batches.
+
+        Args:
+            division: the wrapper's, if one divides.
+
+        Raises:
+            ConfigError: there are such ranks, and neither ``replication`` nor ``world`` tells of them.
+        """
+        told = division or self._given or self._mesh or self._replication > 1
+        if (
+            told
+            or in_user_code()
+            or not called_from("accelerate.data_loader", "__iter__")
+            or self.world.world_size == 1
+        ):
+            return
+        if sizes := model_parallel():
+            raise ConfigError(
+                f"the ranks along {', '.join(f'{name}={size}' for name, size in sizes.items())} of the device mesh read the "
+                "same samples, and accelerate does not divide here: tell the dataset, with replication=Mesh.of(mesh, "
+                "data=[...]) or the number of ranks that read the same; or, where each is to read its own, with world="
+            )
 
     def compare(self, order: SampleOrder, point: EpochPosition, batch_size: int, loads: int) -> None:
         """Compare with the other ranks what this one is about to read; beneath a wrapper that divides, nothing.

@@ -135,6 +135,7 @@ class EpochReader:
             # What the wrapper divides are batches of this size, not samples.
             division = replace(division, batch_size=None, requests=division.ranks, kept=None)
         self._division = self._counted_for = division
+        self._rank_finder.check_prepared(division)
         self._read_ahead = called_from("accelerate.data_loader")
         if division is not None and division.sends and not division.direct and worker.count > 1:
             raise ConfigError(
@@ -331,6 +332,7 @@ class EpochReader:
         """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`."""
         # A wrapper calls it at the start of each epoch, on ranks too that are only sent their samples.
         self._division = self._counted_for = self._rank_finder.division()
+        self._rank_finder.check_prepared(self._division)
         self._resume.set_epoch(epoch)
 
     def close(self) -> None:

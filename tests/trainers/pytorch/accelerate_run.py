@@ -4,7 +4,8 @@
 else rank 0 dispatches), ``split`` (``split_batches``), ``own``
 (divided by the dataset alone), ``stateful``, ``drop_last``, ``spawn``, ``static`` (a
 partition that gives each rank its part), ``parquet`` (StreamingParquetLoader); and between loader and dataset ``ahead`` (a
-thread that reads ahead), ``map`` (a function in C), ``chain`` (two datasets, one after the other).
+thread that reads ahead), ``map`` (a function in C), ``chain`` (two datasets, one after the other); ``tp`` (a
+device mesh along which all ranks read the same), ``replicated`` (the dataset knows).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.data_loader import prepare_data_loader
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset
 
 from stoker import KeepIds, StreamingDataLoader, StreamingDataset, StreamingParquetLoader
@@ -70,7 +72,13 @@ def main() -> None:
     )
     batch_size = options.batch_size * (accelerator.num_processes if "split" in words else 1)
     partition = RoundRobin() if "static" in words else None
-    dataset: Any = StreamingDataset(options.data, shuffle=True, batch_size=batch_size, partition=partition)
+    dataset: Any = StreamingDataset(
+        options.data,
+        shuffle=True,
+        batch_size=batch_size,
+        partition=partition,
+        replication=2 if "replicated" in words else None,
+    )
     if "ahead" in words:
         dataset = Ahead(dataset)
     if "map" in words:
@@ -90,7 +98,16 @@ def main() -> None:
         loader = DataLoader(dataset, batch_size=batch_size, **how)
     model = torch.nn.Linear(8, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    if "own" in words:
+    if "tp" in words:
+        mesh = init_device_mesh("cpu", (accelerator.num_processes,), mesh_dim_names=("tp",))
+        loader = prepare_data_loader(
+            loader,
+            accelerator.device,
+            put_on_device=True,
+            dispatch_batches=False if "shard" in words else None,
+            torch_device_mesh=mesh,
+        )
+    elif "own" in words:
         # Each rank reads its own part, which is accelerate's way for a loader that is divided already.
         loader = prepare_data_loader(
             loader,

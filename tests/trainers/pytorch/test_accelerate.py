@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from accelerate import Accelerator, DataLoaderConfiguration
+from torch.utils.data import DataLoader
 
+from stoker import StreamingDataset
 from trainers.launch import Outcome, launch, write_dataset
 
 HERE = Path(__file__).parent
@@ -72,6 +76,39 @@ def test_what_would_lose_samples_is_refused(data: Path, variant: str, said: str)
 
 def test_what_accelerate_would_lose_of_unequal_workers_is_refused(data: Path) -> None:
     assert "use num_workers=1 or 0, or dispatch_batches=False" in run(data, "chain", 2).error
+
+
+def test_ranks_that_are_to_read_the_same_samples_are_told_of(data: Path) -> None:
+    """Along ``tp`` accelerate sends all ranks the same batches, or leaves it to the dataset."""
+    assert "the ranks along tp=2 of the device mesh" in run(data, "tp shard", 0).error
+    for variant in ("tp", "tp shard replicated"):
+        seen = run(data, variant, 0)
+        assert not seen.error
+        assert seen.unique == 100
+        assert seen.ranks[0] == seen.ranks[1]
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+@pytest.mark.parametrize("dispatch", [None, False])
+def test_the_epoch_after_one_that_was_resumed_is_the_next(data: Path, dispatch: bool | None, skipped: int) -> None:
+    """``skip_first_batches`` makes another loader; that of before would name the same epoch once more."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
+
+    def prepared() -> Any:
+        return accelerator.prepare(
+            DataLoader(StreamingDataset(str(data), shuffle=True, batch_size=4, epoch_size=50), batch_size=4)
+        )
+
+    def ids(loader: Any) -> list[int]:
+        return [one for batch in loader for one in batch["id"].tolist()]
+
+    whole, resumed = prepared(), prepared()
+    epochs = [ids(whole) for _ in range(4)]
+    resumed.set_epoch(1)
+    assert ids(accelerator.skip_first_batches(resumed, skipped)) == epochs[1][4 * skipped :]
+    assert [ids(resumed), ids(resumed)] == epochs[2:]
+    resumed.set_epoch(1)  # of which a user may want to have all
+    assert ids(resumed) == epochs[1]
 
 
 @pytest.mark.parametrize("variant", ["", "own"])

@@ -16,6 +16,7 @@ from stoker.order.capabilities import settled
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.state.epoch_counter import EpochClock
+from stoker.pipeline.state.prepared_loaders import PreparedLoaders
 from stoker.pipeline.state.state import make_state, read_changed, read_state
 from stoker.reading.samples import SampleRun
 
@@ -179,6 +180,7 @@ class ResumeState:
         self._left: list[tuple[weakref.ref[Progress], int]] = []
         self._resumed: tuple[EpochPosition, int] | None = None
         self._named = False
+        self._loaders = PreparedLoaders()
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
@@ -404,6 +406,8 @@ class ResumeState:
         """
         if epoch < 0:
             raise ConfigError(f"set_epoch({epoch}): epochs count from 0")
+        if self._loaders.go_on(epoch):
+            return
         before = self._clock.peek()
         ahead = self._clock.name_epoch(epoch)
         if self._clock.peek() != before:
