@@ -203,7 +203,7 @@ def begin(readers: list[EpochReader], batch: int) -> tuple[list[EpochPosition], 
     points, runs = [], []
     for reader in readers:
         data_rank = reader.data_rank(batch)
-        point, _ = reader._resume.begin(LoaderWorker(), data_rank)
+        point, _, _ = reader._resume.begin(LoaderWorker(), data_rank)
         reader._resume._clock._seen -= 1  # as if copies in DataLoader workers had begun
         points.append(point)
         runs.append(reader.sample_order.run(point, data_rank))

@@ -43,6 +43,48 @@ def test_it_continues_where_it_stopped(tmp_path: Path, workers: int, taken: int)
     assert following != whole
 
 
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torchdata's own, and more workers than processors
+@pytest.mark.parametrize("size", [3, 7, 16])
+def test_a_loaders_batches_may_have_another_size_than_the_datasets(tmp_path: Path, size: int) -> None:
+    with MDSWriter({"id": "int"}, str(tmp_path), size_limit=1024) as out:
+        out.write_batch({"id": np.arange(46)})
+
+    def loader() -> StatefulDataLoader:
+        return StatefulDataLoader(
+            StreamingDataset(local=tmp_path, shuffle=True, batch_size=4), batch_size=size, num_workers=2
+        )
+
+    whole = [batch["id"].tolist() for batch in loader()]
+    for taken in (1, len(whole) // 2, len(whole) - 1, len(whole)):
+        first, second = loader(), loader()
+        head = [batch["id"].tolist() for batch in islice(iter(first), taken)]
+        second.load_state_dict(first.state_dict())
+        assert head + [batch["id"].tolist() for batch in second] == whole
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torchdata's own, and more workers than processors
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_after_an_epochs_end_comes_the_next(tmp_path: Path, workers: int, persistent: bool) -> None:
+    with MDSWriter({"id": "int"}, str(tmp_path), size_limit=1024) as out:
+        out.write_batch({"id": np.arange(46)})
+
+    def loader() -> StatefulDataLoader:
+        dataset = StreamingDataset(local=tmp_path, shuffle=True, batch_size=4)
+        return StatefulDataLoader(dataset, batch_size=4, num_workers=workers, persistent_workers=persistent)
+
+    def ids(loader: StatefulDataLoader) -> list[list[int]]:
+        return [batch["id"].tolist() for batch in loader]
+
+    first, second = loader(), loader()
+    ids(first)
+    state = first.state_dict()
+    following = [ids(first), ids(first)]
+    second.load_state_dict(state)
+    assert [ids(second), ids(second)] == following
+
+
 def test_a_workers_state_is_refused_elsewhere(tmp_path: Path) -> None:
     with MDSWriter({"id": "int"}, str(tmp_path)) as out:
         out.write_batch({"id": np.arange(50)})

@@ -16,7 +16,7 @@ from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loaders.consumers import looks_only, reads_ahead
 from stoker.loaders.dataset import StreamingDataset
-from stoker.loaders.lightning_progress import follow_lightning
+from stoker.loaders.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
@@ -123,6 +123,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         self._open: Any = None
         self._interleaved = False
         self._looked_from: dict[str, Any] | None = None
+        self._only_ends = False
         self._drop_last = options.get("drop_last", False)
         if isinstance(dataset, StreamingParquetLoader):
             if columnar or options.get("drop_last"):
@@ -171,6 +172,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             "_pass": None,
             "_interleaved": False,
             "_looked_from": None,
+            "_only_ends": False,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -178,6 +180,13 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         reset_in_children(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        load_for_lightning(self)
+        if self._only_ends:
+            self._only_ends = False
+            return iter(())
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         self._end_look()
         if looks_only():
             self._looked_from = self.state_dict()
@@ -279,15 +288,16 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         dataset, current = self._stream, self._pass
         if current is not None and current.states_loaded != dataset.states_loaded:
             current = None
+        untrained, ended = saved_by_lightning(self)
+        batches = 0 if current is None else max(0, current.trained - untrained)
         if isinstance(dataset, StreamingParquetLoader):
             if current is None:
                 return dataset.state_dict()
-            return dataset.state_after(current.start, current.trained, ended=current.ended)
+            return dataset.state_after(current.start, batches, ended=ended or current.ended)
         if current is None:
-            state, batches = StreamingDataset.state_dict(dataset), 0
+            state = StreamingDataset.state_dict(dataset)
         else:
-            batches = current.trained
-            state = dataset.state_after(current.start, batches, ended=current.ended)
+            state = dataset.state_after(current.start, batches, ended=ended or current.ended)
         size = dataset.batch_size or 1
         samples = batches * size * dataset.epoch_reader.data_rank(size).world_size
         if dataset.overrides("__iter__"):
@@ -318,7 +328,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             )
         self._stream.load_state_dict(state)
         self._interleaved = False
-        follow_lightning(self, self._steps)
+        self._only_ends = follow_lightning(self, self._steps)
 
     def _steps(self) -> tuple[int, int]:
         """Batches of the epoch that comes next, and those of it that are left."""

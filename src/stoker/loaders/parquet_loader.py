@@ -394,7 +394,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
 
     def _batches(self) -> Iterator[LMBatch]:
         worker, data_rank = LoaderWorker.detect(), self._data_rank()
-        point, begun = self._resume.begin(worker, data_rank)
+        point, begun, _ = self._resume.begin(worker, data_rank)
         if point.partial:
             raise ConfigError("the state was taken inside a batch: states of this loader never are")
         if worker.token is None:

@@ -151,11 +151,13 @@ class EpochReader:
             speed_up_worker(self._ring)
             if self.settings.transform is None and override is None:
                 load_at_once()
-        point, begun = self._resume.begin(worker, data_rank)
-        if point.partial and not by_sample:
+        point, begun, inside = self._resume.begin(worker, data_rank)
+        if (point.partial or inside) and not by_sample:
             raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
         if point.partial and (worker.token is not None or division is not None):
             raise ConfigError("the state was taken inside a batch: resume without DataLoader workers for this epoch")
+        if inside and division is not None:
+            raise ConfigError("the worker's state was taken inside a batch: resume without accelerate for this epoch")
         if worker.token is None:
             self.compare_ranks(point, batch_size)
         run = self._run(point, data_rank, division)
@@ -168,7 +170,7 @@ class EpochReader:
             one_by_one=by_sample and not threads,
             override=override,
         )
-        return point.partial, self._resume.deliver(point, run.plan, begun), pipeline
+        return point.partial or inside, self._resume.deliver(point, run.plan, begun), pipeline
 
     def compare_ranks(self, point: EpochPosition, batch_size: int) -> None:
         """See that all ranks read the same from ``point`` on."""

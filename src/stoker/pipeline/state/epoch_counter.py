@@ -105,13 +105,17 @@ class EpochClock:
                 record[_BEGUN:_POSITION].view(np.uint64)[worker // 64] |= np.uint64(1 << worker % 64)
             return point
 
-    def adopt(self, token: int | None, epoch: int) -> None:
-        """Begin an epoch that a worker's own state names; the next one follows it."""
+    def pass_over(self, epoch: int) -> None:
+        """Make the next epoch a later one than this, which a worker's own state names."""
+        with self._locked() as shared:
+            shared[_NEXT] = max(int(shared[_NEXT]), epoch + 1)
+            shared[_RESUMED] = 1
+
+    def adopt(self, token: int | None) -> None:
+        """Begin an epoch that a worker's own state has named."""
         with self._locked() as shared:
             if token is not None:
                 self._count_pass(token)
-            shared[_NEXT] = max(int(shared[_NEXT]), epoch + 1)
-            shared[_RESUMED] = 1
             self._count_beginning(shared)
 
     @property

@@ -17,11 +17,12 @@ from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.state.epoch_counter import EpochClock
 from stoker.pipeline.state.prepared_loaders import PreparedLoaders
-from stoker.pipeline.state.state import make_state, read_changed, read_state
+from stoker.pipeline.state.state import is_count, make_state, read_changed, read_state
 from stoker.reading.samples import SampleRun
 
 logger = logging.getLogger(__name__)
 
+_WORKER: Final = ("number", "count", "batches", "samples")
 _ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_size)"
 
 
@@ -77,11 +78,6 @@ class Progress:
     def samples(self) -> int:
         """Samples that were taken, of this rank."""
         return self._entered - operator.length_hint(self._remaining)
-
-    @property
-    def batches(self) -> int:
-        """Batches of which at least one sample was taken."""
-        return -(-self.samples // self.plan.batch_size)
 
     def here(self) -> EpochPosition:
         """The position to resume from."""
@@ -178,7 +174,7 @@ class ResumeState:
         self._delivery: Progress | None = None
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
         self._left: list[tuple[weakref.ref[Progress], int]] = []
-        self._resumed: tuple[EpochPosition, int] | None = None
+        self._resumed: tuple[EpochPosition, int, int] | None = None
         self._named = False
         self._loaders = PreparedLoaders()
 
@@ -186,15 +182,15 @@ class ResumeState:
         """The position at which the next iteration begins."""
         return self._clock.peek()
 
-    def begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[EpochPosition, int]:
-        """Begin the next epoch: where, and how many batches of this worker were delivered before."""
+    def begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[EpochPosition, int, int]:
+        """Begin the next epoch: where, and what this worker has delivered of it: whole batches, and samples of one more."""
         self._in_worker = worker.token is not None
         if self._resumed is not None:
-            (point, begun), self._resumed = self._resumed, None
-            self._clock.adopt(worker.token, point.epoch)
+            (point, begun, inside), self._resumed = self._resumed, None
+            self._clock.adopt(worker.token)
         else:
-            point, begun = self._clock.begin(worker.token, worker.number), 0
-        return self.settled(point, data_rank), begun
+            point, begun, inside = self._clock.begin(worker.token, worker.number), 0, 0
+        return self.settled(point, data_rank), begun, inside
 
     def settled(self, point: EpochPosition, data_rank: DataRank) -> EpochPosition:
         """The point with the start that holds for the rest of its epoch, begun or resumed in this world."""
@@ -336,12 +332,11 @@ class ResumeState:
         """The state of one DataLoader worker, for a loader that saves each worker's apart (torchdata's)."""
         delivery = self._delivery
         if delivery is None:
-            begun, batches = self._resumed or (self._clock.peek(), 0)
-        elif delivery.finished:
-            begun, batches = delivery.point.next_epoch(), 0
+            begun, batches, inside = self._resumed or (self._clock.peek(), 0, 0)
         else:
-            begun, batches = delivery.point, delivery.batches
-        own = {"number": worker.number, "count": worker.count, "batches": batches}
+            # A loader's batches may have another size than the dataset's. A worker that has ended waits for the others.
+            begun, (batches, inside) = delivery.point, divmod(delivery.samples, delivery.plan.batch_size)
+        own = {"number": worker.number, "count": worker.count, "batches": batches, "samples": inside}
         own |= {"world_size": data_rank.world_size, "batch_size": data_rank.batch_size}
         return {**self.state(begun, data_rank), "worker": own}
 
@@ -359,17 +354,16 @@ class ResumeState:
                 resume there.
         """
         own = state.get("worker") if isinstance(state, Mapping) else None
-        if own is not None and not (
-            isinstance(own, Mapping)
-            and all(type(own.get(name)) is int and 0 <= own[name] < 1 << 62 for name in ("number", "count", "batches"))
-        ):
-            raise StateError(f"this state's worker should have a number, a count and batches, found {own!r}")
+        if isinstance(own, Mapping):
+            own = {"samples": 0, **own}  # which states of earlier versions do not say
+        if own is not None and not (isinstance(own, Mapping) and all(is_count(own.get(name)) for name in _WORKER)):
+            raise StateError(f"this state's worker should have a number, a count, batches and samples, found {own!r}")
         if own is not None and (worker.token is None or (own["number"], own["count"]) != (worker.number, worker.count)):
             raise StateError(
                 f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can "
                 "resume from. States of StreamingDataLoader fit any number of workers"
             )
-        if own is not None and own["batches"]:
+        if own is not None and (own["batches"] or own["samples"]):
             # Which samples a worker's batches were depends on the world; states of earlier versions do not say it.
             theirs = own.get("world_size", data_rank.world_size), own.get("batch_size", data_rank.batch_size)
             if theirs != (data_rank.world_size, data_rank.batch_size):
@@ -383,7 +377,9 @@ class ResumeState:
             run_from(sample_order, self.settled(point, data_rank), data_rank)
         self.sample_order = sample_order
         if own is not None:
-            self._resumed = point, own["batches"]
+            self._resumed = point, own["batches"], own["samples"]
+            # At once: of an epoch that has ended torchdata begins another one before the rest, which is nothing, is read.
+            self._clock.pass_over(point.epoch)
         else:
             self._clock.load(point)
         self._forget()

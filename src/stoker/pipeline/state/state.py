@@ -207,15 +207,16 @@ def _origin(origin: Any) -> tuple[int, dict[str, int], int, list[dict[str, Any]]
     epoch, consumed, samples = values.get("epoch"), values.get("consumed"), values.get("samples")
     away = values.get("away", [])
     listed = isinstance(away, list | tuple) and all(
-        isinstance(one, Mapping) and isinstance(one.get("name"), str) and _is_count(one.get("consumed")) for one in away
+        isinstance(one, Mapping) and isinstance(one.get("name"), str) and is_count(one.get("consumed")) for one in away
     )
-    if not isinstance(consumed, Mapping) or not all(map(_is_count, (epoch, samples, *consumed.values()))) or not listed:
+    if not isinstance(consumed, Mapping) or not all(map(is_count, (epoch, samples, *consumed.values()))) or not listed:
         raise StateError(f"this state should say how much of each stream was consumed, found {origin!r}")
     counts = {str(name): count for name, count in consumed.items()}
     return int(epoch or 0), counts, int(samples or 0), [dict(one) for one in away]
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether a value of a state is a count, such as one of samples."""
     return type(value) is int and 0 <= value < 1 << 62
 
 
@@ -245,7 +246,7 @@ def _fields(
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
         raise StateError(f"this state's epoch and position must be integers from 0, got {epoch!r} and {position!r}")
     consumed = state.get("consumed", {})
-    if not isinstance(consumed, Mapping) or not all(map(_is_count, consumed.values())):
+    if not isinstance(consumed, Mapping) or not all(map(is_count, consumed.values())):
         raise StateError(
             f"this state's 'consumed' should say how many samples of each stream were consumed, found {consumed!r}"
         )
