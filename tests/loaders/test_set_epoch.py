@@ -101,3 +101,12 @@ def test_the_parquet_loader_has_it_too(tmp_path: Path) -> None:
     again.load_state_dict(state)
     again.set_epoch(0)
     assert [batch.input_ids.tolist() for batch in again] == epochs[1][3:]
+
+
+def test_an_iteration_that_another_epoch_ends_says_who_may_have_named_it(make: Callable[[], StreamingDataset]) -> None:
+    dataset = make()
+    batches = iter(dataset.batches(4))
+    next(batches)
+    dataset.set_epoch(3)
+    with pytest.raises(errors.StateError, match=r"set_epoch, which trainers call.*make another dataset object"):
+        next(batches)

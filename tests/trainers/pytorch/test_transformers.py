@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainingArguments
 
 from stoker import LocalDataset, StreamingDataset
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StateError
 from trainers.launch import Outcome, launch, write_dataset
 
 SCRIPT = Path(__file__).with_name("transformers_run.py")
@@ -102,3 +102,25 @@ def test_samples_by_id_are_grouped_by_length(data: Path, tmp_path: Path) -> None
     assert sum(int((batch == -1).sum()) for batch in batches) < 0.3 * sum(batch.numel() for batch in batches)
     held_out = [batch["input_ids"][:, 0].tolist() for batch in trainer.get_eval_dataloader()]
     assert [one for batch in held_out for one in batch] == list(range(100))
+
+
+class Layer(torch.nn.Module):
+    """A model of ``x`` alone, whose loss is its output's mean square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layer(x).square().mean()}
+
+
+def test_one_dataset_object_for_training_and_evaluation_is_refused_with_the_remedy(data: Path, tmp_path: Path) -> None:
+    args = TrainingArguments(
+        str(tmp_path), eval_strategy="steps", eval_steps=2, max_steps=6, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    args.per_device_train_batch_size = args.per_device_eval_batch_size = 4
+    dataset, evaluated = (StreamingDataset(str(data), batch_size=4, columns=["x"]) for _ in range(2))
+    with pytest.raises(StateError, match="make another dataset object"):
+        Trainer(Layer(), args, train_dataset=dataset, eval_dataset=dataset).train()
+    assert Trainer(Layer(), args, train_dataset=dataset, eval_dataset=evaluated).train().global_step == 6

@@ -85,10 +85,11 @@ class Progress:
 
 
 def superseded_error() -> StateError:
-    """The error of an iteration that asks for its next item after a state was loaded."""
+    """The error of an iteration that asks for its next item after a state was loaded, or another epoch named."""
     return StateError(
-        "this iteration has ended: since its last item a state was loaded (load_state_dict), or the loader was told in "
-        "another way to continue elsewhere. Begin another iteration, which starts there"
+        "this iteration has ended: since its last item a state was loaded (load_state_dict), or another epoch was named "
+        "(set_epoch, which trainers call when they begin to read a loader). Begin another iteration, which starts there. To "
+        "read a dataset in the midst of reading it, such as for evaluation, make another dataset object for that"
     )
 
 
