@@ -59,7 +59,8 @@ def follow_lightning(loader: object, steps: Callable[[], tuple[int, int]]) -> bo
 
     Args:
         loader: has loaded its state.
-        steps: gives the batches of a whole epoch in this world, and those that are left of the one that comes next.
+        steps: gives the batches of a whole epoch in this world, 0 where that is not known, and those that are left of the
+            one that comes next: equally many at its beginning.
 
     Returns:
         Whether Lightning's next iteration is the rest of an epoch of which only the end is to be told: it must be empty.
@@ -116,7 +117,7 @@ def _set_batches(count: Any, whole: int, done: int, loaders: int) -> None:
     Raises:
         StateError: it counts those of several loaders together.
     """
-    if count.processed == done or (loaders > 1 and (not whole or (count.processed - done) % whole == 0)):
+    if not whole or count.processed == done or (loaders > 1 and (count.processed - done) % whole == 0):
         return  # of several loaders, one that is shorter begins again
     if loaders > 1:
         raise StateError(

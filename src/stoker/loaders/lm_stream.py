@@ -19,7 +19,7 @@ from stoker.display import with_article
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.consumers import reads_ahead
 from stoker.loaders.iterable import TorchIterable
-from stoker.loaders.lightning_progress import refuse_ended
+from stoker.loaders.lightning_progress import follow_lightning, load_for_lightning
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
@@ -140,6 +140,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         self._marks: deque[_Mark] = deque()
         # A state that was loaded, until an iteration has gone back to it.
         self._resumed: Mapping[str, Any] | None = None
+        self._only_ends = False
         self._current: object = None
         # The state before the batch that was yielded last, where that waits until the one before it was trained on.
         self._before: dict[str, Any] | None = None
@@ -152,11 +153,18 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
             ConfigError: the stream is ``endless``, and an epoch has no documents for this rank; or a state was loaded, and
                 this is a ``DataLoader``'s worker.
         """
+        load_for_lightning(self)
         if self._resumed is not None and LoaderWorker.detect().token is not None:
             raise ConfigError(
                 "a state of an LMStream is resumed in one process, and this is a DataLoader's worker: iterate over the "
                 "stream itself, or use num_workers=0"
             )
+        if self._only_ends:
+            self._only_ends = False
+            return iter(())
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[LMBatch]:
         current = self._current = object()
         self._maker = None
         if self._resumed is not None:
@@ -273,8 +281,8 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         self._current = self._maker = self._before = None
         self._marks.clear()
         self._resumed = dict(state)
-        if maker is None and self._dataset.upcoming() == self._dataset.upcoming().epoch_begin():
-            refuse_ended(self)
+        begins = maker is None and self._dataset.upcoming() == self._dataset.upcoming().epoch_begin()
+        self._only_ends = follow_lightning(self, lambda: (1, 1) if begins else (0, 1))
 
     def _forget_before(self, maker: Mapping[str, Any]) -> None:
         """Drop marks of batches of which nothing is needed any more."""

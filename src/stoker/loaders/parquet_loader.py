@@ -22,6 +22,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.consumers import reads_ahead
 from stoker.loaders.iterable import TorchIterable
+from stoker.loaders.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PartPlan
@@ -190,6 +191,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         self._progress: _EpochProgress | None = None
         self._exhausted: int | None = None
         self._running: Iterator[LMBatch] | None = None
+        self._only_ends = False
 
     # -- files and sizes -------------------------------------------------------------------------------------------
 
@@ -251,7 +253,11 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
 
     def __iter__(self) -> Iterator[LMBatch]:
         """This rank's (and loader worker's) batches of the next epoch, or of the rest of one that was resumed."""
+        load_for_lightning(self)
         self._running = None
+        if self._only_ends:
+            self._only_ends = False
+            return iter(())
         return self._batches()
 
     def next_batches(self) -> list[LMBatch] | None:
@@ -346,8 +352,11 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         if worker.token is not None:
             return self._resume.worker_state(worker, data_rank)
         progress = self._progress
-        if progress is not None and progress.ahead and progress.batches and self._exhausted is None:
-            return self.state_after(progress.position, progress.batches - 1)
+        untrained, ended = saved_by_lightning(self)
+        if progress is not None and self._exhausted is None:
+            untrained = max(untrained, int(progress.ahead))
+            if ended or (untrained and progress.batches):
+                return self.state_after(progress.position, max(0, progress.batches - untrained), ended=ended)
         return self._resume.state(self._resume.here(), data_rank)
 
     def plan(self, start: EpochPosition) -> Plan:
@@ -380,6 +389,12 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
             StateError: it belongs to other data, or to other settings of the order; says what differs.
         """
         self._load(state)
+        self._only_ends = follow_lightning(self, self._steps)
+
+    def _steps(self) -> tuple[int, int]:
+        """Batches of the epoch that comes next, and those of it that are left."""
+        upcoming = self.upcoming()
+        return len(self.plan(upcoming.epoch_begin())), len(self.plan(upcoming))
 
     def stats(self) -> StreamStats:
         """Statistics of reading, and of the tokens that were delivered; see :class:`~stoker.StreamStats`."""

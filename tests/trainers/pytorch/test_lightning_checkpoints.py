@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 
-from stoker import StreamingDataLoader, StreamingDataset
+from stoker import LMStream, StreamingDataLoader, StreamingDataset, StreamingParquetLoader
+from stoker.tokens.batch import LMBatch
 from trainers.launch import write_dataset
 
 Seen = list[tuple[Any, ...]]
@@ -22,8 +25,10 @@ Seen = list[tuple[Any, ...]]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 samples: 6 batches of 4."""
-    return write_dataset(tmp_path_factory.mktemp("data") / "data", 24)
+    """24 samples, 6 batches of 4; next to them as many rows of tokens."""
+    folder = tmp_path_factory.mktemp("data")
+    pq.write_table(pa.table({"input_ids": [[row] * 8 for row in range(24)]}), folder / "rows.parquet", row_group_size=5)
+    return write_dataset(folder / "data", 24)
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +52,16 @@ class Model(lightning.LightningModule):  # type: ignore[misc]
     def training_step(self, batch: Any) -> torch.Tensor:
         if len(self.seen) == self.fails_in:
             raise RuntimeError("as the test wants")
+        if isinstance(batch, LMBatch):
+            rows = torch.as_tensor(batch.input_ids)
+            batch = {"id": rows[:, 0], "x": rows.float()}
         batches = batch if isinstance(batch, list | tuple) else [batch]
         self.seen.append((self.current_epoch, *(one["id"].tolist() for one in batches)))
         loss: torch.Tensor = self.layer(batches[0]["x"]).square().mean()
         return loss
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch  # Lightning moves no LMBatch
 
     def validation_step(self, batch: Any) -> None:
         self.log("loss", self.layer(batch["x"]).square().mean(), batch_size=4)
@@ -64,8 +75,13 @@ def _fit(data: Path, *, kind: str = "", checkpoint: Path | None = None, model: M
         return StreamingDataLoader(StreamingDataset(str(data), shuffle=True, batch_size=4, epoch_size=size))
 
     train: Any = loader(16 if kind == "part" else None)
+    if kind == "tokens":
+        train = StreamingParquetLoader(str(data.parent / "rows.parquet"), shuffle=True, batch_size=4, seq_len=8)
     if kind == "combined":
         train = CombinedLoader([train, loader(16)], "max_size_cycle")
+    if kind == "stream":
+        dataset = StreamingDataset(str(data.parent / "rows.parquet"), shuffle=True)
+        train = LMStream(dataset, "input_ids", batch_size=4, seq_len=8)
     after = how.pop("after", None)
     model = model or Model()
     trainer = lightning.Trainer(
@@ -96,6 +112,11 @@ STEPS = {"max_steps": 15, "max_epochs": -1}
         ("validated", STEPS, {"max_steps": 24, "max_epochs": 4}, {}),
         ("combined", STEPS, {"max_steps": 24, "max_epochs": -1}, {}),
         ("", STEPS, {"max_epochs": 4}, {}),
+        ("tokens", {"max_epochs": 2}, {"max_epochs": 4}, {}),
+        ("tokens", STEPS, {"max_steps": 24, "max_epochs": -1}, {}),
+        ("tokens", {"max_epochs": 2}, {"max_epochs": 3}, {"limit_train_batches": 4}),
+        ("stream", {"max_epochs": 2}, {"max_epochs": 4}, {}),
+        ("stream", STEPS, {"max_steps": 24, "max_epochs": -1}, {}),
         ("", {"max_steps": 8, "max_epochs": -1}, {"max_steps": 15, "max_epochs": -1}, {"limit_train_batches": 4}),
         ("validated", {"max_epochs": 2}, {"max_epochs": 3}, {"limit_train_batches": 4}),
     ],
