@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,42 @@ def timeline(run: RunFiles, spans: int) -> StepTimeline | None:
     low, high = np.fmin.reduce(parts, axis=0), np.fmax.reduce(parts, axis=0)
     mean, low, high = (np.clip(np.nan_to_num(one), 0, 1) for one in (mean, low, high))
     return StepTimeline(edges, mean, low, high, tuple(begins[:-1].tolist()), ranks)
+
+
+def delivered_rate(
+    run: RunFiles, epoch: Mapping[str, Any], spans: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Bytes a second that arrived at the steps of an epoch, all ranks together; ``None`` where the steps of one are missing.
+
+    All batches of a rank are taken to have the same size.
+
+    Args:
+        run: the run.
+        epoch: one of its epochs.
+        spans: how many at most; fewer where an epoch has few steps.
+
+    Returns:
+        Edges of the spans in seconds before the epoch's end (so the last is 0), shape ``(spans + 1,)``; rates, ``(spans,)``.
+    """
+    found = [
+        read_steps(steps_path(run.folder, rank["rank"], epoch["kind"], epoch["repeat"], epoch["epoch"]))
+        for rank in epoch["ranks"]
+    ]
+    known = [steps for steps in found if steps is not None and len(steps.asked)]
+    end = max((steps.end for steps in known), default=0)
+    if not known or len(known) < len(found) or end <= 0:
+        return None
+    count = max(1, min(spans, min(len(steps.asked) for steps in known) // 4))
+    edges = np.linspace(0, end * 1e-9, count + 1)
+    arrived = np.zeros(count + 1)
+    for rank, steps in zip(epoch["ranks"], known, strict=True):
+        each = rank["bytes"] / len(steps.asked)
+        # A batch begins to arrive when it is asked for, so that long waits are no peaks.
+        moments = np.stack([steps.asked, steps.asked + steps.wait], axis=1).reshape(-1) * 1e-9
+        numbers = np.arange(len(steps.asked), dtype=np.float64)
+        done = np.stack([numbers, numbers + 1], axis=1).reshape(-1) * each
+        arrived += np.interp(edges, moments, done)
+    return edges - edges[-1], np.diff(arrived) / np.diff(edges)
 
 
 def stall_histogram(run: RunFiles) -> Histogram | None:

@@ -1,9 +1,9 @@
-"""Numbers of results on a page: as they are in the file, and in words."""
+"""Numbers of results on a page, as they are in the file and in words, and names of epochs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any, Final
 
@@ -32,3 +32,17 @@ def datum(k: int, run: RunFiles, path: str, words: Callable[[Any], str]) -> str:
         return NOTHING
     exact = escape(json.dumps(value))
     return Html(f'<data value="{exact}" data-run="{k}" data-path="{escape(path)}">{escape(words(value))}</data>')
+
+
+def epoch_name(result: Mapping[str, Any], epoch: Mapping[str, Any]) -> str:
+    """The name of an epoch: ``2``, or ``0.2`` where the training is repeated; ``eval 2`` of an evaluation.
+
+    Args:
+        result: ``results.json``, whose settings may be of another version.
+        epoch: one of its epochs.
+    """
+    train = result["plan"]["workload"].get("train")
+    repeats = train.get("repeats") if isinstance(train, Mapping) else None
+    several = (isinstance(repeats, int) and repeats > 1) or epoch["repeat"] > 0
+    number = f"{epoch['repeat']}.{epoch['epoch']}" if several else str(epoch["epoch"])
+    return number if epoch["kind"] == "train" else f"eval {number}"

@@ -9,15 +9,16 @@ from typing import Final
 
 from stoker.bench.results.report_files import RunFiles
 from stoker.cli.bench.charts import charts
-from stoker.cli.bench.datum import NOTHING, datum
-from stoker.cli.render.markup import Html, document, pairs, rows, section, tile
+from stoker.cli.bench.datum import NOTHING, datum, epoch_name
+from stoker.cli.bench.system_text import SystemText
+from stoker.cli.render.markup import Html, document, pairs, rows, scroll, section, tile
 from stoker.cli.render.numbers import decimal_bytes_text, percent_text, seconds_text
 
 _EPOCHS: Final = 200
 """Rows of a table of epochs; the rest is in ``results.json``."""
 
 
-def bench_page(runs: Sequence[RunFiles]) -> str:
+def bench_page(runs: Sequence[RunFiles], *, title: str | None = None, system: SystemText | None = None) -> str:
     """The page.
 
     Each number of a result is a ``<data>`` element: ``value`` is the number as it is in ``results.json``, ``data-run``
@@ -25,9 +26,13 @@ def bench_page(runs: Sequence[RunFiles]) -> str:
 
     Args:
         runs: at least one.
+        title: of the page; the workloads' names if there is none.
+        system: description of what was measured, in the words of whoever asks for the page.
     """
-    names = " and ".join(dict.fromkeys(run.text("name") for run in runs))
+    names = title or " and ".join(dict.fromkeys(run.text("name") for run in runs))
     body = [f"<h1>{escape(names)}</h1>", f"<p>{escape(_said(runs))}</p>"]
+    if system is not None:
+        body.append(section("System", "", _system(system)))
     if len(runs) == 1:
         body.append(f'<div class="tiles">{"".join(_tiles(runs[0]))}</div>')
     for run in runs:
@@ -36,11 +41,17 @@ def bench_page(runs: Sequence[RunFiles]) -> str:
             if one["invalid"]:
                 said = escape(f"{of}invalid, {one['rule']}: {one['reason']}")
                 body.append(f'<div class="warning" role="note">{said}</div>')
-    body.append(section("Summary", "", f'<div class="scroll">{_summary(runs)}</div>'))
+    body.append(section("Summary", "", scroll(_summary(runs))))
     body += [charts(runs), _rules(runs)]
     for k, run in enumerate(runs):
         body.append(_details(k, run, alone=len(runs) == 1))
     return document(f"stoker bench: {names}", "".join(body))
+
+
+def _system(described: SystemText) -> str:
+    if isinstance(described, str):
+        return f'<p class="own">{escape(described)}</p>'
+    return pairs([(name, NOTHING if value is None else str(value)) for name, value in described])
 
 
 def _said(runs: Sequence[RunFiles]) -> str:
@@ -67,13 +78,13 @@ def _verdict(run: RunFiles) -> str:
 def _tiles(run: RunFiles) -> list[str]:
     shown = [
         ("verdict", _verdict(run)),
+        ("bytes a second from storage", datum(0, run, "train.storage_bytes_per_second.mean", _bytes_rate)),
+        ("bytes a second to the step", datum(0, run, "train.delivered_bytes_per_second.mean", _bytes_rate)),
         (f"utilization; asked for: {run.number('metric.au', 0):.0%}", datum(0, run, "train.au.mean", percent_text)),
         ("nominal utilization", datum(0, run, "train.au_nominal.mean", percent_text)),
         ("computation of a step, drawn", datum(0, run, "train.compute_drawn.mean", seconds_text)),
         ("computation of a step, measured", datum(0, run, "train.compute_measured.mean", seconds_text)),
         ("samples a second", datum(0, run, "train.samples_per_second.mean", _rate)),
-        ("bytes a second from storage", datum(0, run, "train.storage_bytes_per_second.mean", _bytes_rate)),
-        ("bytes a second to the step", datum(0, run, "train.delivered_bytes_per_second.mean", _bytes_rate)),
         ("until the first batch", datum(0, run, "train.time_to_first_batch.mean", seconds_text)),
         ("utilization with data in memory", datum(0, run, "calibration.au_ceiling", percent_text)),
         ("bytes a second, checkpoints saved", datum(0, run, "checkpoint.save.bytes_per_second.mean", _bytes_rate)),
@@ -89,22 +100,24 @@ def _tiles(run: RunFiles) -> list[str]:
 
 def _summary(runs: Sequence[RunFiles]) -> str:
     headings = (
-        *("", "run", "verdict", "loader", "decoded", "storage", "accelerators"),
+        *("run", "verdict", "loader", "decoded", "storage", "accelerators"),
+        *("bytes/s from storage", "to the step"),
         *("utilization", "±", "nominal", "drawn", "computed"),
-        *("stall", "samples/s", "bytes/s from storage", "to the step", "first batch", "CPU s/GB"),
+        *("stall", "samples/s", "first batch", "CPU s/GB"),
     )
     table = []
     for k, run in enumerate(runs):
         decoded = next((one["loader"]["decoded"] for one in run.result["epochs"] if one["loader"] is not None), "-")
         table.append(
             (
-                str(k + 1),
                 run.name,
                 _verdict(run),
-                run.text("reader.loader"),
+                run.text("reader.loader") if run.result["epochs"] else NOTHING,
                 decoded,
                 run.result["storage"]["kind"],
                 datum(k, run, "world.ranks", str),
+                datum(k, run, "train.storage_bytes_per_second.mean", _bytes_rate),
+                datum(k, run, "train.delivered_bytes_per_second.mean", _bytes_rate),
                 datum(k, run, "train.au.mean", percent_text),
                 datum(k, run, "train.au.stdev", percent_text),
                 datum(k, run, "train.au_nominal.mean", percent_text),
@@ -112,13 +125,17 @@ def _summary(runs: Sequence[RunFiles]) -> str:
                 datum(k, run, "train.compute_measured.mean", seconds_text),
                 datum(k, run, "train.stall_part.mean", percent_text),
                 datum(k, run, "train.samples_per_second.mean", _rate),
-                datum(k, run, "train.storage_bytes_per_second.mean", _bytes_rate),
-                datum(k, run, "train.delivered_bytes_per_second.mean", _bytes_rate),
                 datum(k, run, "train.time_to_first_batch.mean", seconds_text),
                 datum(k, run, "train.cpu_seconds_per_gb.mean", lambda value: f"{value:.3g}"),
             )
         )
-    return rows(headings, table)
+    return _known_columns(headings, table)
+
+
+def _known_columns(headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
+    """A table without the columns of which nothing was measured."""
+    kept = [at for at in range(len(headings)) if any(row[at] != NOTHING for row in table)]
+    return rows([headings[at] for at in kept], [[row[at] for at in kept] for row in table])
 
 
 def _rules(runs: Sequence[RunFiles]) -> str:
@@ -131,7 +148,7 @@ def _rules(runs: Sequence[RunFiles]) -> str:
             which = "all others" if run.result["findings"] else "all"
             table.append((run.name, which, Html('<span class="good">kept</span>'), "No rule was broken."))
     text = "A result that broke a rule does not say what it seems to say."
-    return section("Rules", text, f'<div class="scroll">{rows(("run", "rule", "", "reason"), table, words=True)}</div>')
+    return section("Rules", text, scroll(rows(("run", "rule", "", "reason"), table, words=True)))
 
 
 def _details(k: int, run: RunFiles, *, alone: bool) -> str:
@@ -164,7 +181,7 @@ def _details(k: int, run: RunFiles, *, alone: bool) -> str:
     settings = (
         f"<details><summary>All settings</summary><pre>{escape(json.dumps(run.workload, indent=1))}</pre></details>"
     )
-    epochs = f'<div class="scroll">{_epochs(k, run)}</div>'
+    epochs = scroll(_epochs(k, run))
     if len(result["epochs"]) > _EPOCHS:
         epochs += f"<p>The first {_EPOCHS} of {len(result['epochs'])}.</p>"
     title = "" if alone else f"{run.name}: "
@@ -177,31 +194,29 @@ def _details(k: int, run: RunFiles, *, alone: bool) -> str:
 
 def _epochs(k: int, run: RunFiles) -> str:
     headings = (
-        *("", "repeat", "epoch", "steps", "utilization", "nominal", "stall", "barrier", "overhead"),
-        *("drawn", "computed", "samples/s", "bytes/s from storage", "to the step"),
+        *("epoch", "steps", "bytes/s from storage", "to the step"),
+        *("utilization", "nominal", "stall", "barrier", "overhead", "drawn", "computed", "samples/s"),
         *("first batch", "stall p50", "p99", "most", "from the device", "CPU s/GB", "memory"),
     )
     table = []
     for at, epoch in enumerate(run.result["epochs"][:_EPOCHS]):
         shown = (
+            *((f"{name}_bytes_per_second", _bytes_rate) for name in ("storage", "delivered")),
             *((name, percent_text) for name in ("au", "au_nominal", "stall_part", "barrier_part", "overhead_part")),
             *((name, seconds_text) for name in ("compute_drawn", "compute_measured")),
-            *(("samples_per_second", _rate), ("storage_bytes_per_second", _bytes_rate)),
-            *(("delivered_bytes_per_second", _bytes_rate), ("time_to_first_batch", seconds_text)),
+            *(("samples_per_second", _rate), ("time_to_first_batch", seconds_text)),
             *((f"stall_seconds.{name}", seconds_text) for name in ("p50", "p99", "max")),
             *(("device_bytes", decimal_bytes_text), ("cpu_seconds_per_gb", lambda value: f"{value:.3g}")),
             ("peak_memory_bytes", decimal_bytes_text),
         )
         table.append(
             (
-                epoch["kind"],
-                str(epoch["repeat"]),
-                str(epoch["epoch"]),
+                epoch_name(run.result, epoch),
                 str(max(epoch["steps"], default=0)),
                 *(datum(k, run, f"epochs.{at}.{path}", words) for path, words in shown),
             )
         )
-    return rows(headings, table)
+    return _known_columns(headings, table)
 
 
 def _checkpoints(k: int, run: RunFiles) -> str:
@@ -242,4 +257,4 @@ def _checkpoints(k: int, run: RunFiles) -> str:
         ("ranks that it is for", str(layout["whole_ranks"])),
         ("where", run.result["checkpoint"]["storage"]["url"]),
     ]
-    return f'<div class="scroll">{rows(headings, table)}</div>{pairs(facts)}'
+    return f"{scroll(rows(headings, table))}{pairs(facts)}"

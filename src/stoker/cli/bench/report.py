@@ -27,6 +27,12 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         nargs="+",
         help="results of stoker bench run, or a directory that holds several of them",
     )
+    parser.add_argument("--title", metavar="TEXT", help="title of the page; default: the workload's name")
+    parser.add_argument(
+        "--system",
+        metavar="FILE",
+        help="a description of the system that was measured, shown first: a text, or YAML with names and values",
+    )
     parser.add_argument("--output", metavar="FILE", help=f"where to; default: {_NAME} in the first DIR")
 
 
@@ -34,12 +40,14 @@ def run(chosen: argparse.Namespace) -> None:
     """Do what was asked.
 
     Raises:
-        StokerError: there are no results, or the page can not be written.
+        StokerError: there are no results, the description can not be read, or the page can not be written.
     """
     from stoker.bench.results.report_files import find_runs
     from stoker.cli.bench.page import bench_page
+    from stoker.cli.bench.system_text import read_system_text
 
-    text = bench_page(find_runs(chosen.folders))
+    system = None if chosen.system is None else read_system_text(Path(chosen.system).expanduser())
+    text = bench_page(find_runs(chosen.folders), title=chosen.title, system=system)
     path = Path(chosen.output) if chosen.output else Path(chosen.folders[0]).expanduser() / _NAME
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker.cli.bench.datum import epoch_name
 from stoker.cli.bench.inference_table import show_kv_cache, show_vectors
 from stoker.cli.bench.verdicts import verdict_text
 from stoker.cli.render.numbers import decimal_bytes_text as _size
@@ -105,13 +106,11 @@ def _epochs(result: Mapping[str, Any]) -> Table:
         *("drawn", "computed", "samples/s", "MB/s", "to step", "first", "p99"),
     )
     table = make_table([heading for heading in headings if barrier or heading != "barrier"])
-    repeats = result["plan"]["workload"]["train"]["repeats"] > 1
     for epoch in result["epochs"]:
         stall, rate = epoch["stall_seconds"], epoch["samples_per_second"]
-        number = f"{epoch['repeat']}.{epoch['epoch']}" if repeats else str(epoch["epoch"])
         parts = ("au", "au_nominal", "stall_part", *(("barrier_part",) if barrier else ()), "overhead_part")
         table.add_row(
-            number if epoch["kind"] == "train" else f"eval {number}",
+            epoch_name(result, epoch),
             str(max(epoch["steps"], default=0)),
             *(percent_text(epoch[name]) for name in parts),
             *(time_text(epoch[name]) for name in ("compute_drawn", "compute_measured")),

@@ -10,7 +10,11 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 16, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 14, 46
+_LETTER = 6.8
+"""Width of a letter of a tick, about."""
+_LONGEST = 16
+"""Letters of a name that is written aslant; of longer ones the middle is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class Axis:
         high: value at its end.
         unit: values are divided by this to be written.
         whole: whether only whole numbers are written.
+        names: of 1, 2, 3 ..., to be written in place of numbers.
     """
 
     label: str
@@ -30,6 +35,7 @@ class Axis:
     high: float
     unit: float = 1.0
     whole: bool = False
+    names: tuple[str, ...] = ()
 
     def part(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Positions of values along the axis, 0 to 1."""
@@ -74,12 +80,21 @@ class Chart:
     down: bool = False
     _elements: list[str] = field(default_factory=list)
 
-    def line(self, x: Sequence[float] | NDArray[np.float64], y: NDArray[np.float64], colour: str, name: str) -> None:
+    def line(
+        self,
+        x: Sequence[float] | NDArray[np.float64],
+        y: NDArray[np.float64],
+        colour: str,
+        name: str,
+        *,
+        dashed: bool = False,
+    ) -> None:
         """A line through points."""
         across, up = self._at(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across.tolist(), up.tolist(), strict=True))
+        kind = "line dashed" if dashed else "line"
         self._elements.append(
-            f'<polyline class="line" stroke="{colour}" points="{points}"><title>{escape(name)}</title></polyline>'
+            f'<polyline class="{kind}" stroke="{colour}" points="{points}"><title>{escape(name)}</title></polyline>'
         )
 
     def band(self, x: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64], name: str) -> None:
@@ -132,8 +147,8 @@ class Chart:
     def svg(self) -> str:
         """The chart."""
         bottom = _TOP + self._plot
-        axes = []
-        for value in self.x.ticks(8):
+        axes, below = self._named() if self.x.names else ([], 0)
+        for value in [] if self.x.names else self.x.ticks(8):
             across, _ = self._at(np.array([value]), np.array([self.y.low]))
             axes.append(
                 f'<line class="tick" x1="{across[0]:.1f}" x2="{across[0]:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
@@ -146,15 +161,33 @@ class Chart:
                 f'<text x="{_LEFT - 7}" y="{up[0] + 4:.1f}" text-anchor="end">{self.y.text(value)}</text>'
             )
         middle = _TOP + self._plot / 2
+        height = self.height + below
         return (
-            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title)}">'
+            f'<svg viewBox="0 0 {self.width} {height}" role="img" aria-label="{escape(self.title)}">'
             f"{''.join(axes)}{''.join(self._elements)}"
             f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{self._end}"/>'
-            f'<text class="label" x="{(_LEFT + self._end) / 2:.0f}" y="{self.height - 6}" text-anchor="middle">'
+            f'<text class="label" x="{(_LEFT + self._end) / 2:.0f}" y="{height - 6}" text-anchor="middle">'
             f"{escape(self.x.label)}</text>"
             f'<text class="label" transform="translate(13 {middle:.0f}) rotate(-90)" text-anchor="middle">'
             f"{escape(self.y.label)}</text></svg>"
         )
+
+    def _named(self) -> tuple[list[str], int]:
+        """Names below the axis, and by how much they make the chart higher. Those that do not fit side by side are aslant."""
+        across, _ = self._at(np.arange(1.0, len(self.x.names) + 1), np.array([self.y.low]))
+        room = (self._end - _LEFT) / (self.x.high - self.x.low)
+        longest = max(map(len, self.x.names))
+        aslant = longest * _LETTER > room - 4
+        every = max(1, math.ceil(14 / room)) if aslant else 1
+        elements = []
+        for at, name in list(zip(across.tolist(), self.x.names, strict=True))[::every]:
+            y = _TOP + self._plot + 17
+            turned = f'end" transform="rotate(-35 {at:.1f} {y - 5})' if aslant else "middle"
+            elements.append(
+                f'<text x="{at:.1f}" y="{y}" text-anchor="{turned}">{escape(_shortened(name) if aslant else name)}'
+                f"<title>{escape(name)}</title></text>"
+            )
+        return elements, round(0.57 * _LETTER * min(longest, _LONGEST)) if aslant else 0
 
     @property
     def _end(self) -> int:
@@ -168,3 +201,8 @@ class Chart:
         across = _LEFT + self.x.part(x) * (self._end - _LEFT)
         part = self.y.part(y)
         return across, _TOP + (part if self.down else 1 - part) * self._plot
+
+
+def _shortened(name: str) -> str:
+    """A name without its middle, where it is long: what tells it from others is mostly at its end."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2 - 2]}…{name[-(_LONGEST // 2 + 1) :]}"

@@ -21,16 +21,25 @@ code { white-space: nowrap; font-size: 14px; }
 .tile, section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 14px 16px; }
 .tile b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .tile span { color: var(--soft); }
 .warning { background: var(--warn); color: var(--warn-ink); border-radius: 10px; padding: 10px 16px; margin: 8px 0; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 520px), 1fr)); gap: 14px; margin: 14px 0; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 520px), 1fr)); gap: 14px; margin: 14px 0;
+  grid-auto-flow: row dense; }
 .wide { grid-column: 1 / -1; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 12px; }
 svg .label { fill: var(--ink); } svg .name { fill: var(--ink); }
+.charts section:not(.wide) svg { max-width: 620px; }
+@media (max-width: 1000px) { .wide svg text { font-size: 15px; } }
 .axis { fill: none; stroke: var(--soft); } .tick { stroke: var(--soft); } .grid { stroke: var(--rule); }
-.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; } .band { fill: var(--main); opacity: .22; }
+.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; } .dashed { stroke-dasharray: 6 4; }
+.band { fill: var(--main); opacity: .22; }
 .bar { fill: var(--main); } .level { stroke: var(--ink); stroke-dasharray: 5 4; } .cells { image-rendering: pixelated; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 14px; color: var(--soft); margin-top: 6px; font-size: 13px; }
 .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 5px; }
-.scroll { overflow-x: auto; max-height: 520px; }
+.scroll { overflow: auto; max-height: 520px; } .scroll:focus-visible { outline: 2px solid var(--main); }
+.scroll > p { position: sticky; left: 0; width: max-content; max-width: 100%; margin: 0; font-size: 13px; }
+@supports (animation-timeline: scroll(nearest inline)) { .scroll > p { visibility: hidden; height: 0;
+  animation: wide linear both; animation-timeline: scroll(nearest inline); }
+  @keyframes wide { 0%, 100% { visibility: visible; height: auto; } } }
+.own { white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; } .pairs td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
@@ -41,6 +50,17 @@ td.left { text-align: left; } caption { text-align: left; color: var(--soft); pa
 details { margin-top: 8px; } summary { color: var(--soft); cursor: pointer; font-size: 13px; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; margin: 6px 0; }
 .pairs td:first-child { color: var(--soft); white-space: nowrap; width: 1%; }
+@media print { :root { color-scheme: light; --ground: #fff; --card: #fff; --ink: #000; --soft: #444; --rule: #bbb;
+  --main: #3b82c4; --warn: #fff4dd; --warn-ink: #6b4a00; --good: #1c7c4c; --bad: #b3261e; } @page { margin: 12mm; }
+  body { font-size: 11px; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  main { max-width: none; padding: 0; }
+  .tile, .warning, .charts section, tr { break-inside: avoid; } h2 { break-after: avoid; }
+  thead { display: table-header-group; }
+  .charts { display: block; } .charts section { margin: 10px 0; } .charts section:not(.wide) svg { max-width: 440px; }
+  .tiles { grid-template-columns: repeat(5, 1fr); } .tile b { font-size: 15px; }
+  .scroll { overflow: visible; max-height: none; } .scroll > p { display: none; }
+  th, td { white-space: normal; padding: 2px 4px; font-size: 9px; overflow-wrap: anywhere; } summary { list-style: none; }
+  details::details-content { content-visibility: visible; display: block; } }
 """
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """For the browser: it runs nothing and fetches nothing, whatever the page says."""
@@ -101,7 +121,13 @@ def rows(headings: Sequence[str], values: Sequence[Sequence[str]], *, words: boo
 
 def numbers(headings: Sequence[str], values: Sequence[Sequence[str]]) -> str:
     """A table that a chart was drawn from, to be opened: for those who can not see the chart, and to copy."""
-    return f'<details><summary>Numbers</summary><div class="scroll">{rows(headings, values)}</div></details>'
+    return f"<details><summary>Numbers</summary>{scroll(rows(headings, values))}</details>"
+
+
+def scroll(table: str) -> str:
+    """A table, which is HTML, that scrolls where it is wider than the page, and says so."""
+    said = "<p>→ This table is wider than the page: scroll to the right for the other columns.</p>"
+    return f'<div class="scroll" tabindex="0">{said}{table}</div>'
 
 
 def _cell(text: str) -> str:

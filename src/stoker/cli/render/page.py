@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cli.render.charts import Axis, Chart
-from stoker.cli.render.markup import document, legend, pairs, rows, section, tile
+from stoker.cli.render.markup import document, legend, pairs, rows, scroll, section, tile
 from stoker.cli.render.numbers import byte_unit, bytes_text, count_text, seconds_text, time_unit
 from stoker.cli.render.picture import COLOURS, SHARED, map_url, node_colour, shard_map
 from stoker.cli.render.report_text import NODE_COLUMNS, NODE_LEGEND, findings, node_rows, settings_in_words
@@ -44,7 +44,7 @@ def page(report: Report, settings: Mapping[str, Any], warnings: Sequence[str]) -
         f'<div class="tiles">{"".join(tile(name, value) for name, value in _headlines(report))}</div>'
         f"{''.join(f'<div class=warning>{_options(warning)}</div>' for warning in warnings)}"
         f'<div class="charts">{"".join(charts)}</div>'
-        f'<section><h2>Nodes</h2><p>{escape(NODE_LEGEND)}</p><div class="scroll">{nodes}</div></section>'
+        f"<section><h2>Nodes</h2><p>{escape(NODE_LEGEND)}</p>{scroll(nodes)}</section>"
         f'<div class="charts"><section><h2>Result</h2>{pairs(findings(report))}</section>'
         f"<section><h2>Settings</h2>{pairs(settings_in_words(report, settings))}</section></div>"
     )

@@ -1,0 +1,69 @@
+"""Colours, axes and words that the charts of a report share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.bench.results.report_files import RunFiles
+from stoker.cli.render.charts import Axis, Chart
+from stoker.cli.render.markup import legend
+from stoker.cli.render.numbers import seconds_text
+from stoker.cli.render.picture import COLOURS
+
+MOST_BARS: Final = 96
+"""Of a chart; more are too narrow to be seen."""
+
+
+class SecondsAxis(Axis):
+    """Seconds, each power of ten as long as the others."""
+
+    __slots__ = ()
+
+    def part(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        low, high = math.log10(self.low), math.log10(self.high)
+        return np.asarray((np.log10(np.maximum(values, self.low)) - low) / ((high - low) or 1.0))
+
+    def ticks(self, most: int) -> list[float]:
+        first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+        every = -(-(last - first + 1) // most)
+        return [10.0**power for power in range(first, last + 1, every)]
+
+    def text(self, value: float) -> str:
+        return seconds_text(value)
+
+
+def named_axis(label: str, names: Sequence[str]) -> Axis:
+    """An axis of groups of bars, of which the first is around 1."""
+    return Axis(label, 0.5, len(names) + 0.5, names=tuple(names))
+
+
+def run_colour(k: int) -> str:
+    """The colour of a run or a series."""
+    return COLOURS[k % len(COLOURS)]
+
+
+def run_legend(runs: Sequence[RunFiles]) -> str:
+    """Names of several runs; nothing of one."""
+    return legend([(run_colour(k), run.name) for k, run in enumerate(runs)]) if len(runs) > 1 else ""
+
+
+def threshold(chart: Chart, runs: Sequence[RunFiles]) -> None:
+    """The utilization that was asked for, where all runs ask for the same."""
+    found = {run.number("metric.au", 0) for run in runs}
+    if len(found) == 1 and (value := found.pop()) > 0:
+        chart.level(value, f"asked for: {value:.0%}")
+
+
+def above(value: float) -> float:
+    """The end of an axis whose largest value is this."""
+    return min(1.12 * value, 1e300) or 1.0
+
+
+def rate_text(value: float) -> str:
+    """Things a second."""
+    return f"{value:,.2f}"

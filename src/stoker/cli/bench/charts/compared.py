@@ -1,0 +1,105 @@
+"""Charts of several runs side by side, and of one kind of run with more and more accelerators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.bench.results.report_files import RunFiles
+from stoker.cli.bench.charts.common import above, named_axis, rate_text, run_colour, threshold
+from stoker.cli.bench.datum import datum
+from stoker.cli.render.charts import Axis, Chart
+from stoker.cli.render.markup import legend, numbers, section
+from stoker.cli.render.numbers import decimal_bytes_text, percent_text
+
+
+def _bytes_text(value: float) -> str:
+    return f"{decimal_bytes_text(value)}/s"
+
+
+_SHOWN: Final[Mapping[str, tuple[str, str, float, str, str, Callable[[Any], str]]]] = {
+    "storage_bytes_per_second": (
+        *("Bytes a second from storage", "MB/s", 1e6),
+        *("delivered_bytes_per_second", "delivered to the steps", _bytes_text),
+    ),
+    "au": ("Utilization", "utilization (%)", 0.01, "au_nominal", "nominal", percent_text),
+    "samples_per_second": ("Samples a second", "samples/s", 1.0, "", "", rate_text),
+}
+"""Of a metric: title, axis, its unit, the metric beside it and its name, words."""
+
+
+def compared(runs: Sequence[RunFiles], name: str) -> str:
+    """A metric of all runs with the least and the largest epoch, and beside it the metric that it is to be seen with."""
+    title, label, unit, beside, other, words = _SHOWN[name]
+    pair = [(name, "measured" if name == "au" else "from storage" if beside else "")]
+    pair += [(beside, other)] if beside else []
+    found = [(k, run, [(run.result["train"] or {}).get(one) for one, _ in pair]) for k, run in enumerate(runs)]
+    found = [(k, run, each) for k, run, each in found if any(one is not None for one in each)]
+    top = max((one["max"] for *_, each in found for one in each if one is not None), default=0)
+    if not top:
+        return ""
+    chart = Chart(
+        f"{title.lower()} of each run",
+        named_axis("run", [run.name for _, run, _ in found]),
+        Axis(label, 0, 1.05 if name == "au" else above(top), unit),
+    )
+    rows = []
+    width = 0.7 / len(pair)
+    for place, (k, run, each) in enumerate(found):
+        for at, ((path, which), one) in enumerate(zip(pair, each, strict=True)):
+            if one is None:
+                continue
+            said = f"{run.name}{', ' if which else ''}{which}: {words(one['mean'])}, {words(one['min'])} to "
+            said += f"{words(one['max'])} of {one['count']} epochs"
+            left = place + 0.65 + at * width
+            # What stands beside it is paler, in the same colour.
+            chart.bar(left, left + width, one["mean"], said, colour=run_colour(k) + ("70" if at else ""))
+            chart.span(left + width / 2, one["min"], one["max"], said)
+            mean, least, most = (datum(k, run, f"train.{path}.{part}", words) for part in ("mean", "min", "max"))
+            rows.append((run.name, *((which,) if beside else ()), mean, least, most, str(one["count"])))
+    if name == "au":
+        threshold(chart, runs)
+    table = numbers(("run", *(("",) if beside else ()), "mean", "least", "most", "epochs"), rows)
+    text = "Mean of the epochs; lines: from the least to the most."
+    text += f" Paler: {other}." if beside else ""
+    return section(f"{title}, run by run", text, chart.svg() + table)
+
+
+def by_accelerators(runs: Sequence[RunFiles]) -> str:
+    """Utilization as accelerators are added, where runs differ in how many there are."""
+    decoded = {run.setting("reader.decode") is not False for run in runs}
+    series: dict[str, dict[int, list[tuple[int, RunFiles, float]]]] = {}
+    for k, run in enumerate(runs):
+        au = (run.result["train"] or {}).get("au")
+        if au is not None:
+            name = f"{run.text('reader.loader')}, {run.result['storage']['kind']}"
+            if len(decoded) > 1:
+                name += ", bytes alone" if run.setting("reader.decode") is False else ", decoded"
+            series.setdefault(name, {}).setdefault(run.result["world"]["ranks"], []).append((k, run, au["mean"]))
+    if not any(len(points) > 1 for points in series.values()):
+        return ""
+    most = max(count for points in series.values() for count in points)
+    chart = Chart(
+        "utilization by number of accelerators",
+        Axis("accelerators", 0, most * 1.02, whole=True),
+        Axis("utilization (%)", 0, 1.05, 0.01),
+    )
+    rows = []
+    for at, (name, points) in enumerate(series.items()):
+        counts = sorted(points)
+        values = [[value for _, _, value in points[count]] for count in counts]
+        means = [math.fsum(one) / len(one) for one in values]
+        chart.line([float(count) for count in counts], np.array(means), run_colour(at), name)
+        for count, mean, one in zip(counts, means, values, strict=True):
+            chart.span(count, min(one), max(one), f"{name}: {count}: {mean:.2%}")
+            for k, run, _ in points[count]:
+                ranks, au = datum(k, run, "world.ranks", str), datum(k, run, "train.au.mean", percent_text)
+                rows.append((name, ranks, run.name, au))
+    threshold(chart, runs)
+    names = legend([(run_colour(k), name) for k, name in enumerate(series)])
+    table = numbers(("loader and storage", "accelerators", "run", "utilization"), rows)
+    text = "Mean of the runs; lines upwards: from the least to the most."
+    return section("Utilization by accelerators", text, chart.svg() + names + table)
