@@ -18,6 +18,7 @@ from stoker import StreamingDataset, World, errors
 from stoker.cluster import LoaderWorker
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import outer_division
+from stoker.formats.mds.encodings import images
 from stoker.order.partition.partition import RoundRobin
 from stoker.pipeline.data_rank import DataRankFinder
 from support import make_dataset
@@ -181,6 +182,7 @@ def test_a_dispatcher_over_unequal_workers_is_refused(
 ) -> None:
     dispatcher = accelerate.DataLoaderDispatcher(4, SimpleNamespace(num_processes=2))
     monkeypatch.setattr(LoaderWorker, "detect", lambda: LoaderWorker(1, 2, 7))
+    monkeypatch.setattr(images, "_at_once", False)  # put back after: a worker sets it for its whole process
     with pytest.raises(errors.ConfigError, match="use num_workers=1 or 0"):
         dispatcher.ask(lambda: list(dataset))
     dispatcher.dataset = dataset
