@@ -104,6 +104,14 @@ def test_the_delivered_rate_holds_all_bytes(run: RunFiles) -> None:
     assert delivered_rate(run, epoch | {"epoch": 9}, 5) is None
 
 
+def test_pages_of_many_epochs_stay_small(run: RunFiles) -> None:
+    epochs = [{"began_at": float(k), "ended_at": k + 1.0} for k in range(500)]
+    lines = re.findall(r'<polyline class="line"[^>]* points="([^"]*)"', bench_page([variant(run, epochs)]))
+    points = sum(len(one.split()) for one in lines)
+    assert 1000 <= points < 3000
+    assert len(bench_page([variant(run, epochs)])) < 2_000_000
+
+
 def test_both_utilizations_and_both_computations_are_drawn(run: RunFiles) -> None:
     values = {"au": 0.92, "au_nominal": 0.46, "compute_drawn": 0.005, "compute_measured": 0.01}
     one = variant(run, [values, values], name="busy", a_repeat=2)

@@ -59,7 +59,8 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; margin: 6
   .charts { display: block; } .charts section { margin: 10px 0; } .charts section:not(.wide) svg { max-width: 440px; }
   .tiles { grid-template-columns: repeat(5, 1fr); } .tile b { font-size: 15px; }
   .scroll { overflow: visible; max-height: none; } .scroll > p { display: none; }
-  th, td { white-space: normal; padding: 2px 4px; font-size: 9px; overflow-wrap: anywhere; } summary { list-style: none; }
+  th, td { white-space: normal; padding: 2px 3px; font-size: 8px; overflow-wrap: break-word; }
+  .legend { font-size: 10px; } summary { list-style: none; font-size: 10px; }
   details::details-content { content-visibility: visible; display: block; } }
 """
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

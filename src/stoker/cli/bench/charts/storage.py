@@ -50,7 +50,7 @@ def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
     if not found:
         return ""
     total = max(spans[-1].end for _, _, spans in found)
-    lines = [(k, run, span, _delivered(run, span)) for k, run, spans in found for span in spans]
+    lines = [(k, run, span, _delivered(run, span, total)) for k, run, spans in found for span in spans]
     top = max(
         *(_from_storage(run, span) for _, run, span, _ in lines),
         *(float(rates.max(initial=0)) for *_, (_, rates) in lines),
@@ -149,10 +149,10 @@ def _from_storage(run: RunFiles, span: _Span) -> float:
     return float(run.result["epochs"][span.at]["storage_bytes_per_second"] or 0.0)
 
 
-def _delivered(run: RunFiles, span: _Span) -> tuple[Any, Any]:
-    """Edges and rates: of the steps where they are there, else the mean of the epoch."""
+def _delivered(run: RunFiles, span: _Span, total: float) -> tuple[Any, Any]:
+    """Edges and rates: of the steps where they are there, else the mean of the epoch; many epochs have few spans each."""
     epoch = run.result["epochs"][span.at]
-    found = delivered_rate(run, epoch, _SPANS)
+    found = delivered_rate(run, epoch, max(1, round(_SPANS * (span.end - span.begin) / total)))
     if found is not None and span.end + found[0][0] >= span.begin - 1:
         return np.maximum(found[0] + span.end, 0), found[1]
     mean = epoch["delivered_bytes_per_second"]
