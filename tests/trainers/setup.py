@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -118,7 +119,10 @@ def test(names: list[str]) -> int:
 def _test_one(name: str) -> bool:
     """Run the tests of one environment, and print what they said; whether they failed."""
     command = [str(python_of(name)), "-m", "pytest", str(HERE / name)]
-    done = subprocess.run(command, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # see make()
+    done = subprocess.run(
+        command, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
+    )
     print("+ " + " ".join(command) + "\n" + done.stdout, flush=True)
     return done.returncode != 0
 
