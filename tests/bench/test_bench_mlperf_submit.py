@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,11 @@ def _made(path: str) -> Callable[[Path], str]:
     return done
 
 
+def _twice(root: Path) -> str:
+    file = max(root.glob(f"{RUN}/*/summary.json"))
+    return Path(shutil.copy(file, file.with_name("old_summary.json"))).relative_to(root).as_posix()
+
+
 def _renamed(path: str, name: str) -> Callable[[Path], str]:
     def done(root: Path) -> str:
         file = max(root.glob(path))
@@ -199,12 +205,15 @@ BROKEN: dict[str, tuple[str, Callable[[Path], str]]] = {
     "an end before the start": ("2.1.18", _json(f"{RUN}/*/summary.json", lambda one: one.update(end="2020-01-01"))),
     "no log of a run": ("2.1.19", _gone(f"{RUN}/*/training_run.stderr.log")),
     "a summary that is no JSON": ("2.1.19", _text(f"{RUN}/*/summary.json", "{")),
+    "no summary": ("2.1.19", _gone(f"{RUN}/*/summary.json")),
+    "two summaries": ("2.1.19", _twice),
     "no metadata": ("2.1.19", _gone(METADATA)),
     "no settings of a run": ("2.1.20", _gone(f"{RUN}/*/dlio_config/config.yaml")),
     "fewer files than the rules want": (
         "3.1.2",
         _json(METADATA, lambda one: one["combined_params"]["dataset"].update(num_files_train=6999)),
     ),
+    "a memory that is not said": ("3.1.1", _json(f"{RUN}/*/summary.json", lambda one: one.pop("host_memory_GB"))),
     "sizes that are not said": ("3.1.1", _json(METADATA, lambda one: one.update(combined_params={}))),
     "fewer files made than read": (
         "3.2.1",
@@ -217,6 +226,10 @@ BROKEN: dict[str, tuple[str, Callable[[Path], str]]] = {
     "too little utilization": (
         "3.3.2",
         _json(f"{RUN}/*/summary.json", lambda one: one["metric"].update(train_au_mean_percentage=89.9)),
+    ),
+    "a utilization that is no number": (
+        "3.3.2",
+        _json(f"{RUN}/*/summary.json", lambda one: one["metric"].update(train_au_mean_percentage=float("nan"))),
     ),
     "a run that failed": (
         "3.3.2",
@@ -248,6 +261,10 @@ BROKEN: dict[str, tuple[str, Callable[[Path], str]]] = {
         )[1],
     ),
     "another number of ranks": ("4.6.1", _json(f"{SAVED}/*/summary.json", lambda one: one.update(num_accelerators=16))),
+    "a setting of the checkpoints": (
+        "4.6.3",
+        _json(CHECKPOINTED, lambda one: one["params_dict"].update({"checkpoint.type": "rank_zero"})),
+    ),
     "few ranks a host": ("4.6.2", _json(f"{SAVED}/*/summary.json", lambda one: one.update(num_hosts=2))),
     "nine checkpoints": ("4.7.1", _json(CHECKPOINTED, lambda one: one["args"].update(num_checkpoints_write=9))),
 }
@@ -263,6 +280,69 @@ def test_each_broken_rule_is_named_with_the_path(tree: Path, tmp_path: Path, cas
     number = [path for path, name, _ in found if name == rule or name.startswith(f"{rule} ")]
     assert number, found
     assert any(path in where or where in path or where.rpartition("/")[0] in path for path in number), (where, found)
+
+
+SUMMARY = f"{RUN}/*/summary.json"
+HOSTILE: dict[str, Callable[[Path], str]] = {
+    "an integer that no float holds": _json(SUMMARY, lambda one: one.update(num_accelerators=10**400)),
+    "an infinite memory": _json(SUMMARY, lambda one: one.update(host_memory_GB=[float("inf")])),
+    "a memory that no float holds": _json(SUMMARY, lambda one: one.update(host_memory_GB=[10**400])),
+    "a start in a time zone, the end in none": _json(SUMMARY, lambda one: one.update(start="2030-01-01T00:00:00Z")),
+    "a batch that is no number": _json(METADATA, lambda one: one["combined_params"]["reader"].update(batch_size="nan")),
+    "a sample of hardly any bytes": _json(
+        METADATA, lambda one: one["combined_params"]["dataset"].update(record_length_bytes=5e-324)
+    ),
+    "an infinity of checkpoints": _json(
+        CHECKPOINTED, lambda one: one["args"].update(num_checkpoints_write=float("inf"))
+    ),
+    "lists for mappings": _json(METADATA, lambda one: one.update(args=[], combined_params=[], params_dict=[])),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_values_that_no_run_writes_are_faults_and_end_no_check(tree: Path, tmp_path: Path, case: str) -> None:
+    copied = copy_of(tree, tmp_path / "tree", source=False)
+    HOSTILE[case](copied)
+    assert wrong(copied)
+
+
+def test_clients_that_are_an_empty_list_are_a_fault(latest: Path) -> None:
+    file = latest / HOME / "systems" / "fast.yaml"
+    found = yaml.safe_load(file.read_text())
+    found["system_under_test"]["clients"] = []
+    file.write_text(yaml.safe_dump(found))
+    assert any(path.endswith("fast.yaml") and "clients" in said for path, _, said in wrong(latest, "v3"))
+
+
+def test_pipes_in_a_tree_are_not_waited_for(latest: Path) -> None:
+    image = next((latest / "acme").glob("code-*"))
+    run = max((latest / HOME).glob("results/fast/training/*/run/2*"))
+    for path in (
+        image / ".code-hash.json",
+        run / ".mlps-code-image",
+        run / "training_run.stdout.log",
+        run / "fs_separation.json",
+    ):
+        path.unlink()
+        os.mkfifo(path)
+    os.mkfifo(image / "pipe")
+    found = {rule for _, rule, _ in wrong(latest, "v3")}
+    assert {"2.1.6 codeDirectoryContents", "3.4.2 trainingMlpstorageFilesystemCheck"} <= found
+
+
+def test_a_directory_that_can_not_be_read_is_an_error_of_our_own(
+    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = Path.iterdir
+
+    def refused(path: Path) -> Any:
+        if path.name == "systems":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert main(["bench", "check", str(tree), "--edition", "v2"]) == 1
+    assert "Permission denied" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

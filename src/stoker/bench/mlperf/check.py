@@ -1,7 +1,6 @@
-"""A checker of submissions to MLPerf Storage, whoever made them: the directory tree, the systems, the images of the source.
+"""A checker of submissions to MLPerf Storage, of any origin: the directory tree, the systems, the images of the source.
 
-Numbers and names of rules are those of MLPerf Storage's Rules.md. What a run's directory holds is checked by
-:mod:`stoker.bench.mlperf.check_runs`.
+Numbers and names of rules are those of MLPerf Storage's Rules.md. :mod:`stoker.bench.mlperf.check_runs` checks the runs.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from typing import Final
 from stoker.bench.mlperf.check_runs import check_checkpoints, check_training
 from stoker.bench.mlperf.code_image import POINTER, POOL_MARK, recorded_hash, tree_hash
 from stoker.bench.mlperf.editions import EDITIONS, RANKS, Edition, MlperfDivision
-from stoker.bench.mlperf.submitted import SubmissionFault, Workspace, dig, folders
+from stoker.bench.mlperf.submitted import SubmissionFault, Workspace, dig, folders, head_of
 from stoker.bench.mlperf.system import description_faults, read_description
 from stoker.errors import ConfigError, FormatError
+from stoker.storage.file_errors import file_errors
 
 _DIVISIONS: Final[tuple[MlperfDivision, ...]] = ("closed", "open")
 _POOL: Final = "code-images"
@@ -26,14 +26,18 @@ _POINTER: Final = re.compile(r"md5-tree-v\d+:([0-9a-f]{32})")
 
 
 def check_submission(root: Path, edition: Edition = EDITIONS["v3"]) -> list[SubmissionFault]:
-    """All that is wrong with the tree of a submission, or of several organizations' submissions.
+    """Check the tree of a submission, or of several organizations' submissions.
 
     Args:
         root: the directory that holds ``closed`` or ``open``.
-        edition: whose rules.
+        edition: the edition whose rules decide.
+
+    Returns:
+        The faults in the order of their paths, then the remarks.
 
     Raises:
-        ConfigError: it is no directory.
+        ConfigError: ``root`` is no directory.
+        StorageError: a directory or file can not be read.
 
     Example:
         >>> check_submission(Path("submission"))  # doctest: +SKIP
@@ -41,14 +45,15 @@ def check_submission(root: Path, edition: Edition = EDITIONS["v3"]) -> list[Subm
     """
     if not root.is_dir():
         raise ConfigError(f"{root} is no directory: give the one that holds closed or open")
-    return sorted(_tree(root, edition), key=lambda one: (one.remark, one.path, one.rule))
+    with file_errors(root):
+        return sorted(_tree(root, edition), key=lambda one: (one.remark, one.path, one.rule))
 
 
 def _tree(root: Path, edition: Edition) -> Iterator[SubmissionFault]:
     found = folders(root)
     present = [name for name in _DIVISIONS if name in found]
     for name in found:
-        if name in _DIVISIONS or name.startswith(".") or name == _POOL or (root / name / POOL_MARK).is_file():
+        if name in _DIVISIONS or name == _POOL or (root / name / POOL_MARK).is_file():
             continue
         yield SubmissionFault(
             name, "2.1.2 topLevelSubdirectories", "closed and open, and images of the source, are all here"
@@ -57,7 +62,7 @@ def _tree(root: Path, edition: Edition) -> Iterator[SubmissionFault]:
         yield SubmissionFault(".", "2.1.2 topLevelSubdirectories", "there is neither closed nor open")
     images = _Images(root)
     for division in present:
-        for name in _visible(root / division):
+        for name in folders(root / division):
             home = root / division / name
             if not _NAME.fullmatch(name):
                 yield SubmissionFault(
@@ -66,12 +71,8 @@ def _tree(root: Path, edition: Edition) -> Iterator[SubmissionFault]:
             yield from _organization(Workspace(root, home, division, edition, {}), images)
 
 
-def _visible(folder: Path) -> list[str]:
-    return [name for name in folders(folder) if not name.startswith(".")]
-
-
 def _organization(space: Workspace, images: _Images) -> Iterator[SubmissionFault]:
-    home, found = space.home, _visible(space.home)
+    home, found = space.home, folders(space.home)
     rule = f"2.1.5 requiredSubdirectories{space.division.capitalize()}"
     pooled = images.pools(home.name)
     for name in ("results", "systems"):
@@ -85,7 +86,7 @@ def _organization(space: Workspace, images: _Images) -> Iterator[SubmissionFault
     yield from _systems(space)
     if "results" not in found:
         return
-    for system in _visible(home / "results"):
+    for system in folders(home / "results"):
         yield from _system(space.of(system), images, pooled=pooled)
 
 
@@ -98,10 +99,10 @@ def _systems(space: Workspace) -> Iterator[SubmissionFault]:
     for name in sorted(files):
         if (folder / name).is_dir() or not name.endswith((".yaml", ".pdf", ".md")):
             yield space.fault(folder / name, rule, "only a NAME.yaml and a NAME.pdf for each system are here")
-    systems = _visible(space.home / "results") if (space.home / "results").is_dir() else []
+    systems = folders(space.home / "results") if (space.home / "results").is_dir() else []
     for kind, other in ((".yaml", ".pdf"), (".pdf", ".yaml")):
         for name in sorted(stems[kind] - stems[other] - set(systems)):
-            yield space.fault(folder / f"{name}{other}", rule, f"it is missing, beside {name}{kind}")
+            yield space.fault(folder / f"{name}{other}", rule, f"it is missing: {name}{kind} is there")
     for name in sorted(stems[".yaml"] - set(systems)):
         yield space.fault(
             space.home / "results" / name,
@@ -113,7 +114,7 @@ def _systems(space: Workspace) -> Iterator[SubmissionFault]:
 def _system(space: Workspace, images: _Images, *, pooled: bool) -> Iterator[SubmissionFault]:
     yield from _described(space)
     folder = space.home / "results" / space.system
-    categories = _visible(folder)
+    categories = folders(folder)
     if not set(categories) & set(_CATEGORIES):
         yield space.fault(folder, "2.1.10 workloadCategories", f"it has none of {', '.join(_CATEGORIES)}")
     for name in categories:
@@ -122,7 +123,7 @@ def _system(space: Workspace, images: _Images, *, pooled: bool) -> Iterator[Subm
     known = {"training": tuple(space.edition.utilization), "checkpointing": tuple(RANKS)}
     rules = {"training": "2.1.11 trainingWorkloads", "checkpointing": "2.1.21 checkpointingWorkloads"}
     for kind, names in known.items():
-        for model in _visible(folder / kind) if (folder / kind).is_dir() else []:
+        for model in folders(folder / kind) if (folder / kind).is_dir() else []:
             where = folder / kind / model
             if model not in names:
                 yield space.fault(where, rules[kind], f"only {', '.join(names)} are here, in {space.edition.name}")
@@ -171,7 +172,7 @@ class _Images:
         self._hashes: dict[Path, str | None] = {}
 
     def pools(self, organization: str) -> bool:
-        """Whether there is a pool for an organization."""
+        """Whether an organization's images are in a pool."""
         return any((self._root / name / POOL_MARK).is_file() for name in (_POOL, organization))
 
     def single(self, space: Workspace, image: Path) -> Iterator[SubmissionFault]:
@@ -184,12 +185,11 @@ class _Images:
     def pointed(self, space: Workspace, where: Path) -> Iterator[SubmissionFault]:
         """Faults of the images that the runs below a directory point to."""
         rule = "2.1.6 codeDirectoryContents"
-        for run in sorted(path for path in where.rglob("*_metadata.json")):
+        for run in sorted(where.rglob("*_metadata.json")):
             pointer = run.parent / POINTER
-            try:
-                text = pointer.read_text()[:200].strip()
-            except (OSError, UnicodeDecodeError):
-                yield space.fault(pointer, rule, "it is missing: it names the image of the source that ran")
+            text = head_of(pointer, 200).strip()
+            if not text:
+                yield space.fault(pointer, rule, "it is missing or empty: it names the image of the source that ran")
                 continue
             found = _POINTER.fullmatch(text)
             if found is None:
@@ -200,8 +200,7 @@ class _Images:
             if image is None:
                 yield space.fault(pointer, rule, f"there is no image code-{found[1][:8]}")
                 continue
-            known = image in self._hashes
-            if not known:
+            if image not in self._hashes:
                 yield from self._consistent(space, image)
             if self._hashes.get(image) not in (None, found[1]):
                 yield space.fault(pointer, rule, f"it names {found[1]}, and the image has {self._hashes[image]}")

@@ -1,22 +1,23 @@
-"""A checker of the runs in a submission: what they say of the rules, one after the other and together."""
+"""Checks of the runs in a submission: each run by itself, and the runs of a workload together."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import datetime
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from stoker.bench.mlperf.editions import CHECKPOINTS, GROUPS, LEAST_PER_HOST, RANKS, SUBSET_RANKS
+from stoker.bench.mlperf.parameters import may_override
 from stoker.bench.mlperf.submitted import (
     SubmissionFault,
     SubmittedRun,
     Workspace,
     dig,
     folders,
+    head_of,
+    moment_of,
     number_of,
     read_object,
     read_runs,
@@ -24,27 +25,43 @@ from stoker.bench.mlperf.submitted import (
 from stoker.bench.size.rules import MEMORIES, STEPS
 
 _GIB: Final = float(1 << 30)
-_CHANGEABLE: Final = frozenset(
-    {
-        *("dataset.num_files_train", "dataset.num_subfolders_train", "dataset.data_folder", "dataset.total_disk_bytes"),
-        *("dataset.skip_listing", "dataset.listing_validation_interval", "reader.read_threads"),
-        *("reader.computation_threads", "reader.transfer_size", "reader.prefetch_size", "reader.odirect"),
-        *("storage.storage_root", "storage.storage_type", "storage.storage_library", "checkpoint.checkpoint_folder"),
-        *("storage.storage_options.prefetch_window", "checkpoint.num_checkpoints_write"),
-        *("checkpoint.num_checkpoints_read", "checkpoint.mode", "model.parallelism.data"),
-    }
-)
-"""DLIO's keys that a run of the closed division may override, or that ``mlpstorage`` overrides itself."""
-_IN_OPEN: Final = frozenset({"framework", "dataset.format", "dataset.num_samples_per_file", "reader.data_loader"})
 _DF: Final = re.compile(r"^Filesystem\s+\S+\s+Used\s+Avail\w*\s+Use%\s+Mounted on\s*\n((?:.+\n?)*)", re.MULTILINE)
-_TRAINING_PATHS: Final = ("3.4.1 trainingMlpstoragePathArgs", "3.4.2 trainingMlpstorageFilesystemCheck")
-_CHECKPOINT_PATHS: Final = ("4.4.1 checkpointPathArgs", "4.4.2 checkpointFilesystemCheck")
 _MOST_LOG: Final = 1 << 26
 _SLACK: Final = 2
 """Times the length of a run that may lie between the starts of two."""
 _CALLOUT: Final = 30
 """Seconds between writing and reading checkpoints in two runs."""
 _NAMEPLATE: Final = 0.1
+"""Part by which a host's memory may differ from that of the system's description."""
+
+
+class _CommonRules(NamedTuple):
+    """Names of the rules that training and checkpoints have alike.
+
+    Attributes:
+        paths: data and results have two paths.
+        apart: they are on two file systems.
+        closed, open: of the division, for the parameters that may be changed.
+    """
+
+    paths: str
+    apart: str
+    closed: str
+    open: str
+
+
+_TRAINING: Final = _CommonRules(
+    "3.4.1 trainingMlpstoragePathArgs",
+    "3.4.2 trainingMlpstorageFilesystemCheck",
+    "3.6.2 trainingClosedSubmissionParameters",
+    "3.6.3 trainingOpenSubmissionParameters",
+)
+_CHECKPOINTING: Final = _CommonRules(
+    "4.4.1 checkpointPathArgs",
+    "4.4.2 checkpointFilesystemCheck",
+    "4.6.3 checkpointClosedCheckpointParameters",
+    "4.6.4 checkpointOpenSubmissionScaling",
+)
 
 
 # -- the directories of a workload ---------------------------------------------------------------------------------
@@ -54,7 +71,7 @@ def check_training(space: Workspace, where: Path) -> Iterator[SubmissionFault]:
     """Faults of a training workload's directory."""
     rule = "2.1.12 trainingPhases"
     wanted = ("datagen", "run", *(("datasize",) if space.edition.name == "v3" else ()))
-    found = [name for name in folders(where) if not name.startswith(".") and name != "code"]
+    found = [name for name in folders(where) if name != "code"]
     for name in wanted:
         if name not in found:
             # Trees of v3.0 were accepted without.
@@ -87,9 +104,7 @@ def check_training(space: Workspace, where: Path) -> Iterator[SubmissionFault]:
     yield from _gaps(space, runs)
     for run in runs:
         yield from _trained(space, run, where.name)
-        yield from _shared(
-            space, run, "data_dir", "3.4.1 trainingMlpstoragePathArgs", "3.4.2 trainingMlpstorageFilesystemCheck"
-        )
+        yield from _common(space, run, "data_dir", _TRAINING)
     yield from _enough_made(space, made, runs)
 
 
@@ -107,17 +122,15 @@ def check_checkpoints(space: Workspace, where: Path) -> Iterator[SubmissionFault
         )
     for run in runs:
         yield from _saved(space, run, where.name)
-        yield from _shared(
-            space, run, "checkpoint_folder", "4.4.1 checkpointPathArgs", "4.4.2 checkpointFilesystemCheck"
-        )
+        yield from _common(space, run, "checkpoint_folder", _CHECKPOINTING)
     yield from _both_phases(space, runs, where)
 
 
-# -- what runs say -------------------------------------------------------------------------------------------------
+# -- the runs ----------------------------------------------------------------------------------------------------
 
 
 def _gaps(space: Workspace, runs: list[SubmittedRun]) -> Iterator[SubmissionFault]:
-    """Runs follow each other so closely that none lies between them."""
+    """Faults of runs between which another run may have been left out."""
     rule = "2.1.18 runTimestampGap"
     known = [(run, run.moment("start"), run.moment("end")) for run in runs if run.summary]
     for run, start, end in known:
@@ -126,12 +139,12 @@ def _gaps(space: Workspace, runs: list[SubmittedRun]) -> Iterator[SubmissionFaul
     spans = [(run, start, end) for run, start, end in known if start is not None and end is not None]
     shortest = min(((end - start).total_seconds() for _, start, end in spans), default=0.0)
     for (_, before, _), (run, start, _) in pairwise(spans):
-        gap = (start.replace(tzinfo=None) - before.replace(tzinfo=None)).total_seconds()
+        gap = (start - before).total_seconds()
         if gap >= max(_SLACK * shortest, 1.0):
             yield space.fault(
                 run.folder,
                 rule,
-                f"it began {gap:.0f} s after the run before, of which the shortest took {shortest:.0f} s",
+                f"it began {gap:.0f} s after the start of the run before; the shortest run took {shortest:.0f} s",
             )
 
 
@@ -139,31 +152,32 @@ def _trained(space: Workspace, run: SubmittedRun, model: str) -> Iterator[Submis
     if not run.summary or not run.metadata:
         return
     summary, metadata = run.folder / "summary.json", run.folder
-    samples, record, batch = (
+    sizes = (
+        run.parameter("dataset", "num_files_train"),
         run.parameter("dataset", "num_samples_per_file") or 1.0,
         run.parameter("dataset", "record_length_bytes"),
         run.parameter("reader", "batch_size"),
-    )
-    files, ranks, hosts = (
-        run.parameter("dataset", "num_files_train"),
         run.number("num_accelerators"),
         run.number("num_hosts"),
+        run.memory,
     )
-    if not files or not record or not batch or not ranks or not hosts:
+    known = [one for one in sizes if one is not None and one > 0]
+    if len(known) < len(sizes):
         yield space.fault(
             metadata,
             "3.1.1 trainingVerifyDatasizeUsage",
-            "number of files, samples of a file, bytes of a sample, batch, accelerators and hosts are not all said",
+            "number of files, samples of a file, bytes of a sample, batch, accelerators, hosts and their memory are not all "
+            "said, as numbers above 0",
         )
         return
-    memory = run.summary.get("host_memory_GB")
-    total = sum(one for one in memory if isinstance(one, int | float)) if isinstance(memory, list) else 0.0
-    needed = max(STEPS * batch * ranks, MEMORIES * total * _GIB / record) / samples
-    if files < int(needed):
+    files, samples, record, batch, ranks, hosts, memory = known
+    needed = max(STEPS * batch * ranks, MEMORIES * memory * _GIB / record) / samples
+    if files + 1 <= needed:  # rounded down, as MLPerf's own script does
         yield space.fault(
             metadata,
             "3.1.2 trainingRecalculateDatasetSize",
-            f"{files:.0f} files, {ceil(needed)} are wanted at least: {STEPS} steps, and {MEMORIES} times {total:.4g} GiB",
+            f"{files:.0f} files, {needed // 1:.0f} are wanted at least: {STEPS} steps, and {MEMORIES} times "
+            f"{memory:.4g} GiB",
         )
     counted = run.number("num_files_train")
     if counted != files:
@@ -200,22 +214,21 @@ def _enough_made(space: Workspace, made: list[SubmittedRun], runs: list[Submitte
             )
 
 
-def _shared(space: Workspace, run: SubmittedRun, key: str, paths: str, apart: str) -> Iterator[SubmissionFault]:
-    """Rules for training and checkpoints alike."""
+def _common(space: Workspace, run: SubmittedRun, key: str, rules: _CommonRules) -> Iterator[SubmissionFault]:
+    """Faults by the rules that training and checkpoints have alike; ``key`` is the argument that names the data."""
     if not run.metadata:
         return
     data, results = run.args.get(key), run.args.get("results_dir")
     if not data or not results or data == results:
-        yield space.fault(run.folder, paths, f"{key} is {data!r} and results_dir is {results!r}: two paths are wanted")
+        yield space.fault(
+            run.folder, rules.paths, f"{key} is {data!r} and results_dir is {results!r}: two paths are wanted"
+        )
     if run.args.get("data_access_protocol") != "object":
-        yield from _separated(space, run, str(data), str(results), apart)
-    allowed = _CHANGEABLE | (_IN_OPEN if space.division == "open" else frozenset())
+        yield from _separated(space, run, str(data), str(results), rules.apart)
+    rule = rules.closed if space.division == "closed" else rules.open
     for name in run.overrides:
-        if name not in allowed:
-            number = "3.6.2 trainingClosed" if space.division == "closed" else "3.6.3 trainingOpen"
-            yield space.fault(
-                run.folder, f"{number}SubmissionParameters", f"{name} may not be changed, it is {run.overrides[name]}"
-            )
+        if not may_override(name, space.division):
+            yield space.fault(run.folder, rule, f"{name} may not be changed, it is {run.overrides[name]}")
     verdict = str(run.metadata.get("verification", space.division)).lower()
     if verdict != space.division and not (verdict == "closed" and space.division == "open"):
         yield space.fault(run.folder, "1 verification", f"the run says of itself that it is {verdict}")
@@ -237,8 +250,7 @@ def _separated(space: Workspace, run: SubmittedRun, data: str, results: str, rul
 
 def _by_df(space: Workspace, run: SubmittedRun, data: str, results: str, rule: str) -> Iterator[SubmissionFault]:
     logs = sorted(run.folder.glob("*_run.stdout.log"))
-    text = logs[0].read_bytes()[:_MOST_LOG].decode("utf-8", "replace") if logs else ""
-    found = _DF.search(text)
+    found = _DF.search(head_of(logs[0], _MOST_LOG)) if logs else None
     if found is None:
         yield space.fault(
             run.folder, rule, "neither fs_separation.json nor df in the log says where data and results are"
@@ -254,7 +266,7 @@ def _by_df(space: Workspace, run: SubmittedRun, data: str, results: str, rule: s
 
 
 def _as_described(space: Workspace, run: SubmittedRun) -> Iterator[SubmissionFault]:
-    """Hosts and memory are those of the system's description."""
+    """Faults where hosts and memory are not those of the system's description."""
     clients = dig(space.description, "system_under_test", "clients")
     if not isinstance(clients, list) or not run.summary:
         return
@@ -269,9 +281,9 @@ def _as_described(space: Workspace, run: SubmittedRun) -> Iterator[SubmissionFau
         and (hosts or 0) > 1
     ):
         yield space.fault(run.folder / "summary.json", rule, f"{hosts:.0f} hosts, and multi_host is false")
-    memory, plate = run.summary.get("host_memory_GB"), number_of(dig(clients[0], "chassis", "memory_capacity"))
-    if len(clients) == 1 and isinstance(memory, list) and hosts and plate:
-        mean = sum(one for one in memory if isinstance(one, int | float)) / hosts
+    plate = number_of(dig(clients[0], "chassis", "memory_capacity")) if len(clients) == 1 else None
+    if hosts and plate:
+        mean = run.memory / hosts
         if mean and abs(mean - plate) > _NAMEPLATE * plate:
             yield space.fault(
                 run.folder / "summary.json", rule, f"a host has {mean:.1f} GiB, the description says {plate:.0f}"
@@ -285,13 +297,12 @@ def _saved(space: Workspace, run: SubmittedRun, model: str) -> Iterator[Submissi
     if not dig(run.parameters, "checkpoint", "fsync"):
         yield space.fault(where, "4.3.2 checkpointFsyncVerification", "checkpoint.fsync is not true")
     size = run.number("metric", "checkpoint_size_GB") or 0.0
-    memory = run.summary.get("host_memory_GB")
-    total = sum(one for one in memory if isinstance(one, int | float)) if isinstance(memory, list) else 0.0
-    if size and size < 3 * total:
+    if size and size < 3 * run.memory:
         yield SubmissionFault(
             space.name(where),
             "4.3.1 checkpointDataSizeRatio",
-            f"a checkpoint has {size:.4g} GiB, less than 3 times the {total:.4g} GiB of memory: caches must be emptied",
+            f"a checkpoint has {size:.4g} GiB, less than 3 times the {run.memory:.4g} GiB of memory: "
+            "caches must be emptied",
             remark=True,
         )
     accelerator = str(run.args.get("accelerator_type") or "")
@@ -328,7 +339,7 @@ def _saved(space: Workspace, run: SubmittedRun, model: str) -> Iterator[Submissi
 
 
 def _both_phases(space: Workspace, runs: list[SubmittedRun], where: Path) -> Iterator[SubmissionFault]:
-    """Ten checkpoints are saved and loaded: by one run, or by two, one soon after the other."""
+    """Faults unless ten checkpoints were saved and loaded, by one run or by two, of which the second followed soon."""
     rule = "4.7.1 checkpointCacheFlushValidation"
     counts = [
         tuple(int(number_of(run.args.get(f"num_checkpoints_{kind}")) or 0) for kind in ("write", "read"))
@@ -345,13 +356,12 @@ def _both_phases(space: Workspace, runs: list[SubmittedRun], where: Path) -> Ite
         seen = ", then ".join(f"{saved} saved and {loaded} loaded" for saved, loaded in counts)
         yield space.fault(where, rule, f"{seen}; wanted are {CHECKPOINTS} of each, in one run or in two")
     elif len(runs) == 2:
-        ended = str(runs[0].metadata.get("invocation_end_time") or runs[0].summary.get("end"))
-        began = str(runs[1].metadata.get("invocation_start_time") or runs[1].summary.get("start"))
-        try:
-            gap = (datetime.fromisoformat(began) - datetime.fromisoformat(ended)).total_seconds()
-        except (ValueError, TypeError):
+        ended = runs[0].moment("end")
+        began = moment_of(runs[1].metadata.get("invocation_start_time")) or runs[1].moment("start")
+        if ended is None or began is None:
             yield space.fault(where, rule, "when saving ended and loading began is not said")
             return
+        gap = (began - ended).total_seconds()
         if not 0 <= gap <= _CALLOUT:
             yield space.fault(
                 runs[1].folder,

@@ -1,4 +1,4 @@
-"""The copy of the benchmark's source in a submission, and the hash that names it: ``md5-tree`` of MLPerf Storage."""
+"""The image of the benchmark's source in a submission, and its name: the hash ``md5-tree`` of MLPerf Storage."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def tree_hash(root: Path) -> str:
         OSError: a file can not be read.
     """
     made = hashlib.md5(usedforsecurity=False)
-    for name in sorted(_files(root), key=str.encode):
-        made.update(name.encode())
+    for name in sorted(_files(root), key=os.fsencode):
+        made.update(os.fsencode(name))
         with (root / name).open("rb") as file:
             while piece := file.read(1 << 20):
                 made.update(piece)
@@ -48,46 +48,57 @@ def _files(root: Path) -> Iterator[str]:
         ]
         for name in names:
             path = Path(folder) / name
-            if not path.is_symlink() and not any(fnmatch(name, pattern) for pattern in _SKIPPED_FILES):
+            if (
+                path.is_file()
+                and not path.is_symlink()
+                and not any(fnmatch(name, pattern) for pattern in _SKIPPED_FILES)
+            ):
                 yield path.relative_to(root).as_posix()
 
 
 def algorithm(edition: str) -> str:
-    """An edition's name of the hash. Of trees without links and files that are left out, as ours, both are the same."""
+    """An edition's name of the hash.
+
+    The editions differ in the links and files that they leave out. The tree of stoker's source has none of these, so that its
+    hash is the same in both.
+    """
     return _ALGORITHM.format("v1" if edition == "v2" else "v2")
 
 
 def write_image(pool: Path, captured_at: str, edition: str) -> str:
-    """Copy stoker's own source to a pool of images, unless it is there; its hash.
+    """Copy stoker's own source to a pool of images, unless the pool has it.
 
     Args:
         pool: the folder of the images, each in ``code-`` and eight digits of its hash.
         captured_at: the moment, for the file of the hash.
-        edition: whose name of the hash that file has.
+        edition: the file of the hash has this edition's name of the hash.
+
+    Returns:
+        The hash, in 32 hexadecimal digits.
 
     Raises:
         OSError: it could not be written.
     """
     source = Path(stoker.__file__).parent
     temporary = pool / f".code-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(
-        source, temporary / "stoker", ignore=shutil.ignore_patterns("__pycache__", ".*", "*.pyc", "test", "tests")
-    )
-    digest = tree_hash(temporary)
-    said = {
-        "hash": digest,
-        "algorithm": algorithm(edition),
-        "captured_at": captured_at,
-        "mlpstorage_version": f"stoker {stoker.__version__}",
-        "git_sha": None,
-    }
-    (temporary / HASH_FILE).write_text(json.dumps(said, indent=2) + "\n")
-    target = pool / f"code-{digest[:8]}"
-    if target.exists():
-        shutil.rmtree(temporary)
-    else:
-        temporary.rename(target)
+    try:
+        shutil.copytree(
+            source, temporary / "stoker", ignore=shutil.ignore_patterns("__pycache__", ".*", "*.pyc", "test", "tests")
+        )
+        digest = tree_hash(temporary)
+        said = {
+            "hash": digest,
+            "algorithm": algorithm(edition),
+            "captured_at": captured_at,
+            "mlpstorage_version": f"stoker {stoker.__version__}",
+            "git_sha": None,
+        }
+        (temporary / HASH_FILE).write_text(json.dumps(said, indent=2) + "\n")
+        target = pool / f"code-{digest[:8]}"
+        if not target.exists():
+            temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return digest
 
 
@@ -97,12 +108,13 @@ def recorded_hash(image: Path) -> str:
     Raises:
         FormatError: there is no such file, or it is not one.
     """
+    path = image / HASH_FILE
+    if not path.is_file():
+        raise FormatError(f"it has no {HASH_FILE}")
     try:
-        with (image / HASH_FILE).open("rb") as file:
+        with path.open("rb") as file:
             found = json.loads(file.read(_MOST_BYTES))
         digest = found["hash"]
-    except FileNotFoundError:
-        raise FormatError(f"it has no {HASH_FILE}") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{HASH_FILE} can not be read: {error}") from None
     if not isinstance(digest, str) or len(digest) != 32 or not set(digest) <= set("0123456789abcdef"):

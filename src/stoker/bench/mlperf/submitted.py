@@ -1,8 +1,9 @@
-"""The runs in a submission, read as files that anybody may have made, and what is wrong with their files."""
+"""The runs in a submission: their files, read without trust in their content, and the faults of these files."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from stoker.bench.mlperf.editions import Edition, MlperfDivision
 
 _STAMP: Final = re.compile(r"\d{8}_\d{6}")
 _CONFIG: Final = frozenset({"config.yaml", "hydra.yaml", "overrides.yaml"})
-_OUTPUTS: Final = ("output.json", "per_epoch_stats.json", "summary.json")
+_OUTPUTS: Final = ("output.json", "per_epoch_stats.json")
 _MOST_BYTES: Final = 64 << 20
 
 
@@ -69,7 +70,13 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedRun:
-    """A run's directory, and what its files say: empty where they could not be read."""
+    """A run's directory and the content of its files.
+
+    Attributes:
+        folder: the directory.
+        summary: ``*summary.json``; empty where it could not be read.
+        metadata: ``*_metadata.json``; empty where it could not be read.
+    """
 
     folder: Path
     summary: Mapping[str, Any]
@@ -90,6 +97,12 @@ class SubmittedRun:
         """The settings that differ from the workload's file."""
         return _mapping(self.metadata.get("override_parameters") or self.metadata.get("params_dict"))
 
+    @property
+    def memory(self) -> float:
+        """Memory of all hosts in GiB, by the summary; 0 where it has none."""
+        found = self.summary.get("host_memory_GB")
+        return sum(number_of(one) or 0.0 for one in found) if isinstance(found, list) else 0.0
+
     def number(self, *path: str) -> float | None:
         """A number of the summary."""
         return number_of(dig(self.summary, *path))
@@ -99,16 +112,25 @@ class SubmittedRun:
         return number_of(dig(self.parameters, *path))
 
     def moment(self, name: str) -> datetime | None:
-        """``start`` or ``end``."""
-        try:
-            return datetime.fromisoformat(str(self.summary.get(name)))
-        except ValueError:
-            return None
+        """``start`` or ``end`` of the summary."""
+        return moment_of(self.summary.get(name))
 
 
 def folders(path: Path) -> list[str]:
-    """Names of the directories in a directory."""
-    return sorted(one.name for one in path.iterdir() if one.is_dir())
+    """Names of the directories in a directory, in order, without hidden ones."""
+    return sorted(one.name for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def head_of(path: Path, most: int) -> str:
+    """The text in the first ``most`` bytes of a file; empty where there is no regular file.
+
+    Raises:
+        OSError: the file can not be read.
+    """
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return file.read(most).decode("utf-8", "replace")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -123,11 +145,20 @@ def dig(tree: Any, *path: str) -> Any:
 
 
 def number_of(value: Any) -> float | None:
-    """A number, also one that is written as text; ``None`` of all else."""
+    """A finite number, also one that is written as text; ``None`` of all else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(value)
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def moment_of(value: Any) -> datetime | None:
+    """A moment by the clock of its host, from ISO 8601, whether it names a time zone or not; ``None`` of all else."""
+    try:
+        return datetime.fromisoformat(str(value)).replace(tzinfo=None)
     except ValueError:
         return None
 
@@ -141,26 +172,33 @@ _RULES: Final = {
         "2.1.26 checkpointingDlioConfig",
     ),
 }
-"""Of the kinds of runs the rules for the directory's name, for its files, and for those of ``dlio_config``."""
+"""For each kind of run: the rules for the directory's name, for its files, and for the files of ``dlio_config``."""
 
 
 def read_runs(space: Workspace, folder: Path, kind: str) -> tuple[list[SubmittedRun], list[SubmissionFault]]:
-    """The runs in a directory, and what is wrong with their files.
+    """Read the runs in a directory.
 
     Args:
         space: the part of the tree.
         folder: with a directory for each run.
         kind: ``training_datagen``, ``training_run`` or ``checkpointing_run``.
+
+    Returns:
+        The runs in the order of their names, and the faults of their files.
+
+    Raises:
+        OSError: a directory can not be listed.
     """
     runs: list[SubmittedRun] = []
     faults: list[SubmissionFault] = []
     for name in folders(folder):
         if name != "code":
             faults += _named_files(space, folder / name, kind)
-            summary, wrong = read_object(folder / name / "summary.json")
-            metadata, wronger = _metadata(folder / name)
+            (summary, wrong), (metadata, others) = (
+                _only_object(folder / name, pattern) for pattern in ("*summary.json", "*_metadata.json")
+            )
             runs.append(SubmittedRun(folder / name, summary, metadata))
-            faults += [space.fault(path, _RULES[kind][1], said) for path, said in (*wrong, *wronger)]
+            faults += [space.fault(path, _RULES[kind][1], said) for path, said in (*wrong, *others)]
     return runs, faults
 
 
@@ -185,18 +223,18 @@ def _named_files(space: Workspace, folder: Path, kind: str) -> Iterator[Submissi
 
 
 Wrong = tuple[tuple[Path, str], ...]
-"""Files, and what is wrong with each."""
+"""Files, each with its fault."""
 
 
-def _metadata(folder: Path) -> tuple[Mapping[str, Any], Wrong]:
-    found = sorted(folder.glob("*_metadata.json"))
+def _only_object(folder: Path, pattern: str) -> tuple[Mapping[str, Any], Wrong]:
+    found = [one for one in sorted(folder.glob(pattern)) if one.is_file()]
     if len(found) != 1:
-        return {}, ((folder / "*_metadata.json", f"there are {len(found)} such files, one is wanted"),)
+        return {}, ((folder / pattern, f"there are {len(found)} such files, one is wanted"),)
     return read_object(found[0])
 
 
 def read_object(path: Path) -> tuple[Mapping[str, Any], Wrong]:
-    """A JSON object, empty where there is no file; and what is wrong with it."""
+    """The JSON object in a file, empty where there is no file or it has a fault; and the faults."""
     if not path.is_file():
         return {}, ()
     try:
