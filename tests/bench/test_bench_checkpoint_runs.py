@@ -27,6 +27,7 @@ from stoker.bench.checkpoint.transfer import Mover, Moving
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.control_server import Server
 from stoker.bench.ranks.plan import RunPlan
+from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.results.results import schema
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
@@ -331,7 +332,7 @@ def test_what_may_count_is_not_taken_apart_by_a_rank_that_hears_of_a_failure(tmp
 
     def save() -> None:
         try:
-            Saver(plan, World(1, 2, 2), links[1], record, lambda: None).save({"place": "stage"})
+            Saver(RankContext(plan, World(1, 2, 2), links[1], record, lambda: None)).save({"place": "stage"})
         except RankFailedError as error:
             told.append(str(error))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -16,8 +16,8 @@ from stoker.bench.checkpoint.manifest import Manifest, SavedFile, folder_of
 from stoker.bench.checkpoint.transfer import Mover, Moving
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
-from stoker.bench.ranks.control_client import Link
 from stoker.bench.ranks.plan import RunPlan
+from stoker.bench.ranks.rank_context import RankContext
 from stoker.cluster import World
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
@@ -37,21 +37,16 @@ class Saver:
     """Saves and loads a rank's part of each checkpoint.
 
     Args:
-        plan: the run.
-        world: this rank.
-        link: to the other ranks.
-        record: this rank's, where what was measured is added, entry by entry.
-        note: writes the record down.
+        rank: this one, to whose record what was measured is added, entry by entry.
 
     Raises:
         ConfigError: the ranks do not fit the model's parallelism, or the destination can not be used.
         StorageFullError: there is not enough space for what is to be saved.
     """
 
-    def __init__(
-        self, plan: RunPlan, world: World, link: Link, record: dict[str, Any], note: Callable[[], object]
-    ) -> None:
-        self._plan, self._world, self._link, self._record, self._note = plan, world, link, record, note
+    def __init__(self, rank: RankContext) -> None:
+        plan, world, link, record = rank.plan, rank.world, rank.link, rank.record
+        self._plan, self._world, self._link, self._record, self._note = plan, world, link, record, rank.save
         settings = plan.workload.checkpoint
         self._settings = settings
         self._store = open_checkpoint_store(plan)

@@ -15,16 +15,14 @@ _REPEATS: Final = 3
 _FEW: Final = 100
 
 
-def kv_cache_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[str, bool, str]]:
-    """Rule, whether it makes the run invalid, and the reason; none where the stage was not asked for."""
-    if "kv_cache" not in workload.stages:
-        return
-    found, settings = result["kv_cache"], workload.kv_cache
-    if found is None or not found["repeats"]:
-        if result["failure"] is None:
-            yield "kv cache", True, "nothing was measured of the KV cache"
-        return
-    storage = found["storage"]
+def kv_cache_findings(found: Mapping[str, Any], workload: Workload) -> Iterator[tuple[str, bool, str]]:
+    """Rule, whether it makes the run invalid, and the reason.
+
+    Args:
+        found: what :func:`~stoker.bench.kv_cache.outcome.kv_cache_result` gave, with at least one repeat.
+        workload: all settings.
+    """
+    storage, settings = found["storage"], workload.kv_cache
     if storage["in_memory"]:
         yield "kv cache storage", True, f"{storage['url']} is in memory ({storage['kind']}): no storage was measured"
     if storage["local"] and not settings.fsync and found["write"] is not None:

@@ -6,8 +6,8 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from stoker.bench.checkpoint.content import draw_seed
 from stoker.bench.kv_cache.entries import EntryStore, FileEntries, ObjectEntries
@@ -15,9 +15,7 @@ from stoker.bench.kv_cache.requests import draw_users
 from stoker.bench.kv_cache.workers import KvRun
 from stoker.bench.measure import usage
 from stoker.bench.measure.page_cache import memory_bytes
-from stoker.bench.ranks.control_client import Link
-from stoker.bench.ranks.plan import RunPlan
-from stoker.cluster import World
+from stoker.bench.ranks.rank_context import RankContext
 from stoker.errors import ConfigError, StokerError
 from stoker.storage import is_local, open_store
 from stoker.storage.file_errors import file_errors
@@ -37,19 +35,13 @@ class KvCacheStage:
     """Writes and reads a rank's entries.
 
     Args:
-        plan: the run.
-        world: this rank.
-        link: to the other ranks.
-        record: this rank's, where what was measured is added, repeat by repeat.
-        note: writes the record down.
+        rank: this one.
     """
 
-    def __init__(
-        self, plan: RunPlan, world: World, link: Link, record: dict[str, Any], note: Callable[[], object]
-    ) -> None:
-        self._plan, self._world, self._link, self._record, self._note = plan, world, link, record, note
-        self._settings = plan.workload.kv_cache
-        self._root = f"{plan.url.rstrip('/')}/{FOLDER}"
+    def __init__(self, rank: RankContext) -> None:
+        self._rank, self._plan, self._world, self._link = rank, rank.plan, rank.world, rank.link
+        self._settings = rank.plan.workload.kv_cache
+        self._root = f"{rank.plan.url.rstrip('/')}/{FOLDER}"
         self._abandon = threading.Event()
 
     def run(self) -> None:
@@ -69,7 +61,7 @@ class KvCacheStage:
             )
         users = draw_users(settings.kinds, settings.users, settings.seed + world.rank)
         local = bool(is_local(self._plan.url))
-        self._record["kv_cache"] = {
+        record = self._rank.record["kv_cache"] = {
             "storage": {"url": self._root, "local": local, "direct": local and settings.direct},
             "bytes_per_token": self._plan.workload.model.kv_bytes,
             "users": {kind.name: sum(user.kind == kind.name for user in users) for kind in settings.kinds},
@@ -90,8 +82,8 @@ class KvCacheStage:
                 before = usage.measure()
                 found = run.run()
                 found["usage"] = usage.measure().since(before)
-                self._record["kv_cache"]["repeats"].append({"repeat": repeat, "capacity_bytes": capacity, **found})
-                self._note()
+                record["repeats"].append({"repeat": repeat, "capacity_bytes": capacity, **found})
+                self._rank.save()
                 self._link.barrier("kv_cache")  # nobody removes entries while others measure
 
     def _check(self) -> None:

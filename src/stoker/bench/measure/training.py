@@ -25,12 +25,10 @@ from stoker.bench.measure.compute import ComputeStep, make_step
 from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.measure.metrics import block_metrics, epoch_metrics, stall_percentiles, stalls
 from stoker.bench.measure.steps import Steps, run_steps
-from stoker.bench.ranks.control_client import Link
-from stoker.bench.ranks.plan import RunPlan
+from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.step_watch import StepWatch
 from stoker.bench.results.record import save_steps
 from stoker.bench.settings.workload import Workload
-from stoker.cluster import World
 from stoker.storage import is_local
 
 
@@ -43,29 +41,22 @@ class Training:
     """The epochs of a rank.
 
     Args:
-        plan: the run.
-        world: this rank, and how many there are.
-        link: to the other ranks.
-        record: this rank's, where what was measured is added, epoch by epoch.
-        save: writes the record down.
+        rank: this one, to whose record what was measured is added, epoch by epoch.
         saver: of the checkpoints in training, if there are any.
         watch: looks on.
     """
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        world: World,
-        link: Link,
-        record: dict[str, Any],
-        save: Callable[[], None],
-        saver: Saver | None,
-        watch: StepWatch,
-    ) -> None:
-        self.plan, self.world, self.link, self.record, self.save, self.saver = plan, world, link, record, save, saver
-        self.watch = watch
-        self.results = Path(plan.results)
-        self.first_here = world.rank % world.local_world_size == 0
+    def __init__(self, rank: RankContext, saver: Saver | None, watch: StepWatch) -> None:
+        self.plan, self.world, self.link, self.record, self.save = (
+            rank.plan,
+            rank.world,
+            rank.link,
+            rank.record,
+            rank.save,
+        )
+        self.saver, self.watch = saver, watch
+        self.results = Path(rank.plan.results)
+        self.first_here = rank.first_on_host
         self.listings: dict[Split, SplitListing] = {}
 
     def list_files(self) -> None:

@@ -20,6 +20,7 @@ from stoker.bench.measure.training import Training
 from stoker.bench.ranks.abort import finish_without
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.plan import RunPlan, load_plan
+from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.step_watch import StepWatch
 from stoker.bench.ranks.termination import end_process, sigterm_interrupts
 from stoker.bench.ranks.world import processors, read_threads
@@ -71,6 +72,7 @@ class Member:
             StokerError: of this rank, or another one's failure.
         """
         workload = self.plan.workload
+        context = RankContext(self.plan, self.world, self.link, self.record, self.save)
         self.save()
         self.link.gather("start")
         if "generate" in workload.stages:
@@ -82,13 +84,13 @@ class Member:
             self.link.barrier("prepared")
         saver = None
         if "checkpoint" in workload.stages:
-            saver = Saver(self.plan, self.world, self.link, self.record, self.save)
+            saver = Saver(context)
         if "train" in workload.stages:
             expected = max(workload.compute.seconds.expected, workload.evaluation.seconds.expected)
             # A drawn time may be a multiple of the mean.
             limit = workload.train.step_timeout and workload.train.step_timeout + _DRAWN * expected
             with StepWatch(self.link, limit, self.hangs) as watch:
-                training = Training(self.plan, self.world, self.link, self.record, self.save, saver, watch)
+                training = Training(context, saver, watch)
                 training.list_files()
                 if workload.metric.calibrate:
                     training.calibrate()
@@ -97,9 +99,9 @@ class Member:
         if saver is not None:
             saver.stage()
         if "kv_cache" in workload.stages:
-            KvCacheStage(self.plan, self.world, self.link, self.record, self.save).run()
+            KvCacheStage(context).run()
         if "vectors" in workload.stages:
-            VectorStage(self.plan, self.world, self.link, self.record, self.save).run()
+            VectorStage(context).run()
         self.record["complete"] = True
         self.save()
 

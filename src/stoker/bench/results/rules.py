@@ -206,9 +206,18 @@ def _crowded(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]
 
 
 def _stages(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
-    for findings in (checkpoint_findings, kv_cache_findings, vector_findings, mlperf_findings):
+    for findings in (checkpoint_findings, mlperf_findings):
         for rule, invalid, reason in findings(result, workload):
             yield Finding(rule, invalid, reason)
+    for stage, measured_findings in (("kv_cache", kv_cache_findings), ("vectors", vector_findings)):
+        measured = result[stage]
+        if stage not in workload.stages:
+            continue
+        if measured is not None and measured["repeats"]:
+            for rule, invalid, reason in measured_findings(measured, workload):
+                yield Finding(rule, invalid, reason)
+        elif result["failure"] is None:
+            yield Finding(stage.replace("_", " "), True, f"nothing was measured in the stage {stage}")
 
 
 _RULES: Final[tuple[Rule, ...]] = (

@@ -61,15 +61,14 @@ def _repeat(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def vector_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[str, bool, str]]:
-    """Rule, whether it makes the run invalid, and the reason; none where the stage was not asked for."""
-    if "vectors" not in workload.stages:
-        return
-    found, settings = result["vectors"], workload.vectors
-    if found is None or not found["repeats"]:
-        if result["failure"] is None:
-            yield "vectors", True, "nothing was measured of the search of vectors"
-        return
+def vector_findings(found: Mapping[str, Any], workload: Workload) -> Iterator[tuple[str, bool, str]]:
+    """Rule, whether it makes the run invalid, and the reason.
+
+    Args:
+        found: what :func:`vector_result` gave, with at least one repeat.
+        workload: all settings.
+    """
+    settings = workload.vectors
     if found["in_memory"]:
         yield "vector storage", True, f"{found['path']} is in memory ({found['kind']}): no storage was measured"
     elif found["unit"]:

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
 from stoker.bench.measure.call_times import CallTimer, OperationTimes
-from stoker.bench.ranks.control_client import Link
-from stoker.bench.ranks.plan import RunPlan
+from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.vectors.indexes import INDEXES, Searcher, VectorIndex
 from stoker.bench.vectors.points import F32, I64, draw_points, nearest, recall
-from stoker.cluster import World
 from stoker.errors import ConfigError
 from stoker.storage import is_local
 from stoker.storage.file_errors import file_errors
@@ -33,21 +31,18 @@ class VectorStage:
     """Searches a rank's queries.
 
     Args:
-        plan: the run.
-        world: this rank.
-        link: to the other ranks.
-        record: this rank's, where what was measured is added, repeat by repeat.
-        note: writes the record down.
+        rank: this one.
+
+    Raises:
+        ConfigError: the data is not in a directory.
     """
 
-    def __init__(
-        self, plan: RunPlan, world: World, link: Link, record: dict[str, Any], note: Callable[[], object]
-    ) -> None:
-        self._world, self._link, self._record, self._note = world, link, record, note
-        self._settings = plan.workload.vectors
-        if not is_local(plan.url):
-            raise ConfigError(f"the stage vectors searches files of a directory, and {plan.url} is none")
-        self._folder = f"{plan.url}/{FOLDER}"
+    def __init__(self, rank: RankContext) -> None:
+        self._rank, self._world, self._link, url = rank, rank.world, rank.link, rank.plan.url
+        self._settings = rank.plan.workload.vectors
+        if not is_local(url):
+            raise ConfigError(f"the stage vectors searches files of a directory, and {url} is none")
+        self._folder = f"{url}/{FOLDER}"
 
     def run(self) -> None:
         """All repeats.
@@ -67,7 +62,7 @@ class VectorStage:
         queries = draw_points(settings.queries, settings.dimension, settings.seed + 1 + world.rank, queries=True)
         right = nearest(points, queries, settings.neighbours)
         del points
-        self._record["vectors"] = {
+        record = self._rank.record["vectors"] = {
             "index": settings.index,
             "path": index.path,
             "bytes": os.path.getsize(index.path),
@@ -79,12 +74,12 @@ class VectorStage:
         for repeat in range(settings.repeats):
             index.close()
             self._link.barrier("vectors")  # what one has mapped stays in the page cache
-            if not world.rank % world.local_world_size:
+            if self._rank.first_on_host:
                 pagecache.cached_files(self._folder, drop=True)
             self._link.barrier("vectors")
             found = self._repeat(index, queries, right)
-            self._record["vectors"]["repeats"].append({"repeat": repeat, **found})
-            self._note()
+            record["repeats"].append({"repeat": repeat, **found})
+            self._rank.save()
             self._link.barrier("vectors")
 
     def _make(self, index: VectorIndex, points: F32) -> float | None:
@@ -92,7 +87,7 @@ class VectorStage:
         seconds = None
         with file_errors(self._folder):
             os.makedirs(self._folder, exist_ok=True)
-        if not self._world.rank % self._world.local_world_size and not os.path.exists(index.path):
+        if self._rank.first_on_host and not os.path.exists(index.path):
             begun = time.perf_counter()
             index.build(points)
             seconds = time.perf_counter() - begun
@@ -122,7 +117,7 @@ class VectorStage:
         used = usage.measure().since(before)
         replay_seconds, replay_used = None, None
         if index.unit:
-            if not self._settings.direct and not self._world.rank % self._world.local_world_size:
+            if not self._settings.direct and self._rank.first_on_host:
                 pagecache.cached_files(self._folder, drop=True)
             self._link.barrier("vectors")
             before = usage.measure()
