@@ -15,11 +15,12 @@ from stoker.bench.ranks.control_client import RankFailedError
 from stoker.bench.results.results import schema
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import VectorSettings
 from stoker.bench.vectors.beam_search import BeamSearch, ShortVectors
 from stoker.bench.vectors.disk_graph import open_graph, write_graph
 from stoker.bench.vectors.graph import build_graph
 from stoker.bench.vectors.page_reader import PageReader
-from stoker.bench.vectors.points import draw_points, nearest, recall
+from stoker.bench.vectors.points import draw_points, draw_search, nearest, recall
 from stoker.errors import ConfigError, CorruptDataError
 
 SMALL = ("vectors.count=3000", "vectors.dimension=32", "vectors.degree=24", "vectors.queries=300", "vectors.workers=2")
@@ -38,7 +39,7 @@ def reasons(result: dict[str, Any], *, invalid: bool) -> dict[str, str]:
 
 
 def test_right_answers_are_those_of_a_comparison_with_all() -> None:
-    points, queries = draw_points(500, 8, 1), draw_points(20, 8, 1, queries=True)
+    points, queries = draw_points(500, 8, 1), draw_points(20, 8, 1, queries_of=0)
     away = ((queries[:, None].astype(np.float64) - points[None]) ** 2).sum(axis=2)
     right = np.argsort(away, axis=1)[:, :5]
     assert recall(nearest(points, queries, 5), right) == 1.0
@@ -46,6 +47,17 @@ def test_right_answers_are_those_of_a_comparison_with_all() -> None:
     assert recall(np.full_like(right, -1), right) == 0.0
     assert np.array_equal(points, draw_points(500, 8, 1))
     assert not np.array_equal(points[:20], queries)
+
+
+def test_each_rank_has_queries_of_its_own_that_are_distributed_as_the_vectors() -> None:
+    settings = VectorSettings(count=2000, dimension=64, queries=100, seed=3)
+    (points, first), (same, second) = (draw_search(settings, rank) for rank in (0, 1))
+    assert np.array_equal(points, same)
+    assert not np.array_equal(first, second)
+    directions = np.linalg.svd(points, full_matrices=False)[2][:16]
+    for found in (first, second):
+        beside = found - found @ directions.T @ directions
+        assert np.square(beside).sum() < 0.01 * np.square(found).sum()
 
 
 def test_each_vector_of_the_graph_can_be_reached() -> None:
@@ -82,7 +94,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, dimension: int, unit: 
 
 
 def test_searches_find_most_of_what_is_nearest(tmp_path: Path) -> None:
-    points, queries = draw_points(4000, 32, 1), draw_points(50, 32, 1, queries=True)
+    points, queries = draw_points(4000, 32, 1), draw_points(50, 32, 1, queries_of=0)
     edges, start = build_graph(points, 24, 1)
     graph = write_graph(str(tmp_path / "g"), points, edges, start)
     right, timer = nearest(points, queries, 10), CallTimer()

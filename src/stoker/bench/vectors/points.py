@@ -7,6 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.bench.settings.workload import VectorSettings
+
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
@@ -16,14 +18,20 @@ _SMALL: Final = 0.1
 _ROWS: Final = 1 << 14
 
 
-def draw_points(count: int, dimension: int, seed: int, *, queries: bool = False) -> F32:
-    """Vectors of a seed; with ``queries``, others of the same distribution.
+def draw_points(count: int, dimension: int, seed: int, *, queries_of: int | None = None) -> F32:
+    """Vectors of a seed.
+
+    Args:
+        count: how many.
+        dimension: values of each.
+        seed: of the distribution, and of the vectors drawn from it.
+        queries_of: a rank: its queries are drawn instead, from the same distribution.
 
     Returns:
         float32, shape ``(count, dimension)``.
     """
     plane = np.random.default_rng([seed, 0]).standard_normal((_FREEDOM, dimension), np.float32)
-    draw = np.random.default_rng([seed, 1 + queries])
+    draw = np.random.default_rng([seed, 1] if queries_of is None else [seed, 2, queries_of])
     made = np.empty((count, dimension), np.float32)
     for at in range(0, count, _ROWS):
         rows = made[at : at + _ROWS]
@@ -31,6 +39,18 @@ def draw_points(count: int, dimension: int, seed: int, *, queries: bool = False)
         rows *= _SMALL
         rows += draw.standard_normal((len(rows), _FREEDOM), np.float32) @ plane
     return made
+
+
+def draw_search(settings: VectorSettings, rank: int) -> tuple[F32, F32]:
+    """The vectors of the index, which are those of all ranks, and the queries of one rank.
+
+    Returns:
+        float32, shapes ``(settings.count, settings.dimension)`` and ``(settings.queries, settings.dimension)``.
+    """
+    return (
+        draw_points(settings.count, settings.dimension, settings.seed),
+        draw_points(settings.queries, settings.dimension, settings.seed, queries_of=rank),
+    )
 
 
 def squared_distances(some: F32, others: F32) -> F32:

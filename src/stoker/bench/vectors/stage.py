@@ -16,7 +16,7 @@ from stoker.bench.measure import usage
 from stoker.bench.measure.call_times import CallTimer, OperationTimes
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.vectors.indexes import INDEXES, Searcher, VectorIndex
-from stoker.bench.vectors.points import F32, I64, draw_points, nearest, recall
+from stoker.bench.vectors.points import F32, I64, draw_search, nearest, recall
 from stoker.errors import ConfigError
 from stoker.storage import is_local
 from stoker.storage.file_errors import file_errors
@@ -55,11 +55,10 @@ class VectorStage:
         name = f"{settings.count}x{settings.dimension}-{settings.degree}-{settings.seed}"
         kind = INDEXES[settings.index]
         index = kind(settings, f"{self._folder}/{name}.{kind.suffix}")
-        points = draw_points(settings.count, settings.dimension, settings.seed)
+        points, queries = draw_search(settings, world.rank)
         made = self._make(index, points)
         index.load(points)
         index.open()
-        queries = draw_points(settings.queries, settings.dimension, settings.seed + 1 + world.rank, queries=True)
         right = nearest(points, queries, settings.neighbours)
         del points
         record = self._rank.record["vectors"] = {
