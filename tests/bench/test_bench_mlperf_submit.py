@@ -19,7 +19,7 @@ from stoker.bench.mlperf.editions import EDITIONS
 from stoker.bench.mlperf.submit import Submission, write_submission
 from stoker.bench.results.report_files import find_runs
 from stoker.cli import main
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StorageFullError
 
 TRAINED = ("dataset.files=7000", "train.repeats=6")
 HOME = "closed/acme"
@@ -408,6 +408,72 @@ def test_a_system_that_is_in_the_tree_is_not_written_over(results: Path, tmp_pat
     with pytest.raises(ConfigError, match="is there already"):
         write(tmp_path, results)
     assert sorted(root.rglob("*")) == before
+
+
+def results_in(folder: Path, results: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy of the results of the training, changed."""
+    shutil.copytree(results / "train", folder / "train")
+    _json("train/results.json", change)(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda one: one.update(generate=None), "has generated the data"),
+        (lambda one: one["environment"]["versions"].update(stoker="0.0.1"), "was made by stoker 0.0.1"),
+        (lambda one: one.update(repeats=[]), "has trained"),
+    ],
+)
+def test_results_that_make_no_submission_leave_nothing(
+    results: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        write(tmp_path, results_in(tmp_path / "some", results, change), force=True)
+    assert not (tmp_path / "tree").exists()
+
+
+def test_a_description_that_is_missing_leaves_nothing_and_one_in_the_tree_stays(results: Path, tmp_path: Path) -> None:
+    systems = tmp_path / "tree" / HOME / "systems" / "fast.yaml"
+    found, submission = find_runs([results]), Submission("acme", "fast", EDITIONS["v2"])
+    with pytest.raises(ConfigError, match=r"fast.yaml is no file"):
+        write_submission(tmp_path / "tree", submission, found, description=systems)
+    assert not (tmp_path / "tree").exists()
+    systems.parent.mkdir(parents=True)
+    systems.write_text(yaml.safe_dump(description("fast")))
+    write_submission(tmp_path / "tree", submission, found, description=systems)
+    assert [rule for _, rule, _ in wrong(tmp_path / "tree")] == ["2.1.8 resultsDirectorySystems"]  # the document
+
+
+@pytest.mark.parametrize("file", [".code-hash.json", "7_output.json", "results.json"])
+def test_a_full_disk_leaves_no_part_of_a_submission(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    written = Path.write_text
+
+    def full(path: Path, *rest: Any, **more: Any) -> int:
+        if path.name == file:
+            raise OSError(28, "No space left on device", str(path))
+        return written(path, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(StorageFullError, match="Free some space"):
+            write(tmp_path, results)
+    home = tmp_path / "tree" / HOME
+    assert {path.name for path in home.iterdir()} <= {"code", "results", "systems"}
+    assert not list(home.glob("results/*"))
+    assert wrong(write(tmp_path, results)) == []
+
+
+def test_a_tree_of_the_second_edition_holds_one_source(tree: Path, results: Path, tmp_path: Path) -> None:
+    copied = copy_of(tree, tmp_path / "tree", source=True)
+    found = find_runs([results])
+    write_submission(copied, Submission("acme", "slow", EDITIONS["v2"]), found)
+    _json(f"{HOME}/code/.code-hash.json", lambda one: one.update(hash="0" * 32))(copied)
+    with pytest.raises(ConfigError, match="is another source"):
+        write_submission(copied, Submission("acme", "third", EDITIONS["v2"]), found)
+    assert sorted(path.name for path in (copied / HOME).iterdir()) == ["code", "results", "systems"]
 
 
 def test_the_command_writes_and_checks(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

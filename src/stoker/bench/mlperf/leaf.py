@@ -1,4 +1,4 @@
-"""The directory of one run in a submission: the files that ``mlpstorage`` and DLIO leave there, made of a run's results."""
+"""The directory of one run in a submission: writes the files of ``mlpstorage`` and DLIO from a run's results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -20,7 +21,6 @@ from stoker.bench.results.summary import dlio_summary
 from stoker.bench.settings.schema import build, tree_of
 from stoker.bench.settings.workload import Workload
 from stoker.bench.settings.yaml import write_yaml
-from stoker.errors import ConfigError
 
 Command = Literal["datasize", "datagen", "run"]
 _GIB: Final = float(1 << 30)
@@ -31,12 +31,11 @@ class Leaf:
     """One run in a submission.
 
     Attributes:
-        run: the results that it is made of.
-        command: of ``mlpstorage``, which leaves such a directory.
-        repeat: which training of the results; ``None`` for all else.
-        edition, division: whose form.
-        valid: whether it breaks no rule.
-        code: the hash of the image of the source.
+        run: the results.
+        command: the command of ``mlpstorage`` that leaves such a directory.
+        repeat: the number of the training in the results, from 0; ``None`` where the leaf is no training.
+        edition, division: they decide the form.
+        valid: whether the results break no rule.
     """
 
     run: RunFiles
@@ -45,7 +44,6 @@ class Leaf:
     edition: Edition
     division: MlperfDivision
     valid: bool
-    code: str
 
     @property
     def workload(self) -> Workload:
@@ -64,23 +62,23 @@ class Leaf:
 
     @property
     def epochs(self) -> list[Mapping[str, Any]]:
-        """The epochs of training that it is of."""
+        """The epochs of the training."""
         if self.command != "run":
             return []
         return [one for one in self.run.result["epochs"] if one["kind"] == "train" and one["repeat"] == self.repeat]
 
     @property
     def checkpoints(self) -> list[Mapping[str, Any]]:
-        """The checkpoints that it saved and loaded."""
+        """The complete checkpoints, saved ones first."""
         found = self.run.result["checkpoint"] if self.command == "run" and self.repeat is None else None
         return [] if found is None else [one for one in (*found["saves"], *found["loads"]) if one["complete"]]
 
     @property
     def span(self) -> tuple[float, float]:
-        """When it began and ended, in seconds since 1970."""
+        """Beginning and end, in seconds since 1970."""
         parts = self.epochs or self.checkpoints
         if not parts:
-            began = _seconds(self.run.result["began"])
+            began = datetime.fromisoformat(self.run.result["began"]).timestamp()
             return began, began + float((self.run.result["generate"] or {}).get("seconds", 0))
         return min(one["began_at"] for one in parts), max(one["ended_at"] for one in parts)
 
@@ -89,24 +87,18 @@ def workload_of(run: RunFiles) -> Workload:
     """The settings of a run.
 
     Raises:
-        ConfigError: they are not what this version of stoker knows.
+        ConfigError: this version of stoker does not know one of them.
     """
     return build(Workload, tree_of(run.workload, str(run.folder)))
 
 
-def _seconds(began: str) -> float:
-    from datetime import datetime
-
-    return datetime.fromisoformat(began).timestamp()
-
-
-def write_leaf(leaf: Leaf, folder: Path, name: str) -> dict[str, Any]:
+def write_leaf(leaf: Leaf, folder: Path, code: str) -> dict[str, Any]:
     """Write a run's directory.
 
     Args:
         leaf: the run.
-        folder: the directory, which is made.
-        name: of the directory: the moment, as the names of some files have it.
+        folder: the directory, which must not exist. Its name is the moment of the run, ``YYYYMMDD_HHmmss``.
+        code: the hash of the image of the source.
 
     Returns:
         The run's entry of ``results.json``.
@@ -115,10 +107,11 @@ def write_leaf(leaf: Leaf, folder: Path, name: str) -> dict[str, Any]:
         OSError: it could not be written.
     """
     folder.mkdir(parents=True)
+    name = folder.name
     parameters = _parameters(leaf)
     overrides = _overrides(leaf)
-    (folder / POINTER).write_text(f"{algorithm(leaf.edition.name)}:{leaf.code}")
-    metadata = _metadata(leaf, folder, name, parameters, overrides)
+    (folder / POINTER).write_text(f"{algorithm(leaf.edition.name)}:{code}")
+    metadata = _metadata(leaf, name, parameters, overrides)
     _json(folder / f"{leaf.benchmark}_{name}_metadata.json", metadata)
     entry = {
         "run_id": name,
@@ -140,6 +133,9 @@ def write_leaf(leaf: Leaf, folder: Path, name: str) -> dict[str, Any]:
         ("overrides.yaml", listed),
     ):
         (configured / file).write_text(write_yaml(content))
+    separation = _separation(leaf)
+    if separation is not None:
+        _json(folder / "fs_separation.json", separation)
     summary = _summary(leaf)
     _json(folder / "summary.json", summary)
     epochs, checkpoints = leaf.epochs, leaf.checkpoints
@@ -176,9 +172,7 @@ def _overrides(leaf: Leaf) -> dict[str, Any]:
     return {**made, "dataset.data_folder": url}
 
 
-def _metadata(
-    leaf: Leaf, folder: Path, name: str, parameters: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
+def _metadata(leaf: Leaf, name: str, parameters: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     result, workload = leaf.run.result, leaf.workload
     ranks, hosts = result["world"]["ranks"], result["world"]["hosts"]
     memory = [next(one for one in result["ranks"] if one["host"] == host) for host in hosts]
@@ -207,7 +201,7 @@ def _metadata(
         args |= {key: ranks, "data_dir": url}
     # The checkers of v2 read other names of the same.
     names = ("parameters", "override_parameters") if leaf.edition.name == "v3" else ("combined_params", "params_dict")
-    made = {
+    return {
         "benchmark_type": leaf.benchmark,
         "model": leaf.model,
         "command": leaf.command,
@@ -238,10 +232,6 @@ def _metadata(
         "tool": {"name": "stoker", "version": result["environment"]["versions"].get("stoker"), "run": result["run"]},
         "args": args,
     }
-    separated = _separation(leaf, moment(began).isoformat())
-    if separated is not None and leaf.command != "datasize":
-        _json(folder / "fs_separation.json", separated)
-    return made
 
 
 def _accelerator(leaf: Leaf) -> str | None:
@@ -257,7 +247,7 @@ def _volumes(leaf: Leaf) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
     return None if data is None or volumes["results"] is None else (data, volumes["results"])
 
 
-def _separation(leaf: Leaf, at: str) -> dict[str, Any] | None:
+def _separation(leaf: Leaf) -> dict[str, Any] | None:
     """``fs_separation.json``: whether data and results are on one file system; ``None`` of an object store."""
     found = _volumes(leaf)
     if found is None:
@@ -269,7 +259,7 @@ def _separation(leaf: Leaf, at: str) -> dict[str, Any] | None:
         "data_or_chkpt_path": plan["url"],
         "results_path": plan["results"],
         "same_filesystem": same_volume(*found),
-        "probed_at": at,
+        "probed_at": moment(leaf.span[0]).isoformat(),
         "probed_by_rank": 0,
         "probed_by_host": leaf.run.result["environment"]["host"],
     }
@@ -282,7 +272,7 @@ def _summary(leaf: Leaf) -> dict[str, Any]:
         fmean([one[name] for one in epochs if one[name] is not None] or [0.0]) >= least for name in ("au", "au_nominal")
     )
     result = leaf.run.result
-    # The rules have been asked anew: results of a few runs break some that all of them together keep.
+    # Judged anew: the results of a part of the runs break rules that all runs together keep.
     judged = {
         "epochs": epochs,
         "passed": passed and leaf.valid,
@@ -302,14 +292,14 @@ def _summary(leaf: Leaf) -> dict[str, Any]:
 
 
 def _logs(leaf: Leaf, folder: Path, summary: Mapping[str, Any]) -> None:
-    """The logs: the command, what was found, the file systems as ``df`` tells them, the numbers."""
+    """Write the logs: the command, the findings, the numbers, and the file systems in the form of ``df``."""
     result = leaf.run.result
     lines = [
         f"{summary['start']} stoker bench run, run {result['run']}: {shlex.join(result['plan']['command'])}",
         f"{summary['start']} {result['world']['said']}",
         *(f"{'invalid' if one['invalid'] else 'note'}: {one['rule']}: {one['reason']}" for one in result["findings"]),
         *(f"{name}: {value}" for name, value in summary["metric"].items()),
-        f"{summary['end']} the end",
+        f"{summary['end']} end of the run",
     ]
     (folder / "dlio.log").write_text("\n".join(lines) + "\n")
     name = f"{leaf.benchmark}_{leaf.command}"
@@ -329,18 +319,3 @@ def _df(leaf: Leaf) -> list[str]:
         device = one["device"].replace(" ", "_")
         made.append(f"{device} {one['bytes'] >> 10} {used >> 10} {one['free_bytes'] >> 10} {part} {mount}")
     return made
-
-
-def check_of_one_version(runs: list[RunFiles], version: str) -> None:
-    """Check that the results are of the source that will be copied.
-
-    Raises:
-        ConfigError: a run was made by another version of stoker.
-    """
-    for run in runs:
-        found = run.result["environment"]["versions"].get("stoker")
-        if found != version:
-            raise ConfigError(
-                f"{run.folder} was made by stoker {found}, and the source that the submission would hold is {version}: "
-                "write it with that version"
-            )
