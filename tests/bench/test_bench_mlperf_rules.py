@@ -155,6 +155,19 @@ def test_each_broken_rule_of_checkpoints_is_named(
         assert found == {}
 
 
+def test_a_run_that_measured_nothing_that_has_rules_is_told_so(trained: Result) -> None:
+    result = _with(lambda one: (one.update(epochs=[], repeats=[]), one["storage"]["volumes"].update(results=OTHER)))(
+        trained
+    )
+    ((rule, reason),) = broken(result)
+    assert rule == "workload"
+    assert "neither training nor checkpoints were measured" in reason
+    result["plan"]["workload"]["stages"] = ["generate"]
+    assert broken(result) == []
+    cache = read_workload("kv-cache-tiny-1b", ["metric.rules=mlperf"], environ={}, dotenv=None).workload
+    assert [name for name, _, _ in mlperf_findings(result, cache)] == ["mlperf workload"]
+
+
 def test_in_the_open_division_ranks_are_a_multiple_of_tensor_and_pipeline_parallelism(saved: Result) -> None:
     more = _with(
         lambda one: (

@@ -1,4 +1,4 @@
-"""The rules of MLPerf Storage for a run, as far as its results can tell. Numbers are those of its Rules.md."""
+"""Judges a run's results by the rules of MLPerf Storage. Numbers of rules are those of its Rules.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.bench.mlperf.editions import (
 )
 from stoker.bench.mlperf.parameters import changes, dlio_name
 from stoker.bench.settings.workload import Workload
-from stoker.bench.size.rules import STEPS, demanded
+from stoker.bench.size.rules import MEMORIES, STEPS, demanded
 
 _GIB: Final = float(1 << 30)
 
@@ -31,7 +31,7 @@ class Broken(NamedTuple):
 
     Attributes:
         rule: its name.
-        reason: what was seen, and what is wanted.
+        reason: the value in the results, the value that the rule wants, and the rule's number.
     """
 
     rule: str
@@ -40,12 +40,12 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The run that is judged, and the rules by which it is.
+    """A run, and the rules that decide on it.
 
     Attributes:
-        result: what is in ``results.json``.
-        workload: the settings.
-        edition, division: whose rules.
+        result: the content of ``results.json``.
+        workload: the settings of the run.
+        edition, division: they name the rules.
     """
 
     result: Mapping[str, Any]
@@ -73,10 +73,14 @@ class Case:
 
 
 def mlperf_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[str, bool, str]]:
-    """The rules of ``metric.rules`` that a run breaks, each with what was seen and what is wanted.
+    """Judge a run by the rules that ``metric.rules`` names.
 
-    Returns:
-        Rule, whether it makes the run invalid, and the reason; nothing where stoker's own rules alone decide.
+    Yields:
+        For each broken rule its name, ``True`` as it makes the run invalid, and the reason. Nothing where ``metric.rules`` is
+        ``stoker``.
+
+    Raises:
+        ConfigError: ``metric.rules`` names no rules.
     """
     if workload.metric.rules == "stoker":
         return
@@ -91,9 +95,10 @@ def broken_rules(case: Case) -> list[Broken]:
 
 def _workload(case: Case) -> Iterator[Broken]:
     if not case.trained and case.checkpoints is None:
-        if "train" in case.workload.stages or "checkpoint" in case.workload.stages:
+        if set(case.workload.stages) != {"generate"}:
             yield Broken(
-                "workload", f"neither training nor checkpoints were measured; {case.rules} has rules for these alone"
+                "workload",
+                f"neither training nor checkpoints were measured; stoker knows the rules of {case.rules} for these alone",
             )
         return
     found = published(case.workload, case.edition)
@@ -131,7 +136,8 @@ def _data(case: Case) -> Iterator[Broken]:
         why = (
             f"{STEPS} steps of {case.workload.reader.batch_size} samples on {ranks} accelerators"
             if demand.decides == "steps"
-            else f"5 times the {sum(memory.values()) / _GIB:.4g} GiB of memory of {hosts} host{'s' if hosts > 1 else ''}"
+            else f"{MEMORIES} times the {sum(memory.values()) / _GIB:.4g} GiB of memory of {hosts} host"
+            f"{'s' if hosts > 1 else ''}"
         )
         yield Broken(
             "data set",
@@ -191,6 +197,8 @@ def _hosts(case: Case) -> Iterator[Broken]:
 
 
 def _file_systems(case: Case) -> Iterator[Broken]:
+    if not case.trained and case.checkpoints is None:
+        return
     volumes = case.result["storage"]["volumes"]
     results = volumes["results"]
     data = volumes["checkpoints"] or volumes["data"] if case.checkpoints is not None else volumes["data"]
@@ -204,7 +212,7 @@ def _file_systems(case: Case) -> Iterator[Broken]:
 
 def same_volume(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two of ``storage.volumes`` are one file system."""
-    # Subvolumes of one device have numbers of their own.
+    # Subvolumes of one device have different numbers.
     same_device = one["device"].startswith("/") and one["device"] == other["device"]
     return bool(one["number"] == other["number"] or same_device)
 
