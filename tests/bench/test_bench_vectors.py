@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
+from bench_faults import small_disk
+from rich.console import Console
 
 from stoker.bench.measure.call_times import CallTimer
 from stoker.bench.ranks.control_client import RankFailedError
@@ -21,6 +24,7 @@ from stoker.bench.vectors.disk_graph import open_graph, write_graph
 from stoker.bench.vectors.graph import build_graph
 from stoker.bench.vectors.page_reader import PageReader
 from stoker.bench.vectors.points import draw_points, draw_search, nearest, recall
+from stoker.cli.bench.inference_table import show_vectors
 from stoker.errors import ConfigError, CorruptDataError
 
 SMALL = ("vectors.count=3000", "vectors.dimension=32", "vectors.degree=24", "vectors.queries=300", "vectors.workers=2")
@@ -132,6 +136,44 @@ def test_a_run_counts_its_reads_and_the_next_one_finds_the_index(tmp_path: Path)
         bench(tmp_path, name="damaged")
 
 
+@pytest.mark.parametrize("index", ["diskann", "usearch"])
+def test_a_full_disk_is_named_and_nothing_is_left_of_the_index(tmp_path: Path, index: str) -> None:
+    if index == "usearch":
+        pytest.importorskip("usearch")
+    with small_disk(tmp_path / "disk", "300k") as folder:
+        with pytest.raises(RankFailedError, match=r"No space left on device\. Free some space there"):
+            bench(tmp_path, "vectors.direct=false", f"vectors.index={index}", url=str(folder))
+        assert not [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_an_edge_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
+    points = draw_points(100, 16, 5)
+    graph = write_graph(str(tmp_path / "g"), points, np.full((100, 8), 100, np.int32), 7)
+    reader, timer = PageReader(str(tmp_path / "g"), graph.unit, 4, direct=False), CallTimer()
+    search = BeamSearch(graph, ShortVectors(points), reader, beam=4, kept=10)
+    with pytest.raises(CorruptDataError, match="an edge leads to vector 100 of 100: remove the file"):
+        search.search(points[0], 5, timer)
+    reader.close()
+    timer.close()
+
+
+@pytest.mark.parametrize("header", ["[100, 16, 8]", "[100, 0, 8, 7]", "[100, 16, -8, 7]", "[100, 16, 8, 100]", "{"])
+def test_a_header_that_makes_no_sense_is_an_error(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "g"
+    write_graph(str(path), draw_points(100, 16, 5), np.zeros((100, 8), np.int32), 7)
+    whole = path.read_bytes()
+    path.write_bytes((b"stoker vectors 1\n" + header.encode()).ljust(4096, b"\0") + whole[4096:])
+    with pytest.raises(CorruptDataError, match="is no graph of vectors"):
+        open_graph(str(path))
+
+
+def test_the_table_fits_80_columns_with_all_digits(tmp_path: Path) -> None:
+    out = StringIO()
+    show_vectors(Console(file=out, width=80), bench(tmp_path, "vectors.repeats=2")["vectors"])
+    assert "…" not in out.getvalue()
+    assert all(name in out.getvalue() for name in ("recall", "P50", "P95", "P99", "host"))
+
+
 def test_a_run_that_finds_too_little_is_invalid(tmp_path: Path) -> None:
     result = bench(tmp_path, "vectors.recall=1", "vectors.kept=10")
     assert "vectors.recall asks for 100%" in reasons(result, invalid=True)["recall"]
@@ -151,6 +193,10 @@ def test_usearch_is_read_through_its_mapping(tmp_path: Path) -> None:
         assert repeat["device_bytes"] > 0  # each repeat begins with nothing in the page cache
         assert repeat["replay"] is None
     assert "the index is mapped" in reasons(result, invalid=False)["page cache"]
+    path = Path(result["vectors"]["path"])
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(RankFailedError, match=r"is no index .*: remove it, and it is made anew"):
+        bench(tmp_path, "vectors.index=usearch", name="damaged")
 
 
 def test_objects_and_settings_that_make_no_sense_are_errors(tmp_path: Path) -> None:

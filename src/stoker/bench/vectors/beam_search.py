@@ -1,4 +1,4 @@
-"""Greedy search over a graph on disk, as DiskANN does it: what is near is told in memory, what is nearest by what is read."""
+"""Greedy search over a graph on disk, as DiskANN does it: vectors in memory say what to read, those read what is nearest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from stoker.bench.measure.call_times import CallTimer
 from stoker.bench.vectors.disk_graph import DiskGraph
 from stoker.bench.vectors.page_reader import PageReader
 from stoker.bench.vectors.points import F32, I64
+from stoker.errors import CorruptDataError
 
 _LEVELS: Final = 255
 
 
 class ShortVectors:
-    """Vectors in memory with one byte for each value, which tell roughly what is near.
+    """Vectors in memory with one byte for each value, from which distances are estimated.
 
     Args:
         points: shape ``(count, dimension)``.
@@ -35,7 +36,7 @@ class ShortVectors:
         self.bytes = self._codes.nbytes
 
     def away(self, nodes: I64, query: F32) -> F32:
-        """Squared distances of nodes from a query, roughly."""
+        """Estimated squared distances of nodes from a query: float32, shape ``(len(nodes),)``."""
         difference = self._codes[nodes] * self._step
         difference += self._low - query
         found: F32 = np.einsum("ij,ij->i", difference, difference)
@@ -46,8 +47,8 @@ class Searched(NamedTuple):
     """The result of a search.
 
     Attributes:
-        found: the nearest nodes, nearest first.
-        hops: the offsets that each step has read.
+        found: numbers of the nearest nodes, nearest first.
+        hops: offsets in the file that each step has read, in bytes.
     """
 
     found: I64
@@ -70,7 +71,17 @@ class BeamSearch:
         self._seen = np.zeros(graph.count, np.bool_)
 
     def search(self, query: F32, count: int, timer: CallTimer) -> Searched:
-        """The ``count`` nearest nodes of a query, of those that it comes by."""
+        """The nearest of the nodes that the search reads on its way.
+
+        Args:
+            query: float32, shape ``(dimension,)``.
+            count: most nodes to find.
+            timer: of this thread; times the reads.
+
+        Raises:
+            StorageError: a read failed.
+            CorruptDataError: the file is too short, or an edge leads nowhere.
+        """
         near = np.array([self._graph.start], np.int64)
         away = self._short.away(near, query)
         done = np.zeros(1, np.bool_)
@@ -88,6 +99,11 @@ class BeamSearch:
             exact.append(np.einsum("ij,ij->i", difference, difference))
             edges = rows["edges"].ravel()
             new = np.unique(edges[edges >= 0]).astype(np.int64)
+            if len(new) and new[-1] >= self._graph.count:
+                raise CorruptDataError(
+                    f"{self._reader.path}: an edge leads to vector {new[-1]:,} of {self._graph.count:,}: remove the file, "
+                    "and it is made anew"
+                )
             new = new[~self._seen[new]]
             if not len(new):
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from stoker.bench.vectors.graph import I32
 from stoker.bench.vectors.page_reader import PAGE
 from stoker.bench.vectors.points import F32
 from stoker.errors import CorruptDataError
+from stoker.storage import open_store
 from stoker.storage.file_errors import file_errors
 
 _MAGIC: Final = b"stoker vectors 1\n"
@@ -75,28 +77,22 @@ def write_graph(path: str, points: F32, edges: I32, start: int) -> DiskGraph:
         StorageError: it could not be written.
     """
     graph = DiskGraph(len(points), points.shape[1], edges.shape[1], start)
-    temporary = f"{path}.{os.getpid()}"
-    header = json.dumps([graph.count, graph.dimension, graph.degree, graph.start]).encode()
-    with file_errors(path):
-        try:
-            with open(temporary, "xb") as file:
-                file.write((_MAGIC + header).ljust(PAGE, b"\0"))
-                rows = _ROWS * graph.nodes_a_read
-                for at in range(0, graph.count, rows):
-                    size = min(rows, graph.count - at)
-                    pages = -(-size // graph.nodes_a_read)
-                    made = np.zeros((pages, graph.unit), np.uint8)
-                    nodes = np.zeros(pages * graph.nodes_a_read, graph.node)
-                    nodes["vector"][:size], nodes["edges"][:size] = points[at : at + size], edges[at : at + size]
-                    width = graph.nodes_a_read * graph.node.itemsize
-                    made[:, :width] = nodes.view(np.uint8).reshape(pages, width)
-                    file.write(made.data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
+
+    def parts() -> Iterator[memoryview]:
+        header = json.dumps([graph.count, graph.dimension, graph.degree, graph.start]).encode()
+        yield memoryview((_MAGIC + header).ljust(PAGE, b"\0"))
+        rows, width = _ROWS * graph.nodes_a_read, graph.nodes_a_read * graph.node.itemsize
+        for at in range(0, graph.count, rows):
+            size = min(rows, graph.count - at)
+            pages = -(-size // graph.nodes_a_read)
+            made = np.zeros((pages, graph.unit), np.uint8)
+            nodes = np.zeros(pages * graph.nodes_a_read, graph.node)
+            nodes["vector"][:size], nodes["edges"][:size] = points[at : at + size], edges[at : at + size]
+            made[:, :width] = nodes.view(np.uint8).reshape(pages, width)
+            yield made.reshape(-1).data
+
+    folder, name = os.path.split(path)
+    open_store(folder).put_stream(name, parts)
     return graph
 
 
@@ -115,6 +111,8 @@ def open_graph(path: str) -> DiskGraph:
         if not page.startswith(_MAGIC):
             raise ValueError("it does not begin as one")
         graph = DiskGraph(*map(int, json.loads(page[len(_MAGIC) :].rstrip(b"\0"))))
+        if not (min(graph.count, graph.dimension, graph.degree) > 0 and 0 <= graph.start < graph.count):
+            raise ValueError(f"its header says {graph}")
     except (ValueError, TypeError) as error:
         raise CorruptDataError(f"{path} is no graph of vectors ({error}): remove it, and it is made anew") from None
     if size != graph.bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Final
@@ -18,6 +17,8 @@ from stoker.bench.vectors.graph import build_graph
 from stoker.bench.vectors.page_reader import PageReader
 from stoker.bench.vectors.points import F32, I64
 from stoker.errors import CorruptDataError, import_option
+from stoker.storage import open_store
+from stoker.storage.file_errors import file_errors
 
 _BUILT_WITH: Final = 128
 """Nearest vectors that usearch keeps while it builds."""
@@ -145,19 +146,19 @@ class UsearchIndex(VectorIndex):
             expansion_add=_BUILT_WITH,
         )
         index.add(np.arange(len(points), dtype=np.uint64), points)
-        temporary = f"{self.path}.{os.getpid()}"
-        try:
-            index.save(temporary)
-            os.replace(temporary, self.path)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        folder, name = os.path.split(self.path)
+        open_store(folder).put(name, index.save())
 
     def close(self) -> None:
         self._index = None
 
     def open(self) -> None:
-        index = self._package.Index.restore(self.path, view=True)
+        with file_errors(self.path), open(self.path, "rb"):
+            pass  # its errors tell more than usearch's
+        try:
+            index = self._package.Index.restore(self.path, view=True)
+        except (RuntimeError, ValueError) as error:
+            raise CorruptDataError(f"{self.path} is no index ({error}): remove it, and it is made anew") from None
         if index is None or (len(index), index.ndim) != (self.settings.count, self.settings.dimension):
             raise CorruptDataError(f"{self.path} is no index of these vectors: remove it, and it is made anew")
         index.expansion_search = self.settings.kept

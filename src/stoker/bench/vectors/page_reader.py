@@ -46,6 +46,7 @@ class PageReader:
         direct: by ``O_DIRECT``; else through the page cache, one after the other.
 
     Attributes:
+        path: of the file.
         buffers: what was read last; uint8, shape ``(most, unit)``.
 
     Raises:
@@ -54,7 +55,7 @@ class PageReader:
     """
 
     def __init__(self, path: str, unit: int, most: int, *, direct: bool) -> None:
-        self._path, self._unit, self._most, self._direct = path, unit, most, direct
+        self.path, self._unit, self._most, self._direct = path, unit, most, direct
         memory = mmap.mmap(-1, unit * most)
         self.buffers: NDArray[np.uint8] = np.frombuffer(memory, np.uint8).reshape(most, unit)
         self._views = [memoryview(memory)[at * unit : (at + 1) * unit] for at in range(most)]
@@ -104,7 +105,7 @@ class PageReader:
             StorageError: a read failed.
             CorruptDataError: the file is too short.
         """
-        with file_errors(self._path):
+        with file_errors(self.path):
             if not self._direct:
                 for view, offset in zip(self._views, offsets.tolist(), strict=False):
                     self._check(timer.call(os.preadv, self._file, [view], offset))
@@ -139,4 +140,4 @@ class PageReader:
         if result < 0:
             raise OSError(-result, os.strerror(-result))
         if result != self._unit:
-            raise CorruptDataError(f"{self._path}: {result} of {self._unit} bytes came: the file is too short")
+            raise CorruptDataError(f"{self.path}: {result} of {self._unit} bytes came: the file is too short")

@@ -16,6 +16,8 @@ _FREEDOM: Final = 16
 """Real embeddings lie near a surface of few dimensions; so many directions of these vectors are drawn, the rest is small."""
 _SMALL: Final = 0.1
 _ROWS: Final = 1 << 14
+_QUERIES: Final = 1 << 10
+"""Queries that are compared at once, with so many rows: about 0.5 GB of memory."""
 
 
 def draw_points(count: int, dimension: int, seed: int, *, queries_of: int | None = None) -> F32:
@@ -62,6 +64,9 @@ def squared_distances(some: F32, others: F32) -> F32:
 
 def nearest(points: F32, queries: F32, count: int) -> I64:
     """The nearest vectors of each query, by comparison with all: int64, shape ``(len(queries), count)``, nearest first."""
+    if len(queries) > _QUERIES:
+        parts = range(0, len(queries), _QUERIES)
+        return np.concatenate([nearest(points, queries[at : at + _QUERIES], count) for at in parts])
     best = np.full((len(queries), count), np.inf, np.float32)
     found = np.zeros((len(queries), count), np.int64)
     for at in range(0, len(points), _ROWS):

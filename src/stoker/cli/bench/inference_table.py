@@ -75,5 +75,5 @@ def show_vectors(console: Console, found: Mapping[str, Any]) -> None:
                 "-" if size is None else f"{size / 1e3:,.1f}",
                 f"{one['host_share']:.1%}" if found["unit"] else "-",
             )
-    console.print(table)
+    print_table(console, table)
     console.print(Text("reads, KB: of a query; host: part of the time that is not the storage's", style="dim"))
