@@ -24,8 +24,10 @@ from stoker.storage.file_errors import file_errors
 
 PAGE: Final = 4096
 """O_DIRECT wants addresses, offsets and lengths that are multiples of the device's block."""
-_CHECKED: Final = 4
-"""Of so many pages the first is checked when it is read: it has to be fetched from memory, which takes time."""
+_BLOCK: Final = 512
+"""Storage that finds equal blocks does so for blocks of this size or more."""
+_CHECKED: Final = 4 * PAGE // _BLOCK
+"""Of so many blocks the first is checked when it is read: it has to be fetched from memory, which takes time."""
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 
 
@@ -35,11 +37,11 @@ def padded(size: int) -> int:
 
 
 class PartBuffer:
-    """A thread's memory for one part of an entry: random bytes, of which each page begins with a word of its own.
+    """A thread's memory for one part of an entry: random bytes, of which each 512 begin with 8 that are theirs alone.
 
     Args:
-        size: bytes, a multiple of 4096.
-        seed: of the random bytes and of the words, so that no page is ever written twice.
+        size: in bytes, a multiple of 4096.
+        seed: of the random bytes and of the words, so that no block of 512 bytes is ever written twice.
 
     Attributes:
         bytes: the memory.
@@ -54,16 +56,16 @@ class PartBuffer:
         for at in range(0, size, BLOCK):
             noise.fill(self.bytes[at : at + BLOCK], 0, 0, at // BLOCK)
         self._seed = seed
-        self._pages: NDArray[np.uint64] = np.arange(size // PAGE, dtype=np.uint64)
-        self._words = np.empty_like(self._pages)
+        self._blocks: NDArray[np.uint64] = np.arange(size // _BLOCK, dtype=np.uint64)
+        self._words = np.empty_like(self._blocks)
 
     def stamp(self, entry: int, start: int, length: int, into: NDArray[np.uint8] | None = None) -> None:
-        """Make the bytes of an entry from ``start`` on, here or in other memory of ``length`` bytes."""
+        """Make bytes ``[start, start + length)`` of an entry, here or in other memory of ``length`` bytes."""
         target = self.bytes if into is None else into
         if into is not None:
             into[:] = self.bytes[:length]
         words = self._expected(entry, start, length)
-        target[: len(words) * PAGE].view(np.uint64)[:: PAGE // 8] = words
+        target[: len(words) * _BLOCK].view(np.uint64)[:: _BLOCK // 8] = words
 
     def check(self, entry: int, start: int, length: int, url: str) -> None:
         """Check that memory holds what :meth:`stamp` made.
@@ -71,19 +73,18 @@ class PartBuffer:
         Raises:
             CorruptDataError: the storage gave other bytes.
         """
-        pages = length // PAGE
-        words = self._expected(entry, start, length)[::_CHECKED]
-        found = self.bytes[: pages * PAGE].view(np.uint64)[:: _CHECKED * PAGE // 8]
+        words = self._expected(entry, start, length, _CHECKED)
+        found = self.bytes[: length // _BLOCK * _BLOCK].view(np.uint64)[:: _CHECKED * _BLOCK // 8]
         if not np.array_equal(found, words):
-            at = start + _CHECKED * PAGE * int(np.argmax(found != words))
+            at = start + _CHECKED * _BLOCK * int(np.argmax(found != words))
             raise CorruptDataError(f"{url}: byte {at:,} is not what was written: the storage, or someone, changed it")
 
-    def _expected(self, entry: int, start: int, length: int) -> NDArray[np.uint64]:
-        """The first word of each page; one-to-one, so that no two pages of a run begin alike."""
-        pages = length // PAGE
-        base = ((self._seed << 48) + (entry << 24 << 8) + start // PAGE) * GOLDEN & MASK
-        words = self._words[:pages]
-        np.multiply(self._pages[:pages], np.uint64(GOLDEN), out=words)
+    def _expected(self, entry: int, start: int, length: int, every: int = 1) -> NDArray[np.uint64]:
+        """The first word of each block, or of one in ``every``; one-to-one, so that no two blocks of a run begin alike."""
+        base = ((self._seed << 48) + (entry << 32) + start // _BLOCK) * GOLDEN & MASK
+        blocks = self._blocks[: length // _BLOCK : every]
+        words = self._words[: len(blocks)]
+        np.multiply(blocks, np.uint64(GOLDEN), out=words)
         np.add(words, np.uint64(base), out=words)
         return words
 
@@ -93,17 +94,26 @@ class EntryStore(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make what entries need."""
+        """Make the folder of the entries, where they need one."""
 
     @abstractmethod
     def write(
         self, number: int, size: int, buffer: PartBuffer, timer: CallTimer, held: memoryview | None = None
     ) -> None:
-        """Write an entry: random bytes that are its own, or what memory holds."""
+        """Write an entry: random bytes that are its own, or what memory holds.
+
+        Raises:
+            StorageError: it could not be written.
+        """
 
     @abstractmethod
     def read(self, number: int, size: int, buffer: PartBuffer, timer: CallTimer) -> None:
-        """Read all of an entry, part by part, into the buffer."""
+        """Read all of an entry, part by part, into the buffer.
+
+        Raises:
+            StorageError: it could not be read.
+            CorruptDataError: the storage gave other bytes than were written.
+        """
 
     @abstractmethod
     def delete(self, number: int) -> None:
@@ -111,7 +121,11 @@ class EntryStore(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Remove all that was written."""
+        """Remove all entries.
+
+        Raises:
+            StorageError: an entry could not be removed.
+        """
 
 
 class FileEntries(EntryStore):
@@ -177,7 +191,8 @@ class FileEntries(EntryStore):
             os.unlink(self._path(number))
 
     def clear(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with file_errors(self._folder):
+            shutil.rmtree(self._folder)
         for above in (os.path.dirname(self._folder), os.path.dirname(os.path.dirname(self._folder))):
             with contextlib.suppress(OSError):  # another rank's, or another run's
                 os.rmdir(above)

@@ -15,9 +15,10 @@ from stoker.bench.kv_cache.requests import draw_users
 from stoker.bench.kv_cache.workers import KvRun
 from stoker.bench.measure import usage
 from stoker.bench.measure.page_cache import memory_bytes
+from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_context import RankContext
-from stoker.errors import ConfigError, StokerError
-from stoker.storage import is_local, open_store
+from stoker.errors import ConfigError, StokerError, StorageError
+from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.storage.file_errors import file_errors
 
 FOLDER: Final = "kv-cache"
@@ -53,11 +54,12 @@ class KvCacheStage:
             StorageError: an entry could not be written or read.
         """
         settings, world = self._settings, self._world
-        wanted, most = settings.memory_bytes * world.local_world_size, int(_OF_MEMORY * memory_bytes())
+        wanted = (settings.memory_bytes + settings.threads * settings.part_bytes) * world.local_world_size
+        most = int(_OF_MEMORY * memory_bytes())
         if wanted > most:
             raise ConfigError(
-                f"kv_cache.memory_bytes asks for {wanted:,} bytes of this host, which can give {most:,}: "
-                "give less, or start fewer ranks"
+                f"kv_cache.memory_bytes, and workers times part_bytes, ask for {wanted:,} bytes of this host, which can give "
+                f"{most:,}: give less, or start fewer ranks"
             )
         users = draw_users(settings.kinds, settings.users, settings.seed + world.rank)
         local = bool(is_local(self._plan.url))
@@ -110,10 +112,31 @@ class KvCacheStage:
             )
         else:
             free = _UNLIMITED
-            store = open_store(url, dict(self._plan.workload.storage.options) or None)
-            entries = ObjectEntries(store, f"{FOLDER}/{name}", check=self._check)
+            entries = ObjectEntries(_store(self._plan), f"{FOLDER}/{name}", check=self._check)
         entries.prepare()
         try:
             yield entries, min(settings.capacity_bytes or free, free)
-        finally:
-            entries.clear()
+        except BaseException:
+            with contextlib.suppress(StorageError):  # the first error tells more
+                entries.clear()
+            raise
+        entries.clear()
+
+
+def remove_entries(plan: RunPlan, *, retry: RetryPolicy) -> None:
+    """Remove all entries of a run, once none of its ranks is left: one that was killed has not removed its own.
+
+    Raises:
+        StorageError: an entry could not be removed.
+    """
+    if is_local(plan.url):
+        root = f"{plan.url.rstrip('/')}/{FOLDER}"
+        shutil.rmtree(f"{root}/{plan.run}", ignore_errors=True)
+        with contextlib.suppress(OSError):  # another run's entries are there
+            os.rmdir(root)
+    else:
+        ObjectEntries(_store(plan, retry), f"{FOLDER}/{plan.run}", check=lambda: None).clear()
+
+
+def _store(plan: RunPlan, retry: RetryPolicy | None = None) -> Store:
+    return open_store(plan.url, dict(plan.workload.storage.options) or None, retry=retry)

@@ -28,13 +28,13 @@ class KvEntry:
     """An entry of the cache.
 
     Attributes:
-        number: its name.
-        size: bytes.
-        tier: that holds it, once all operations so far are done.
-        last: when it was used last.
-        planned: operations on it so far.
-        settled: how many of these must be done before it may be read.
-        done: operations that are done; for whoever does them.
+        number: of the request that made it.
+        size: in bytes.
+        tier: that holds it, once all planned operations are done.
+        last: when it was used last, as a count of all uses.
+        planned: number of operations on it that were planned so far.
+        settled: number of these that must be done before it may be read.
+        done: number of operations that are done; counted by the threads that do them.
     """
 
     __slots__ = ("done", "last", "number", "planned", "settled", "size", "tier")
@@ -49,10 +49,10 @@ class Operation(NamedTuple):
 
     Attributes:
         kind: ``write`` and ``read`` are a request's own, ``move`` and ``delete`` make room.
-        entry: which.
-        tier: where it is, or where it is written.
-        to: where it is moved.
-        after: operations on the entry that must be done before.
+        entry: that it is on.
+        tier: that the entry is in, or is written to.
+        to: the tier that it is moved to; else the same.
+        after: number of operations on the entry that must be done before.
     """
 
     kind: Literal["write", "read", "move", "delete"]
@@ -90,8 +90,8 @@ class TierTable:
             return []
         if size > self._limits["storage"]:
             raise ConfigError(
-                f"an entry of {size:,} bytes does not fit the storage of {self._limits['storage']:,} bytes "
-                "(kv_cache.capacity_bytes)"
+                f"an entry of {size:,} bytes does not fit the storage, which may hold {self._limits['storage']:,} bytes: "
+                "kv_cache.capacity_bytes, or a rank's part of nine tenths of what is free there if that is less"
             )
         made: list[Operation] = []
         tier = next(tier for tier in self._order if self._make_room(tier, size, made))
@@ -116,7 +116,7 @@ class TierTable:
         return iter(self._entries.values())
 
     def _make_room(self, tier: Tier, size: int, made: list[Operation]) -> bool:
-        """Reserve ``size`` bytes of a tier, after whatever has to leave it; whether it takes them."""
+        """Reserve ``size`` bytes of a tier, and plan what has to leave it before; ``False`` if it does not take them."""
         limit, last = self._limits[tier], tier == self._order[-1]
         if not last and size > limit * _LARGEST:
             return False
@@ -158,7 +158,7 @@ class TierTable:
         heapq.heappush(self._oldest[entry.tier], (entry.last, entry.number))
 
     def _least_used(self, tier: Tier) -> KvEntry | None:
-        """Take the entry that was not used for the longest time; what is filed about others that have moved is dropped."""
+        """Take the least recently used entry of a tier; outdated lines of the heap are dropped."""
         heap = self._oldest[tier]
         while heap:
             last, number = heapq.heappop(heap)

@@ -7,6 +7,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,6 @@ from stoker.bench.kv_cache.tiers import TIERS, KvEntry, Operation, TierTable
 from stoker.bench.measure.call_times import CallTime, CallTimer, OperationTimes
 from stoker.bench.settings.workload import KvCacheSettings, Workload
 
-_MOST_WORKERS: Final = 500
 _NAP: Final = 0.1
 _THERE: Final = (10, 2048)
 """Entries a user, and tokens of each, that are there before the phase ``decode``; as in MLPerf Storage's benchmark."""
@@ -26,7 +26,20 @@ _THERE: Final = (10, 2048)
 def plan_request(
     request: KvRequest, settings: KvCacheSettings, token_bytes: int, table: TierTable
 ) -> tuple[list[Operation], int]:
-    """The operations of a request, in their order, and how many entries it would have read that are not there."""
+    """Plan a request, which changes the table.
+
+    Args:
+        request: the next one, in the order of arrival.
+        settings: of the stage.
+        token_bytes: of the model, for each token of a context.
+        table: the tiers, as the requests before have left them.
+
+    Returns:
+        Its operations, in their order, and the number of entries that it reads in vain: they were removed, or never written.
+
+    Raises:
+        ConfigError: its entry is larger than all of the storage.
+    """
     made: list[Operation] = []
     wanted = list(request.earlier)
     own = request.number
@@ -44,8 +57,15 @@ def plan_request(
     return made, found.count(None)
 
 
+def _contexts_there(users: int) -> Iterator[KvRequest]:
+    """Requests that write the entries which are there before the phase ``decode``."""
+    per_user, tokens = _THERE
+    for number in range(users * per_user):
+        yield KvRequest(number, 0.0, number // per_user, tokens, 0, (), decodes=False, pick=0.0)
+
+
 class KvRun:
-    """One repeat.
+    """One repeat of the stage on one rank.
 
     A worker takes the next request and plans its operations; both are in the order of arrival, so that the operations of a
     seed are always the same ones. It then does them one after the other, each as soon as those before it on the same entry
@@ -58,7 +78,7 @@ class KvRun:
         capacity: bytes that it may hold.
         seed: of the entries' bytes.
         check: called often; raises where another rank has failed.
-        abandon: set where entries need not be written or read to their end.
+        abandon: set here when the run fails, so that nothing waits for entries under way.
     """
 
     def __init__(
@@ -80,9 +100,8 @@ class KvRun:
         self._planning, self._progress = threading.Lock(), threading.Lock()
         self._gates: dict[KvEntry, list[tuple[int, threading.Event]]] = {}
         self._memory: dict[int, mmap.mmap] = {}
-        workers = self._settings.workers or min(self._settings.users, _MOST_WORKERS)
-        self._workers = workers
-        self._writers = threading.Semaphore(self._settings.writers or workers)
+        self._workers = self._settings.threads
+        self._writers = threading.Semaphore(self._settings.writers or self._workers)
         self._stop = threading.Event()
         self._failed: list[BaseException] = []
         self._began = self._ended = 0.0
@@ -91,7 +110,7 @@ class KvRun:
     def _reset(self) -> None:
         self._times = {(tier, kind): OperationTimes() for tier in TIERS for kind in ("read", "write")}
         self._seconds = OperationTimes()
-        self._counts = dict.fromkeys(("requests", "generated_tokens", "hits", "misses", "moves", "deletes"), 0)
+        self._counts = dict.fromkeys(("requests", "generated_tokens", "misses", "moves", "deletes"), 0)
 
     def run(self) -> dict[str, Any]:
         """Answer requests until the time is over or there are no more; the measurements, for JSON.
@@ -101,48 +120,34 @@ class KvRun:
         """
         buffers = [PartBuffer(self._settings.part_bytes, self._seed) for _ in range(self._workers)]
         if self._settings.phase == "decode":
-            per_user, tokens = _THERE
-            there = iter(range(self._settings.users * per_user))
-            self._all(
-                buffers, lambda: next(there, None), lambda number: self._table.write(number, tokens * self._bytes)
-            )
+            prefill = replace(self._settings, phase="prefill", paced=False)
+            self._answer(buffers, _contexts_there(self._settings.users), prefill)
             self._reset()
-        requests = self._timed()
+        requests = itertools.islice(self._requests, self._settings.requests or None)
         self._began = time.perf_counter()
-        self._all(buffers, lambda: next(requests, None), self._plan, self._settings.seconds or None)
+        self._answer(buffers, requests, self._settings, self._settings.seconds or None)
+        tiers = {tier: {kind: self._times[tier, kind].as_dict() for kind in ("read", "write")} for tier in TIERS}
         return {
             "seconds": self._ended - self._began,
             "workers": self._workers,
             **self._counts,
+            "hits": sum(done["read"]["count"] for done in tiers.values()),
             "request_seconds": self._seconds.as_dict()["latency"],
-            "tiers": {tier: {kind: self._times[tier, kind].as_dict() for kind in ("read", "write")} for tier in TIERS},
+            "tiers": tiers,
             "held": {tier: self._table.used[tier] for tier in TIERS},
         }
 
-    # -- planning --------------------------------------------------------------------------------------------------
-
-    def _timed(self) -> Iterator[KvRequest]:
-        return itertools.islice(self._requests, self._settings.requests or None)
-
-    def _plan(self, request: KvRequest) -> list[Operation]:
-        made, misses = plan_request(request, self._settings, self._bytes, self._table)
-        self._counts["misses"] += misses
-        self._counts["hits"] += sum(one.kind == "read" for one in made)
-        return made
-
-    # -- doing -----------------------------------------------------------------------------------------------------
-
-    def _all(
+    def _answer(
         self,
         buffers: list[PartBuffer],
-        take: Callable[[], Any],
-        plan: Callable[[Any], list[Operation]],
+        requests: Iterator[KvRequest],
+        settings: KvCacheSettings,
         seconds: float | None = None,
     ) -> None:
-        """Do what ``take`` gives until it gives ``None``, in threads."""
+        """Answer requests, with a thread for each buffer, until there are no more or the time is over."""
         self._stop.clear()
         threads = [
-            threading.Thread(target=self._work, args=[buffer, take, plan], daemon=True, name=f"kv-{number}")
+            threading.Thread(target=self._work, args=[buffer, requests, settings], daemon=True, name=f"kv-{number}")
             for number, buffer in enumerate(buffers)
         ]
         end = None if seconds is None else time.perf_counter() + seconds
@@ -165,25 +170,25 @@ class KvRun:
         if self._failed:
             raise self._failed[0]
 
-    def _work(self, buffer: PartBuffer, take: Callable[[], Any], plan: Callable[[Any], list[Operation]]) -> None:
+    def _work(self, buffer: PartBuffer, requests: Iterator[KvRequest], settings: KvCacheSettings) -> None:
         timer = CallTimer()
         try:
             while not self._stop.is_set():
                 with self._planning:
-                    job = take()
-                    if job is None:
+                    request = next(requests, None)
+                    if request is None:
                         return
-                    operations = plan(job)
-                if not self._arrived(job):
-                    return
+                    operations, misses = plan_request(request, settings, self._bytes, self._table)
+                if settings.paced:
+                    self._stop.wait(max(0.0, self._began + request.arrival - time.perf_counter()))
                 begun = time.perf_counter_ns()
                 if not all(self._do(operation, buffer, timer) for operation in operations):
                     return
-                if isinstance(job, KvRequest):
-                    self._seconds.add(0, CallTime(time.perf_counter_ns() - begun))
-                    with self._progress:
-                        self._counts["requests"] += 1
-                        self._counts["generated_tokens"] += job.generate if job.decodes else 0
+                self._seconds.add(0, CallTime(time.perf_counter_ns() - begun))
+                with self._progress:
+                    self._counts["requests"] += 1
+                    self._counts["generated_tokens"] += request.generate if request.decodes else 0
+                    self._counts["misses"] += misses
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
             self._failed.append(error)
             self._abandon.set()
@@ -191,12 +196,6 @@ class KvRun:
         finally:
             self._ended = time.perf_counter()
             timer.close()
-
-    def _arrived(self, job: Any) -> bool:
-        """Wait until a request is there; whether the time is not over then."""
-        if self._settings.paced and isinstance(job, KvRequest):
-            self._stop.wait(max(0.0, self._began + job.arrival - time.perf_counter()))
-        return not self._stop.is_set()
 
     def _do(self, operation: Operation, buffer: PartBuffer, timer: CallTimer) -> bool:
         """Do an operation, after those that must be done before it; whether the time was not over."""

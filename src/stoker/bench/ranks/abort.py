@@ -1,4 +1,4 @@
-"""The end of a run whose leader is gone: the ranks that are left write the results and remove unfinished checkpoints."""
+"""The end of a run whose leader is gone: the ranks that are left write the results and remove what counts for nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from stoker.bench.checkpoint import manifest as manifests
 from stoker.bench.checkpoint.saver import open_checkpoint_store
+from stoker.bench.kv_cache.stage import remove_entries
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.results import collect, write_results
 from stoker.errors import StorageError
@@ -19,10 +20,14 @@ _SOON: Final = RetryPolicy(attempts=2, deadline=10.0)
 
 
 def clear_unfinished(plan: RunPlan) -> None:
-    """Remove this run's checkpoints that never counted, once no rank is left that writes them.
+    """Remove this run's checkpoints that never counted, and its entries of a KV cache, once no rank is left that writes them.
 
-    Those of other runs stay: they may be under way. What can not be removed stays, too, and is said by the next run there.
+    Those of other runs stay: they may be under way. What can not be removed stays, too; of checkpoints the next run there
+    says so.
     """
+    if "kv_cache" in plan.workload.stages:
+        with contextlib.suppress(Exception):
+            remove_entries(plan, retry=_SOON)
     if "checkpoint" not in plan.workload.stages:
         return
     with contextlib.suppress(Exception):

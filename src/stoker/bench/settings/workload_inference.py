@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from stoker.bench.settings.schema import Section, setting
 from stoker.errors import ConfigError
+
+_MOST_WORKERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class KvCacheSettings(Section):
     seconds: float = setting(300.0, "end after so long; 0: after requests", least=0)
     requests: int = setting(0, "end after so many requests of a rank; 0: after seconds", unit="count", least=0)
     repeats: int = setting(1, "run the whole stage so often, for the spread", least=1)
-    seed: int = setting(42, "of users and requests; each rank adds its number")
+    seed: int = setting(42, "of users and requests; each rank adds its number", least=0)
     accelerator_bytes: int = setting(
         0, "budget of the accelerator's memory, whose entries take no time here", unit="bytes", least=0
     )
@@ -78,6 +80,11 @@ class KvCacheSettings(Section):
     part_bytes: int = setting(4 << 20, "of an entry that are written or read by one request", unit="bytes", least=4096)
     direct: bool = setting(True, "files by O_DIRECT, past the page cache")
     fsync: bool = setting(True, "an entry counts as written when it is on the device")
+
+    @property
+    def threads(self) -> int:
+        """Requests of a rank that are answered at once."""
+        return self.workers or min(self.users, _MOST_WORKERS)
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
