@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,79 @@ def test_a_child_that_is_forked_while_threads_hold_locks_waits_for_none_of_them(
         given.append(_id(loader.next()))
         assert in_child(lambda: _id(loader.next())) == repr(whole[len(given)])
     loader.close()
+
+
+def _mds(data: Path) -> StreamingDataset:
+    return StreamingDataset(local=data / "mds")
+
+
+def _cached(data: Path) -> StreamingDataset:
+    return StreamingDataset(remote=(data / "mds").as_uri(), local=data / "cache")
+
+
+def _in_memory(data: Path) -> StreamingDataset:
+    return StreamingDataset(remote=(data / "mds").as_uri(), cache="memory")
+
+
+def _rows(data: Path) -> StreamingDataset:
+    return StreamingDataset(data / "tokens", read=ReadOptions(read_threads=2))
+
+
+def _token_rows(data: Path) -> StreamingParquetLoader:
+    return StreamingParquetLoader(str(data / "tokens"), batch_size=4, seq_len=16)
+
+
+def _locks_of(root: Any) -> list[Any]:
+    """The locks of an object, and of all objects of stoker's that it leads to."""
+    found: list[Any] = []
+    seen: dict[int, Any] = {}
+    todo = [root]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if isinstance(one, type(threading.Lock()) | type(threading.RLock())):
+            found.append(one)
+        elif isinstance(one, dict):
+            todo += one.values()
+        elif isinstance(one, list | tuple):
+            todo += one
+        elif type(one).__module__.startswith(("stoker.", "threading")):
+            todo += getattr(one, "__dict__", {}).values()
+    return found
+
+
+@pytest.mark.parametrize("begin", [_mds, _cached, _in_memory, _rows, _token_rows])
+@pytest.mark.parametrize("read_before", [False, True])
+def test_a_child_reads_while_a_thread_of_the_parent_holds_every_lock(
+    tmp_path: Path, data: Path, begin: Callable[[Path], Any], read_before: bool
+) -> None:
+    for name in ("mds", "tokens"):
+        (tmp_path / name).symlink_to(data / name)
+    loader = begin(tmp_path)
+    if read_before:
+        next(iter(loader))
+    locks = _locks_of(loader)
+    assert locks
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        for lock in locks:
+            lock.acquire(timeout=1)  # one that waits for this thread's others is left out
+        held.set()
+        over.wait(100)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    try:
+        assert held.wait(60)
+        assert int(in_child(lambda: sum(1 for _ in loader))) > 10
+    finally:
+        over.set()
+        for lock in locks:
+            with suppress(RuntimeError):
+                lock.release()
 
 
 def test_a_coordinated_loader_says_in_a_child_that_the_parent_takes_part(data: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ import numpy as np
 
 from stoker.cache.base import ATTEMPTS, CacheSettings, IfFull, ShardCache
 from stoker.cache.range_fetch import fetch_part
+from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared_counters import Count
 from stoker.errors import CorruptDataError, StorageError
 from stoker.formats.base import ShardInfo
@@ -41,10 +41,11 @@ class MemoryCache(ShardCache):
 
     def __init__(self, root: Path, store: Store, settings: CacheSettings, watch: VersionWatch | None = None) -> None:
         super().__init__(root, store, settings, watch)
-        self._reset()
+        self.after_fork()
+        reset_in_children(self)
 
-    def _reset(self) -> None:
-        self._pid = os.getpid()
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: what the parent holds is not read here."""
         self._lock = threading.Lock()
         self._busy: dict[str, threading.Lock] = {}
         self._shards: weakref.WeakValueDictionary[str, HeldBytes] = weakref.WeakValueDictionary()
@@ -53,18 +54,17 @@ class MemoryCache(ShardCache):
         self._heads: dict[str, HeldBytes] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_pid", "_lock", "_busy", "_shards", "_fresh", "_heads")
+        own = ("_lock", "_busy", "_shards", "_fresh", "_heads")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
-        self._reset()
+        self.after_fork()
+        reset_in_children(self)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def open(self, info: ShardInfo) -> list[Buffer] | None:
-        if self._pid != os.getpid():  # another thread of the parent may have had the lock
-            self._reset()
         with self._lock:
             found = [self._shards.get(file.basename) for file in info.raw]
             if any(one is None for one in found):

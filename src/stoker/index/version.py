@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 
 import xxhash
 
+from stoker.concurrency.forks import reset_in_children
 from stoker.errors import (
     AccessDeniedError,
     DatasetChangedError,
@@ -168,6 +169,11 @@ class VersionWatch:
         self._stamps = not local and not store.url.startswith("http")
         self._same = (version.size, version.etag, version.modified)
         self._looked = -_SELDOM
+        self.after_fork()
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`."""
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -176,7 +182,8 @@ class VersionWatch:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
         self._looked = -_SELDOM
-        self._lock = threading.Lock()
+        self.after_fork()
+        reset_in_children(self)
 
     def check_fetched(self, info: ObjectInfo) -> None:
         """Check that a file without a hash is of this version. Called when all of it has arrived.

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cache.base import ShardCache
+from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared_counters import Count, Counts
 from stoker.concurrency.threads import Threads
 from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
@@ -82,6 +83,7 @@ class ShardPool:
         self._due: dict[int, float] = {}
         self._needed: Collection[int] = ()
         self._reset()
+        reset_in_children(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -48,10 +48,6 @@ def test_ranks_get_different_samples(data: Path) -> None:
 @pytest.mark.parametrize("way", ["shuffle", "map and shuffle", "interleave"])
 def test_threads_of_the_package_read_for_its_division(data: Path, way: str, made: str, workers: int) -> None:
     """It fetches in threads where it shuffles or interleaves: the division is not on their stacks."""
-    if way == "interleave" and workers:
-        pytest.skip(
-            "a worker once waited for ever in ShardPool.expect, where two of its threads read: not understood yet"
-        )
 
     def stream(rank: int) -> datasets.IterableDataset:
         def make() -> StreamingDataset:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import threading
-import weakref
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.concurrency.forks import reset_in_children
 
 LEAST: Final = 1 << 20
 """Bytes from which on memory is used again. Of smaller blocks the C library's allocator takes care."""
@@ -76,11 +76,11 @@ class ReusedBlocks:
     def __init__(self, most: int) -> None:
         self._most = most
         self._free: list[NDArray[np.uint8]] = []
-        self.reset()
-        _ALL.add(self)
+        self.after_fork()
+        reset_in_children(self)
 
-    def reset(self) -> None:
-        """In a process that was forked, where another thread may have held the lock: make a new one."""
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`."""
         # A block may come back inside of any allocation, also one made under this lock: by garbage collection.
         self._lock = threading.RLock()
 
@@ -108,16 +108,7 @@ class ReusedBlocks:
                 self._free.pop(0)
 
 
-_ALL: Final[weakref.WeakSet[ReusedBlocks]] = weakref.WeakSet()
 _BLOCKS: Final = ReusedBlocks(_MOST)
-
-
-def _reset_all() -> None:
-    for one in list(_ALL):
-        one.reset()
-
-
-os.register_at_fork(after_in_child=_reset_all)
 
 
 def empty(rows: int, width: int) -> NDArray[np.uint8]:

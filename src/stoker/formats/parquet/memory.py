@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from concurrent.futures import Future
 from functools import cache
 from typing import Any, Final, Protocol
 
+from stoker.concurrency.forks import reset_in_children
 from stoker.integers import GOLDEN, MASK
 
 logger = logging.getLogger(__name__)
@@ -60,10 +60,11 @@ class DecodedMemory:
         self._total = 0
         self._many = _MANY
         self._serial = itertools.count(1)
-        self._reset()
+        self.after_fork()
+        reset_in_children(self)
 
-    def _reset(self) -> None:
-        self._pid = os.getpid()
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: what threads of the parent decode does not come here."""
         self._lock = threading.Lock()
         self._coming: dict[tuple[int, str], Future[Any]] = {}
 
@@ -79,8 +80,6 @@ class DecodedMemory:
         found = shelf.columns.get(name)
         if found is not None:
             return found
-        if self._pid != os.getpid():
-            self._reset()
         key = (id(shelf), name)
         with self._lock:
             future = self._coming.get(key)

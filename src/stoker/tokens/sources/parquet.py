@@ -17,6 +17,7 @@ from stoker.catalog.unindexed.files_location import Files, source_of
 from stoker.catalog.unindexed.find_files import find_files
 from stoker.catalog.unindexed.inspect_headers import BadFile, HeaderReader
 from stoker.catalog.unindexed.open_files import OnBadFiles, open_unindexed, unindexed_format
+from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.parquet.footer.facts import NULLS, RowGroup
@@ -61,7 +62,8 @@ class ParquetSource:
         self._pool = ShardPool(location.index, location.cache, threads=fetch_threads, most_open=1, counts=counts)
         self._coming: frozenset[int] = frozenset()
         self._closed = False
-        self._reset()
+        self.after_fork()
+        reset_in_children(self)
         self.skipped: Sequence[SkippedFile] = [
             SkippedFile(self._name(one["key"]), one["problem"]) for one in location.index.extra.get("skipped_files", ())
         ]
@@ -94,7 +96,7 @@ class ParquetSource:
         return lengths[lengths > 0]
 
     def fetch(self, groups: Iterable[int]) -> None:
-        with self._guard():
+        with self._lock:
             fresh = [group for group in groups if group not in self._coming]
             if fresh and not self._closed:  # a block that was being decoded when it was closed starts no threads again
                 # A new set each time: the pool looks at it while it changes.
@@ -103,7 +105,7 @@ class ParquetSource:
                 self._pool.prefetch(fresh)
 
     def done(self, group: int) -> None:
-        with self._guard():
+        with self._lock:
             if group in self._coming:
                 self._coming = self._coming - {group}
                 if self._coming:
@@ -111,7 +113,7 @@ class ParquetSource:
             self._pool.done_with(group)
 
     def rest(self) -> None:
-        with self._guard():
+        with self._lock:
             self._coming, self._closed = frozenset(), False
             self._pool.expect(self._coming)
 
@@ -125,7 +127,7 @@ class ParquetSource:
         return found
 
     def close(self) -> None:
-        with self._guard():
+        with self._lock:
             self._coming, self._closed = frozenset(), True
         self._pool.close()
 
@@ -134,15 +136,12 @@ class ParquetSource:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._reset()
+        self.after_fork()
+        reset_in_children(self)
 
-    def _reset(self) -> None:
-        self._pid, self._lock = os.getpid(), threading.Lock()
-
-    def _guard(self) -> threading.Lock:
-        if self._pid != os.getpid():
-            self._reset()  # a thread of the parent may have held it when this process was forked
-        return self._lock
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`."""
+        self._lock = threading.Lock()
 
     def _name(self, key: str) -> str:
         store = self._location.cache.store
