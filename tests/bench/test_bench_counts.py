@@ -139,6 +139,11 @@ def test_samples_beyond_the_last_batches_have_to_be_delivered() -> None:
     ((_, invalid, reason),) = count_findings(told(105), made)
     assert invalid
     assert "5 samples came twice" in reason
+    two = told(99)
+    two["epochs"].append(two["epochs"][0] | {"epoch": 1, "samples": 50})  # a remark does not hide what comes later
+    ((_, invalid, reason),) = count_findings(two, made)
+    assert invalid
+    assert "50 of the 100 samples of epoch 1 were not delivered" in reason
     limited = replace(made, train=replace(made.train, steps=4))
     assert list(count_findings(told(60), limited)) == []
     assert any(invalid for _, invalid, _ in count_findings(told(30), limited))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from stoker.bench.results.counts import ENCODED, SPREAD
 from stoker.bench.settings.workload import Workload
 
 _ENOUGH: Final = 0.95
@@ -65,21 +67,21 @@ def _missing(
     epoch: Mapping[str, Any], device: float, needed: float, workload: Workload
 ) -> Iterator[tuple[str, bool, str]]:
     """Tells the page cache from not reading, for bytes that did not come from the device."""
-    missing = needed - device
-    cached = missing
+    cached = missing = needed - device
     # What came by read calls was read. What is mapped may not have been touched: the page cache had no more than it had.
     called, state = epoch["read_bytes"], epoch["cache"]
     if state is not None and state["resident"] is not None and (called is None or called < _ENOUGH * needed):
         cached = min(missing, state["resident"] * state["bytes"])
-    where = _name(epoch)
-    if missing - cached > (1 - _ENOUGH) * needed:
-        part = (missing - cached) / needed
+    where, never = _name(epoch), missing - cached
+    # Each may be little where both together are too much: the larger one is named then.
+    least = min((1 - _ENOUGH) * needed, max(never, cached))
+    if never >= least:
         reason = (
-            f"{part:.0%} of the bytes of the samples of {where} were never read, neither from the device nor from the page "
-            "cache: the loader reads a part of each sample"
+            f"{never / needed:.0%} of the bytes of the samples of {where} were never read, neither from the device nor from "
+            "the page cache: the loader reads a part of each sample"
         )
         yield "whole samples", True, reason
-    if cached > (1 - _ENOUGH) * needed:
+    if cached >= least:
         how = "" if workload.storage.cache == "drop" else " (storage.cache is keep)"
         reason = (
             f"{cached / needed:.0%} of the bytes of {where} did not come from the device but from the page cache{how}"
@@ -106,18 +108,24 @@ def _over_network(
 
 
 def needed_bytes(result: Mapping[str, Any], epoch: Mapping[str, Any], workload: Workload) -> float | None:
-    """Bytes that an epoch must read: its samples' part of the files, or what is used of them where that is less.
+    """Bytes that an epoch must read at least; ``None`` where sizes of files are not known.
 
-    ``None`` where sizes of files are not known. Columns that are not read have their nominal part of the files.
+    These are its samples' part of the files, of which columns that are not read have their nominal part. Where the files hold
+    more than the samples, such as headers and columns that compress less than others, the samples' bytes are enough: those
+    that the steps were given, and at least the nominal ones, as a loader may hand over less than a sample.
     """
     dataset, samples = workload.dataset, epoch["samples"] or 0
     listing = result["listing"].get(epoch["kind"])
     if listing is None:
         return None
     there = listing["samples"] or listing["used"] * dataset.samples_per_file
-    part = min(1.0, samples / max(1, there)) * listing["bytes"] * dataset.used_bytes / dataset.sample_bytes
-    # Compressed files hold less than they give. What is handed over is not what is read, where samples are cut to a size.
-    return float(part if dataset.resize_bytes else min(part, epoch["bytes"] or 0))
+    part = min(1.0, samples / max(1, there))
+    # Where sizes vary, and some samples are left out, those that were read may be the smaller ones.
+    spread = SPREAD * dataset.record_bytes_stdev * samples * math.sqrt((1 - part) / max(1.0, part * listing["used"]))
+    of_files = part * listing["bytes"] * dataset.used_bytes / dataset.sample_bytes
+    if not dataset.resize_bytes and dataset.format not in ENCODED:
+        of_files = min(of_files, max(samples * dataset.used_bytes, epoch["bytes"] or 0))
+    return max(0.0, of_files - spread)
 
 
 def _name(epoch: Mapping[str, Any]) -> str:

@@ -13,15 +13,15 @@ from stoker.bench.settings.workload_data import DatasetSettings
 
 _SIZES: Final = 0.1
 """Part by which samples may be smaller or larger than the workload says."""
-_SPREAD: Final = 5
-"""Standard deviations of the mean size by which files whose sizes vary may differ from it."""
+SPREAD: Final = 5
+"""Standard deviations by which the mean size of files whose sizes vary may differ from the nominal one."""
 _FRAME: Final = 16 << 10
 """Bytes of a file that may be no sample: headers and indexes."""
 _FRAME_SAMPLE: Final = 1 << 10
 """Bytes that may come with each sample: names, labels, checksums, and padding."""
 _EXACT: Final = frozenset({"npz", "npy", "hdf5", "tfrecord", "tar", "mds", "megatron", "files"})
 """Formats that hold bytes as they are, where they are not compressed."""
-_ENCODED: Final = frozenset({"jpeg", "png"})
+ENCODED: Final = frozenset({"jpeg", "png"})
 """Formats whose files have the size that the content makes."""
 
 
@@ -42,11 +42,11 @@ def count_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[tu
 
 def _sizes(found: SplitListing, split: str, dataset: DatasetSettings) -> Iterator[tuple[str, bool, str]]:
     """Whether files have the size of their samples."""
-    if not found.used or dataset.format in _ENCODED:
+    if not found.used or dataset.format in ENCODED:
         return
     samples = dataset.samples_per_file if found.samples is None else found.samples / found.used
     nominal = samples * dataset.sample_bytes
-    spread = _SPREAD * dataset.record_bytes_stdev * samples / math.sqrt(found.used)
+    spread = SPREAD * dataset.record_bytes_stdev * samples / math.sqrt(found.used)
     mean = found.bytes / found.used
     # Compressed files are smaller; columns may be encoded, and text takes more characters than bytes.
     if dataset.compression == "none" and mean < (1 - _SIZES if dataset.format in _EXACT else 0.5) * nominal - spread:
@@ -65,6 +65,7 @@ def _delivered(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[
         return
     dataset, ranks, batch = workload.dataset, result["world"]["ranks"], workload.reader.batch_size
     whole = dataset.files * dataset.samples_per_file
+    remark: str | None = None
     for epoch in result["epochs"]:
         if epoch["kind"] != "train" or not epoch["complete"]:
             continue
@@ -82,9 +83,6 @@ def _delivered(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[
                 f"{of} were not delivered, more than the {most} of batches that are not full",
             )
             return
-        if left > 0:
-            yield "last batch", False, f"{of} were not delivered"
-            return
         if left < 0:
             yield (
                 "last batch",
@@ -92,3 +90,7 @@ def _delivered(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[
                 f"{-left} samples came twice in an epoch, or the data set has more than it should",
             )
             return
+        if left > 0 and remark is None:
+            remark = f"{of} were not delivered"
+    if remark is not None:
+        yield "last batch", False, remark

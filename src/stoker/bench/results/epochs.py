@@ -94,7 +94,7 @@ def _epoch(
         "read_bytes": _sum(known, "usage", "read_bytes"),
         "fetched_bytes": _sum(known, "fetched_bytes"),
         "storage_bytes": _sum(known, "storage", "bytes"),
-        "storage_bytes_per_second": _storage_rate(known),
+        "storage_bytes_per_second": _sum(known, "storage", "bytes_per_second"),
         "cpu_seconds": cpu,
         "cpu_seconds_per_gb": cpu / used * 1e9 if cpu is not None and used else None,
         "peak_memory_bytes": _sum(known, "usage", "peak_memory_bytes"),
@@ -131,14 +131,6 @@ def _tokens(workload: Workload, samples_per_second: float | None) -> float | Non
     """Of workloads with a column of token ids."""
     lengths = [column.shape[0] for column in workload.dataset.columns if column.name == "input_ids" and column.shape]
     return samples_per_second * lengths[0] if lengths and samples_per_second is not None else None
-
-
-def _storage_rate(entries: Sequence[Mapping[str, Any]]) -> float | None:
-    """Bytes a second that came from storage, all ranks together; ``None`` where one of them does not know."""
-    found = [entry["storage"] for entry in entries if entry.get("storage") is not None]
-    if not found or len(found) < len(entries) or any(one["bytes_per_second"] is None for one in found):
-        return None
-    return float(sum(one["bytes_per_second"] for one in found))
 
 
 def _residue(entries: Sequence[Mapping[str, Any]]) -> float | None:
