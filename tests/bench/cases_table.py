@@ -318,31 +318,42 @@ def _busy(place: Place) -> list[str]:
 
 _LONG: Final = ("train.epochs=1000", "compute.seconds=0.01", "reader.loader=synthetic", "--accelerators=2")
 
+
+def _remote(*more: str) -> Callable[[Place], list[str]]:
+    """The data set in a bucket, with such settings."""
+    return lambda place: [*place.remote, *more]
+
+
+def _without_data(*arguments: str) -> Callable[[Place], list[str]]:
+    """Arguments that need no data set."""
+    return lambda _: list(arguments)
+
+
 CASES: Final = (
-    Case("nothing is wrong", lambda place: place.remote, "passed", 0, "all", "^passed: "),
+    Case("nothing is wrong", _remote(), "passed", 0, "all", "^passed: "),
     Case(
         "too slow for the accelerator",
-        lambda place: [*place.remote, "metric.au=1"],
+        _remote("metric.au=1"),
         *("not passed", 4, "all", "^not passed: a pass needs a valid run"),
     ),
     Case(
         "one step",
-        lambda place: [*place.remote, "train.steps=2"],
+        _remote("train.steps=2"),
         *("smoke test", 4, "all", "only 1 steps of an epoch count"),
     ),
     Case(
         "fewer files than asked for",
-        lambda place: [*place.remote, "dataset.files=30"],
+        _remote("dataset.files=30"),
         *("invalid", 1, "results without epochs", "has 24 of the workload's 30 files"),
     ),
     Case(
         "more files: the first ones are read",
-        lambda place: [*place.remote, "dataset.files=12"],
+        _remote("dataset.files=12"),
         *("passed", 0, "all", "^passed: "),
     ),
     Case(
         "wrong sizes",
-        lambda place: [*place.remote, "dataset.record_bytes=8192"],
+        _remote("dataset.record_bytes=8192"),
         *("invalid", 3, "all", "a sample of train has .* than the 8,192 that the workload says"),
     ),
     Case("damaged file: cut off", _damaged, "invalid", 1, "results without epochs", r"img-00007\.npz: not an NPZ"),
@@ -388,40 +399,40 @@ CASES: Final = (
     ),
     Case(
         "killed rank",
-        lambda _: list(_LONG),
+        _without_data(*_LONG),
         *("invalid", 1, "epochs until then", "rank 1 .*(killed|ended without a word)"),
         _when_epochs(2, _kill_rank),
     ),
     Case(
         "hanging rank",
-        lambda _: [
+        _without_data(
             *("reader.loader=bench_loaders:Hangs", "--data=/nothing", "--accelerators=2", "train.epochs=2"),
             *("train.barrier=true", "train.step_timeout=4", "compute.seconds=0.01"),
-        ],
+        ),
         *("invalid", 1, "epochs until then"),
         r"rank 1 \(.*hangs: no progress for .* in epoch 1 of train, step 3, waiting for a batch: .*called by _Hanging.read",
     ),
     Case(
         "stopped rank, others in the barrier",
-        lambda _: [*_LONG, "train.barrier=true", "train.step_timeout=4"],
+        _without_data(*_LONG, "train.barrier=true", "train.step_timeout=4"),
         *("invalid", 1, "epochs until then", r"rank 1 \(.* hangs: it gave no sign for 4 s. It is stopped"),
         _when_epochs(2, lambda _, folder: os.kill(pid_of(folder, 1), signal.SIGSTOP)),
     ),
     Case(
         "rank killed while it starts",
-        lambda _: list(_LONG),
+        _without_data(*_LONG),
         *("invalid", 1, "results without epochs", "rank 1 was killed by SIGKILL"),
         _kill_starting,
     ),
     Case(
         "Ctrl-C",
-        lambda _: list(_LONG),
+        _without_data(*_LONG),
         *("invalid", 130, "epochs until then", "interrupted"),
         _when_epochs(2, lambda run, _: os.killpg(run.pid, signal.SIGINT)),
     ),
     Case(
         "SIGTERM",
-        lambda _: list(_LONG),
+        _without_data(*_LONG),
         *("invalid", 143, "epochs until then", "terminated"),
         _when_epochs(2, lambda run, _: os.kill(run.pid, signal.SIGTERM)),
     ),

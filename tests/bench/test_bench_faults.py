@@ -100,11 +100,15 @@ def test_a_library_that_one_host_lacks_is_reported_by_every_rank(tmp_path: Path)
         assert f"rank {rank['rank']}: " in said
 
 
+def start_ranks(folder: Path, ranks: int, settings: dict[str, Any], *arguments: str) -> list[subprocess.Popen[str]]:
+    """Processes that torchrun's variables make ranks."""
+    size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    return [start(folder, settings, *arguments, RANK=str(rank), **size) for rank in range(ranks)]
+
+
 def launched(folder: Path, *arguments: str) -> list[tuple[int, str]]:
-    """Exit codes and errors of two ranks that torchrun's variables make ones."""
-    runs = [
-        start(folder, {}, *arguments, RANK=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2") for number in range(2)
-    ]
+    """Exit codes and errors of two ranks of a launcher."""
+    runs = start_ranks(folder, 2, {}, *arguments)
     said = [run.communicate(timeout=60)[1] for run in runs]
     return [(run.returncode, one) for run, one in zip(runs, said, strict=True)]
 
@@ -254,22 +258,18 @@ def test_every_rank_makes_its_share_of_the_files(tmp_path: Path) -> None:
     assert min(wrote[0], wrote[1]) > 10 * 1_000_000
 
 
+def training_ranks(folder: Path, ranks: int) -> list[subprocess.Popen[str]]:
+    """Ranks of a launcher, once all have ended two epochs of a thousand."""
+    runs = start_ranks(folder, ranks, {"train": {"epochs": 1000}}, *TINY, "--loader", "synthetic")
+    wait_for(lambda: len(list((folder / "r" / "steps").glob("*-train-0-1.npz"))) == ranks, runs[0])
+    return runs
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_of_a_launcher_ends_the_others_and_the_results_say_so(rank: int, tmp_path: Path) -> None:
     """Rank 0, too, which would have written them."""
-    runs = [
-        start(
-            tmp_path,
-            {"train": {"epochs": 1000}},
-            *(*TINY, "--loader", "synthetic"),
-            RANK=str(number),
-            WORLD_SIZE="3",
-            LOCAL_WORLD_SIZE="3",
-        )
-        for number in range(3)
-    ]
-    wait_for(lambda: len(list((tmp_path / "r" / "steps").glob("*-train-0-1.npz"))) == 3, runs[0])
+    runs = training_ranks(tmp_path, 3)
     os.kill(runs[rank].pid, signal.SIGKILL)
     told = [run.communicate(timeout=60)[1] for run in runs]
     assert [run.returncode for run in runs] == [-signal.SIGKILL if one == rank else 1 for one in range(3)]
@@ -304,18 +304,7 @@ def test_ranks_whose_starter_is_killed_end_and_write_the_results(tmp_path: Path)
 @pytest.mark.processes
 def test_sigterm_to_the_ranks_of_a_launcher_leaves_results(tmp_path: Path) -> None:
     """As Slurm and torchrun end a job: all ranks get it."""
-    runs = [
-        start(
-            tmp_path,
-            {"train": {"epochs": 1000}},
-            *(*TINY, "--loader", "synthetic"),
-            RANK=str(number),
-            WORLD_SIZE="2",
-            LOCAL_WORLD_SIZE="2",
-        )
-        for number in range(2)
-    ]
-    wait_for(lambda: len(list((tmp_path / "r" / "steps").glob("*-train-0-1.npz"))) == 2, runs[0])
+    runs = training_ranks(tmp_path, 2)
     for run in runs:
         run.terminate()
     for run in runs:

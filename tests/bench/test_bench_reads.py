@@ -124,8 +124,9 @@ def findings(
     url: str = "/d",
     samples: int = 10,
     delivered: int = 10_000,
+    remarks: bool = False,
 ) -> dict[str, str]:
-    """The rules that an epoch of ten samples of 10 MB breaks."""
+    """The rules that an epoch of ten samples of 10 MB breaks, or its remarks."""
     base = ("dataset.files=10", "dataset.record_bytes=10_000_000", "dataset.resize_bytes=1000")
     epoch: dict[str, Any] = {
         "kind": "train",
@@ -145,7 +146,7 @@ def findings(
         "epochs": [epoch],
     }
     workload = read_workload(None, [*base, *settings], environ={}, dotenv=None).workload
-    return {rule: reason for rule, invalid, reason in bytes_findings(result, workload) if invalid}
+    return {rule: reason for rule, invalid, reason in bytes_findings(result, workload) if invalid is not remarks}
 
 
 def test_bytes_that_were_not_read_are_told_from_those_of_the_page_cache() -> None:
@@ -161,6 +162,12 @@ def test_bytes_that_were_not_read_are_told_from_those_of_the_page_cache() -> Non
     assert not findings(url="s3://b/d", fetched=100_200_000)
     assert "91% of the bytes" in findings(url="s3://b/d", fetched=9_000_000)["whole samples"]
     assert not findings(url="s3://b/d", fetched=None)  # a remark
+
+
+def test_files_that_are_fetched_more_than_once_are_remarked() -> None:
+    again = findings(url="s3://b/d", fetched=400_000_000, remarks=True)
+    assert "4 times the bytes of the samples of epoch 0 were fetched" in again["fetched again"]
+    assert "fetched again" not in findings(url="s3://b/d", fetched=110_000_000, remarks=True)
 
 
 def test_a_little_from_the_page_cache_and_a_little_unread_are_too_much_together() -> None:

@@ -14,7 +14,7 @@ from stoker.bench.settings.extent import SMOKE_BYTES, SMOKE_SECONDS, extent, sca
 from stoker.bench.settings.sources import Resolved, read_workload, shipped
 from stoker.bench.settings.workload import Workload
 from stoker.cli import main
-from stoker.errors import ConfigError, StorageError
+from stoker.errors import ConfigError, StorageFullError
 
 DLIO = """
 framework: pytorch
@@ -89,6 +89,16 @@ def test_show_says_the_settings_their_origins_and_the_extent(
     assert "\nignored:\n" in said
 
 
+def test_show_hides_credentials_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    storage = 'storage.options={"endpoint": "http://s3", "secret_access_key": "word"}'
+    assert main(["bench", "show", "unet3d-h100", storage, 'reader.options={"cache": "memory"}', "--json"]) == 0
+    out = capsys.readouterr().out
+    shown = json.loads(out)["settings"]
+    assert shown["storage.options"]["value"] == {"endpoint": "http://s3", "secret_access_key": "(not recorded)"}
+    assert shown["reader.options"]["value"] == {"cache": "memory"}
+    assert "word" not in out
+
+
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_a_smoke_test_of_each_workload_is_small(name: str) -> None:
     whole = read_workload(name, environ={}, dotenv=None).workload
@@ -136,12 +146,15 @@ def test_room_is_looked_at_before_the_first_file_is_made(tmp_path: Path) -> None
     with small_disk(tmp_path / "small", "3m") as place:
         check_space(made(2), str(place / "d"))
         with pytest.raises(
-            StorageError, match=r"the data set has 0\.004 GB, of which 0 GB are there, and 0\.003\d* GB"
+            StorageFullError, match=r"the data set has 0\.004 GB, of which 0 GB are there, and 0\.003\d* GB"
         ):
             check_space(made(4), str(place / "d"))
-        (place / "d").mkdir()
-        (place / "d" / "there").write_bytes(bytes(2_000_000))
+        (place / "d" / "train").mkdir(parents=True)
+        (place / "d" / "train" / "there").write_bytes(bytes(2_000_000))
         check_space(made(3), str(place / "d"))
+        (place / "d" / "train").rename(place / "d" / "checkpoints")
+        with pytest.raises(StorageFullError, match="of which 0 GB are there"):
+            check_space(made(3), str(place / "d"))
 
 
 def test_a_workload_may_be_like_another(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoker.bench.loaders import LoadedBatch
 from stoker.bench.measure.clock import BenchClock
 from stoker.bench.measure.compute import SimulatedStep, TorchStep, make_step
-from stoker.bench.measure.metrics import block_metrics, epoch_metrics, stall_percentiles, stalls
+from stoker.bench.measure.metrics import block_metrics, epoch_metrics, percentiles, stalls
 from stoker.bench.measure.steps import StepBlock, Steps, run_steps
 from stoker.bench.settings.duration import Duration
 from stoker.cluster import World
@@ -72,7 +72,7 @@ def test_a_loader_that_stalls_by_a_known_amount_is_measured_to_two_percent() -> 
     assert got.stall >= 59 * 0.005
     waits = stalls(steps, 1, 0)
     assert waits.sum() == pytest.approx(known, rel=0.02)
-    found = stall_percentiles(waits)
+    found = percentiles(waits)
     assert found is not None
     assert found["p50"] == pytest.approx(np.median(loader.waits[1:]) * 1e-9, rel=0.02)
 
@@ -165,7 +165,7 @@ def test_an_epoch_without_steps_has_no_numbers_instead_of_wrong_ones() -> None:
     got = block_metrics(steps, steps.blocks[0], 1, 0)
     assert (got.steps, got.counted, got.au) == (0, 0, None)
     assert epoch_metrics([got])["au"] is None
-    assert stall_percentiles(stalls(steps, 1, 0)) is None
+    assert percentiles(stalls(steps, 1, 0)) is None
 
 
 def dlio(steps: Steps, block: StepBlock, start: int, end: int, batch: int) -> tuple[float, float]:

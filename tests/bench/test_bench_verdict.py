@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from stoker.bench.measure.compute import SimulatedStep
-from stoker.bench.measure.metrics import block_metrics, step_seconds
+from stoker.bench.measure.metrics import block_metrics, epoch_metrics, step_seconds
 from stoker.bench.measure.steps import StepBlock, Steps
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.results import collect
@@ -34,16 +35,7 @@ def record(measured: float, drawn: float | None, steps: int = 21, wait: float = 
     made.count, end = steps, round(steps * (wait + measured) * MS)
     made.drawn = None if drawn is None else np.full(steps, round(drawn * MS), np.int64)
     made.blocks = [StepBlock(0, steps, 0, end, 0, end)]
-    block = block_metrics(made, made.blocks[0], 1, 0).as_dict()
-    names = (
-        "au",
-        "au_nominal",
-        "stall_part",
-        "barrier_part",
-        "overhead_part",
-        "samples_per_second",
-        "delivered_bytes_per_second",
-    )
+    block = block_metrics(made, made.blocks[0], 1, 0)
     epoch = {
         "kind": "train",
         "repeat": 0,
@@ -54,8 +46,8 @@ def record(measured: float, drawn: float | None, steps: int = 21, wait: float = 
         "steps": steps,
         "samples": 32,
         "bytes": steps,
-        "blocks": [block],
-        "metrics": {name: block[name] for name in names},
+        "blocks": [block.as_dict()],
+        "metrics": epoch_metrics([block]),
         "stall_seconds": None,
         "usage": {},
         "time_to_first_batch": 0.1,
@@ -163,12 +155,21 @@ def test_the_worst_of_several_runs_is_the_exit_code() -> None:
 
 
 def test_drawn_times_are_those_of_the_steps_that_ran() -> None:
-    step = SimulatedStep(Duration("normal", mean=1e-5, stdev=1e-6), 7, 0)
-    step.begin(0)
-    for k in range(3):
-        step(k, None)
-    assert (
-        step.drawn(3).tolist()
-        == Duration("normal", mean=1e-5, stdev=1e-6).draw(4096, np.random.default_rng((7, 0, 0)))[:3].tolist()
-    )
+    """Of a normal distribution around 2 ms: no step is shorter than its own, and no two ranks or epochs have the same."""
+
+    def drawn(rank: int, epoch: int) -> list[int]:
+        step = SimulatedStep(Duration("normal", mean=2e-3, stdev=2e-4), 7, rank)
+        step.begin(epoch)
+        took = []
+        for k in range(5):
+            begun = time.perf_counter_ns()
+            took.append(step(k, None) - begun)
+        found: list[int] = step.drawn(5).tolist()
+        assert all(least <= one for least, one in zip(found, took, strict=True))
+        assert all(1_000_000 < one < 3_000_000 for one in found)
+        return found
+
+    first = drawn(0, 0)
+    assert drawn(0, 0) == first
+    assert len({*first, *drawn(0, 1), *drawn(1, 0)}) == 15
     assert step_seconds([]) == {"compute_drawn": None, "compute_measured": None}

@@ -7,14 +7,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from bench_faults import end_started, failed, start
 
+from stoker.bench.loaders.base import SplitListing
+from stoker.bench.measure.training import Training
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.silence import SilenceClock
 from stoker.bench.ranks.step_watch import StepWatch
+from stoker.bench.settings.workload import Workload
+from stoker.cluster import World
 
 
 class Waits:
@@ -58,6 +64,30 @@ def test_a_function_that_does_not_return_is_named() -> None:
     (one,) = said
     assert "in epoch 0, step 7, waiting for a batch" in one
     assert "never (test_bench_watch.py:" in one
+
+
+def test_a_listing_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hung, said = threading.Event(), list[str]()
+
+    def never(_: object) -> SplitListing:
+        assert hung.wait(30)
+        return SplitListing(1, 1, None, 1, 1, 1, 0.0)
+
+    def on_hang(one: str) -> None:
+        said.append(one)
+        hung.set()
+
+    class Alone(Waits):
+        def gather(self, _: str, value: object) -> list[object]:
+            return [value]
+
+    monkeypatch.setattr("stoker.bench.measure.training.list_split", never)
+    record: dict[str, Any] = {"listing": {}, "read_threads": 1}
+    link: Any = Alone()
+    with StepWatch(link, 0.05, on_hang) as watch:
+        Training(RunPlan(Workload(), "/d", "/r", "x"), World(), link, record, lambda: None, None, watch).list_files()
+    (one,) = said
+    assert "in listing the data: in " in one
 
 
 def test_who_waits_for_others_makes_steps_or_saves_does_not_hang() -> None:

@@ -357,6 +357,14 @@ def check_mapped(files: Iterable[object]) -> None:
             file.check()
 
 
+def existing_path(path: str | os.PathLike[str]) -> str:
+    """The path, or the nearest of its parent directories that exists: where it would be made. Absolute."""
+    found = os.path.abspath(path)
+    while not os.path.exists(found) and found != os.path.dirname(found):
+        found = os.path.dirname(found)
+    return found
+
+
 def file_system_of(path: str | os.PathLike[str]) -> str:
     """Kind of the file system that a path is on, as the kernel calls it; empty where that can not be told."""
     return mount_of(path)[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,6 +21,7 @@ from stoker.bench.ranks.rank_context import RankContext
 from stoker.cluster import World
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
+from stoker.storage.files import existing_path
 
 _NAP: Final = 0.05
 
@@ -122,11 +123,7 @@ class Saver:
         mine = self._layout.files[first : first + self._world.local_world_size]
         at_once = min(settings.writes, settings.keep + 1 if settings.keep else settings.writes)
         needed = at_once * sum(one.bytes for files in mine for one in files)
-        path = self._store.url
-        while not os.path.exists(path):
-            path = os.path.dirname(path)
-        status = os.statvfs(path)
-        free = status.f_bavail * status.f_frsize
+        free = shutil.disk_usage(existing_path(self._store.url)).free
         if free < needed:
             raise StorageFullError(
                 f"{self._store.url}: {at_once} checkpoints of this host's ranks need {needed / 1e9:.4g} GB, "

@@ -82,6 +82,12 @@ class TorchLoader(TorchRankLoader):
         self._loader = self._torch_loader(self._files, sampler=self._numbers)
         if job.workload.storage.client != "auto":
             self.notes.append(f"files were fetched by the storage client {job.workload.storage.client}")
+        each = job.workload.dataset.samples_per_file
+        if each > 1 and job.shuffled:
+            self.notes.append(
+                f"each sample is read with its whole file of {each} samples, in a shuffled order: a file may be "
+                f"read {each} times an epoch, and bytes and MB/s from storage count each time"
+            )
         left = len(self._files) % job.world.world_size
         if left:
             self.notes.append(f"{left} samples that do not divide among the ranks are left out")

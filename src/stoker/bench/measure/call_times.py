@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from stoker.bench.measure.metrics import percentiles
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -123,19 +125,10 @@ class OperationTimes:
             "host_seconds": float(host.sum()),
             "queue_seconds": float(queue.sum()),
             "kernel_seconds": float(times[:, 3].sum()),
-            "latency": percentiles(total),
-            "device_latency": percentiles(total - host - queue),
-            "host_latency": percentiles(host),
+            "latency": percentiles(total, _PERCENTILES),
+            "device_latency": percentiles(total - host - queue, _PERCENTILES),
+            "host_latency": percentiles(host, _PERCENTILES),
         }
-
-
-def percentiles(values: Any) -> dict[str, float] | None:
-    """Mean, percentiles and the most, in the values' unit; ``None`` where there is none."""
-    found = np.asarray(values, np.float64)
-    if not len(found):
-        return None
-    named = zip(_PERCENTILES, np.percentile(found, _PERCENTILES), strict=True)
-    return {"mean": float(found.mean()), **{f"p{at:g}": float(one) for at, one in named}, "max": float(found.max())}
 
 
 def merged(parts: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, Any] | None:

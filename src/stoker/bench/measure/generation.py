@@ -10,8 +10,10 @@ from stoker.bench.ranks.control_client import Link
 from stoker.bench.ranks.world import processors
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
-from stoker.errors import ConfigError, StorageError, StorageTimeoutError
+from stoker.errors import ConfigError, StorageFullError, StorageTimeoutError
 from stoker.storage import is_local, open_store
+from stoker.storage.file_errors import file_errors
+from stoker.storage.files import existing_path, walk_files
 
 if TYPE_CHECKING:
     from stoker.generation import DatasetSpec
@@ -90,18 +92,19 @@ def check_space(workload: Workload, url: str) -> None:
     Of compressed files and images nobody knows the size before they are made.
 
     Raises:
-        StorageError: it has not; says how much is needed, and how much is free.
+        StorageFullError: it has not; says how much is needed, and how much is free.
     """
     folder = is_local(url)
     dataset = workload.dataset
     if folder is None or dataset.compression != "none" or dataset.format in {"jpeg", "png"}:
         return
     needed = (dataset.files + dataset.files_eval) * dataset.samples_per_file * dataset.sample_bytes
-    there = sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) if folder.is_dir() else 0
-    parent = next(one for one in (folder, *folder.parents) if one.exists())
-    free = shutil.disk_usage(parent).free
+    # What else lies in the directory, such as checkpoints, is no part of the data set.
+    with file_errors(folder):
+        there = sum(status.st_size for split in ("train", "valid") for _, status in walk_files(str(folder / split)))
+        free = shutil.disk_usage(existing_path(folder)).free
     if needed - there > free:
-        raise StorageError(
+        raise StorageFullError(
             f"{folder}: the data set has {needed / 1e9:,.4g} GB, of which {there / 1e9:,.4g} GB are there, and "
             f"{free / 1e9:,.4g} GB are free: free some space, give another --data, or set dataset.files lower",
             url=str(folder),

@@ -111,28 +111,29 @@ def stalls(steps: Steps, exclude_start: int, exclude_end: int) -> NDArray[np.flo
     return np.concatenate(parts) * 1e-9 if parts else np.zeros(0)
 
 
-def stall_percentiles(waits: NDArray[np.float64]) -> dict[str, float] | None:
-    """Percentiles, mean and largest of seconds waited; ``None`` where nothing was counted."""
-    if not len(waits):
+def percentiles(values: NDArray[np.float64], wanted: Sequence[float] = PERCENTILES) -> dict[str, float] | None:
+    """Mean, percentiles and the largest, in the values' unit; ``None`` where there is no value.
+
+    Args:
+        values: shape ``(count,)``.
+        wanted: percentiles, 0 to 100.
+
+    Example:
+        >>> percentiles(np.array([1.0, 2.0, 3.0]), (50.0,))
+        {'mean': 2.0, 'p50': 2.0, 'max': 3.0}
+    """
+    if not len(values):
         return None
-    values = np.percentile(waits, PERCENTILES)
-    found = {f"p{percent:g}": float(value) for percent, value in zip(PERCENTILES, values, strict=True)}
-    return {"mean": float(waits.mean()), **found, "max": float(waits.max())}
+    named = zip(wanted, np.percentile(values, wanted), strict=True)
+    return {"mean": float(values.mean()), **{f"p{at:g}": float(one) for at, one in named}, "max": float(values.max())}
 
 
 def epoch_metrics(blocks: Sequence[BlockMetrics]) -> dict[str, float | None]:
     """One rank's epoch: its blocks weighted by their steps, as DLIO has it."""
     counted = [block for block in blocks if block.au is not None]
     weight = sum(block.steps for block in counted)
-    names = (
-        "au",
-        "au_nominal",
-        "stall_part",
-        "barrier_part",
-        "overhead_part",
-        "samples_per_second",
-        "delivered_bytes_per_second",
-    )
+    parts = ("au", "au_nominal", "stall_part", "barrier_part", "overhead_part")
+    names = (*parts, "samples_per_second", "delivered_bytes_per_second")
     if not weight:
         return dict.fromkeys(names)
     rows = [block.as_dict() for block in counted]

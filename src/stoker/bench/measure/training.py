@@ -23,7 +23,7 @@ from stoker.bench.measure import usage
 from stoker.bench.measure.calibration import copy_files
 from stoker.bench.measure.compute import ComputeStep, make_step
 from stoker.bench.measure.fingerprint import fingerprint
-from stoker.bench.measure.metrics import block_metrics, epoch_metrics, stall_percentiles, stalls
+from stoker.bench.measure.metrics import block_metrics, epoch_metrics, percentiles, stalls
 from stoker.bench.measure.steps import Steps, run_steps
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.step_watch import StepWatch
@@ -68,7 +68,8 @@ class Training:
         for split in splits:
             listed = None
             if self.world.rank == 0:
-                listed = asdict(list_split(self._job(split, 1, self.plan.url, workload)))
+                with self.watch.work("listing the data"):
+                    listed = asdict(list_split(self._job(split, 1, self.plan.url, workload)))
                 self.record["listing"][split] = listed
             self.listings[split] = SplitListing(**self.link.gather(f"{split} listed", listed)[0])
 
@@ -115,7 +116,7 @@ class Training:
         before = usage.measure()
         if is_local(self.plan.url):
             at_first = before.device
-        began_at, began = time.time(), time.perf_counter_ns()
+        began_at, began, begun = time.time(), time.perf_counter_ns(), time.monotonic()
         # Opening reads headers, and with small files all of them: it belongs to the first epoch, but to none of its steps.
         run = self._begin(runs, stack, split)
         loader, compute = run.loader, run.compute
@@ -166,7 +167,7 @@ class Training:
         report = loader.report()
         entry["loader"] = asdict(report)
         entry["storage"] = _storage(
-            (began * 1e-9, at_first),
+            (begun, at_first),
             (max(opened_at, entry["loader"].pop("reading_began") or 0), at_open),
             (ended, last.device if is_local(self.plan.url) else report.bytes_fetched),
         )
@@ -214,7 +215,7 @@ class Training:
             "complete": steps.complete,
             "blocks": [block.as_dict() for block in blocks],
             "metrics": epoch_metrics(blocks),
-            "stall_seconds": stall_percentiles(stalls(steps, metric.exclude_start, metric.exclude_end)),
+            "stall_seconds": percentiles(stalls(steps, metric.exclude_start, metric.exclude_end)),
             "steps": steps.count,
             "samples": int(steps.samples[: steps.count].sum()),
             "bytes": int(steps.bytes[: steps.count].sum()),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.bench.settings.schema import build, tree_of
-from stoker.bench.settings.workload import Workload, as_plain
+from stoker.bench.settings.workload import Workload, as_plain, without_credentials
 from stoker.display import is_secret
 from stoker.errors import ConfigError
 
@@ -55,15 +55,9 @@ class RunPlan:
         plain = asdict(self) | {"workload": as_plain(self.workload), "origins": dict(self.origins)}
         plain |= {"notes": list(self.notes), "command": list(self.command)}
         if not secrets:
-            for section in ("storage", "checkpoint"):
-                options = plain["workload"][section]["options"]
-                plain["workload"][section]["options"] = {name: _hidden(name, value) for name, value in options.items()}
+            plain["workload"] = without_credentials(plain["workload"])
             plain["command"] = [_hidden_argument(one) for one in self.command]
         return plain
-
-
-def _hidden(name: str, value: Any) -> Any:
-    return "(not recorded)" if is_secret(name) else value
 
 
 def _hidden_argument(argument: str) -> str:

@@ -20,7 +20,7 @@ _FRAMES: Final = 2
 """Functions outside of Python's own library that are named, beside the innermost one."""
 _PYTHONS: Final = sysconfig.get_path("stdlib")
 _OPENING: Final = 10
-"""Times the limit of a step for what is no step: opening the data lists it, which takes long where it is large."""
+"""Multiple of a step's limit for what is no step: listing and opening the data take long where it is large."""
 
 
 @dataclass(slots=True)

@@ -11,6 +11,8 @@ from stoker.bench.settings.workload import Workload
 
 _ENOUGH: Final = 0.95
 """The part of its samples' bytes that an epoch must have read from storage."""
+_AGAIN: Final = 1.5
+"""Multiple of its samples' bytes that an epoch may fetch over the network without a remark."""
 _MEMORIES: Final = 5
 """Least size of a data set for caching not to matter, in multiples of a host's memory; a rule of MLPerf Storage."""
 _TOLD: Final = 16 << 20
@@ -105,6 +107,13 @@ def _over_network(
             )
             yield "whole samples", True, reason
             return
+        if needed and fetched > _AGAIN * needed:
+            reason = (
+                f"{fetched / needed:.3g} times the bytes of the samples of {_name(epoch)} were fetched: the loader fetches "
+                "files, or parts of them, more than once, and MB/s from storage count each time"
+            )
+            yield "fetched again", False, reason
+            return
 
 
 def needed_bytes(result: Mapping[str, Any], epoch: Mapping[str, Any], workload: Workload) -> float | None:
@@ -125,7 +134,7 @@ def needed_bytes(result: Mapping[str, Any], epoch: Mapping[str, Any], workload: 
     of_files = part * listing["bytes"] * dataset.used_bytes / dataset.sample_bytes
     if not dataset.resize_bytes and dataset.format not in ENCODED:
         of_files = min(of_files, max(samples * dataset.used_bytes, epoch["bytes"] or 0))
-    return max(0.0, of_files - spread)
+    return float(max(0.0, of_files - spread))
 
 
 def _name(epoch: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.ranks.world import processors
-from stoker.storage.files import mount_of
+from stoker.storage.files import existing_path, mount_of
 
 _PACKAGES: Final = (
     *(
@@ -58,9 +58,7 @@ def describe() -> dict[str, Any]:
 
 def volume_of(path: str) -> dict[str, Any] | None:
     """The file system that a path is on, or would be, for JSON; ``None`` where it can not be asked."""
-    inside = path.removeprefix("file://")
-    while not os.path.exists(inside) and inside != os.path.dirname(inside):
-        inside = os.path.dirname(inside)
+    inside = existing_path(path.removeprefix("file://"))
     try:
         status = os.statvfs(inside)
         number = os.stat(inside).st_dev

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.bench.measure.metrics import spread, stall_percentiles, step_seconds
+from stoker.bench.measure.metrics import percentiles, spread, step_seconds
 from stoker.bench.measure.step_files import counted_waits, read_steps, steps_path
 from stoker.bench.settings.workload import Workload
 from stoker.types import Array
@@ -114,7 +114,7 @@ def _epoch(
 def _stall_seconds(waits: Array | None, known: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     """Of all ranks; of percentiles of ranks those of all can not be made, unless there is one."""
     if waits is not None:
-        return stall_percentiles(waits)
+        return percentiles(waits)
     found: dict[str, float] | None = known[0]["stall_seconds"] if len(known) == 1 else None
     return found
 

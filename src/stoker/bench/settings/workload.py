@@ -7,6 +7,7 @@ reads them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from stoker.bench.settings.schema import ContradictionError, Section, setting
 from stoker.bench.settings.workload_data import ColumnSpec, DatasetSettings
 from stoker.bench.settings.workload_inference import KvCacheSettings, UserKind, VectorSettings
 from stoker.bench.settings.workload_model import WIDTHS, CheckpointSettings, ModelSettings
+from stoker.display import is_secret
 from stoker.errors import ConfigError
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "VectorSettings",
     "Workload",
     "as_plain",
+    "without_credentials",
 ]
 
 Stage = Literal["generate", "train", "evaluate", "checkpoint", "kv_cache", "vectors"]
@@ -193,3 +196,20 @@ def as_plain(section: Any) -> Any:
     if isinstance(section, tuple | list):
         return [as_plain(one) for one in section]
     return section
+
+
+def without_credentials(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A workload of :func:`as_plain`, in which options whose names may be those of credentials have no value.
+
+    Example:
+        >>> plain = as_plain(Workload(storage=Storage(options={"endpoint": "http://s3", "secret_access_key": "abc"})))
+        >>> without_credentials(plain)["storage"]["options"]
+        {'endpoint': 'http://s3', 'secret_access_key': '(not recorded)'}
+    """
+    made = dict(plain)
+    for section in ("storage", "checkpoint"):
+        options = {
+            name: "(not recorded)" if is_secret(name) else value for name, value in plain[section]["options"].items()
+        }
+        made[section] = {**plain[section], "options": options}
+    return made

@@ -12,7 +12,7 @@ from stoker.cli.bench.charts import charts
 from stoker.cli.bench.datum import NOTHING, datum, epoch_name
 from stoker.cli.bench.system_text import SystemText
 from stoker.cli.render.markup import Html, document, pairs, rows, scroll, section, tile
-from stoker.cli.render.numbers import decimal_bytes_text, percent_text, seconds_text
+from stoker.cli.render.numbers import bytes_rate_text, decimal_bytes_text, percent_text, seconds_text
 
 _EPOCHS: Final = 200
 """Rows of a table of epochs; the rest is in ``results.json``."""
@@ -27,7 +27,7 @@ def bench_page(runs: Sequence[RunFiles], *, title: str | None = None, system: Sy
     Args:
         runs: at least one.
         title: of the page; the workloads' names if there is none.
-        system: description of what was measured, in the words of whoever asks for the page.
+        system: description of the system that was measured, shown before the results.
     """
     names = title or " and ".join(dict.fromkeys(run.text("name") for run in runs))
     body = [f"<h1>{escape(names)}</h1>", f"<p>{escape(_said(runs))}</p>"]
@@ -65,10 +65,6 @@ def _rate(value: float) -> str:
     return f"{value:,.1f}"
 
 
-def _bytes_rate(value: float) -> str:
-    return f"{decimal_bytes_text(value)}/s"
-
-
 def _verdict(run: RunFiles) -> str:
     result = run.result
     kind = {"passed": "good", "valid": ""}.get(result["verdict"], "bad")
@@ -78,8 +74,8 @@ def _verdict(run: RunFiles) -> str:
 def _tiles(run: RunFiles) -> list[str]:
     shown = [
         ("verdict", _verdict(run)),
-        ("bytes a second from storage", datum(0, run, "train.storage_bytes_per_second.mean", _bytes_rate)),
-        ("bytes a second to the step", datum(0, run, "train.delivered_bytes_per_second.mean", _bytes_rate)),
+        ("bytes a second from storage", datum(0, run, "train.storage_bytes_per_second.mean", bytes_rate_text)),
+        ("bytes a second to the step", datum(0, run, "train.delivered_bytes_per_second.mean", bytes_rate_text)),
         (f"utilization; asked for: {run.number('metric.au', 0):.0%}", datum(0, run, "train.au.mean", percent_text)),
         ("nominal utilization", datum(0, run, "train.au_nominal.mean", percent_text)),
         ("computation of a step, drawn", datum(0, run, "train.compute_drawn.mean", seconds_text)),
@@ -87,13 +83,13 @@ def _tiles(run: RunFiles) -> list[str]:
         ("samples a second", datum(0, run, "train.samples_per_second.mean", _rate)),
         ("until the first batch", datum(0, run, "train.time_to_first_batch.mean", seconds_text)),
         ("utilization with data in memory", datum(0, run, "calibration.au_ceiling", percent_text)),
-        ("bytes a second, checkpoints saved", datum(0, run, "checkpoint.save.bytes_per_second.mean", _bytes_rate)),
-        ("bytes a second, checkpoints loaded", datum(0, run, "checkpoint.load.bytes_per_second.mean", _bytes_rate)),
-        ("bytes a second, KV cache written", datum(0, run, "kv_cache.write.bytes_per_second.mean", _bytes_rate)),
-        ("bytes a second, KV cache read", datum(0, run, "kv_cache.read.bytes_per_second.mean", _bytes_rate)),
+        ("bytes a second, checkpoints saved", datum(0, run, "checkpoint.save.bytes_per_second.mean", bytes_rate_text)),
+        ("bytes a second, checkpoints loaded", datum(0, run, "checkpoint.load.bytes_per_second.mean", bytes_rate_text)),
+        ("bytes a second, KV cache written", datum(0, run, "kv_cache.write.bytes_per_second.mean", bytes_rate_text)),
+        ("bytes a second, KV cache read", datum(0, run, "kv_cache.read.bytes_per_second.mean", bytes_rate_text)),
+        ("95th percentile of reading an entry of the KV cache", datum(0, run, "kv_cache.read.p95.mean", seconds_text)),
         ("queries a second, vectors", datum(0, run, "vectors.queries_per_second.mean", _rate)),
         ("recall, vectors", datum(0, run, "vectors.recall.mean", percent_text)),
-        ("95 % of entries of the KV cache are read in", datum(0, run, "kv_cache.read.p95.mean", seconds_text)),
     ]
     return [tile(name, value) for name, value in shown if value != NOTHING]
 
@@ -116,8 +112,8 @@ def _summary(runs: Sequence[RunFiles]) -> str:
                 decoded,
                 run.result["storage"]["kind"],
                 datum(k, run, "world.ranks", str),
-                datum(k, run, "train.storage_bytes_per_second.mean", _bytes_rate),
-                datum(k, run, "train.delivered_bytes_per_second.mean", _bytes_rate),
+                datum(k, run, "train.storage_bytes_per_second.mean", bytes_rate_text),
+                datum(k, run, "train.delivered_bytes_per_second.mean", bytes_rate_text),
                 datum(k, run, "train.au.mean", percent_text),
                 datum(k, run, "train.au.stdev", percent_text),
                 datum(k, run, "train.au_nominal.mean", percent_text),
@@ -201,7 +197,7 @@ def _epochs(k: int, run: RunFiles) -> str:
     table = []
     for at, epoch in enumerate(run.result["epochs"][:_EPOCHS]):
         shown = (
-            *((f"{name}_bytes_per_second", _bytes_rate) for name in ("storage", "delivered")),
+            *((f"{name}_bytes_per_second", bytes_rate_text) for name in ("storage", "delivered")),
             *((name, percent_text) for name in ("au", "au_nominal", "stall_part", "barrier_part", "overhead_part")),
             *((name, seconds_text) for name in ("compute_drawn", "compute_measured")),
             *(("samples_per_second", _rate), ("time_to_first_batch", seconds_text)),
@@ -237,8 +233,8 @@ def _checkpoints(k: int, run: RunFiles) -> str:
     for kind in ("saves", "loads"):
         for at, one in enumerate(run.result["checkpoint"][kind][:_EPOCHS]):
             shown = (
-                *(("bytes", decimal_bytes_text), ("seconds", seconds_text), ("bytes_per_second", _bytes_rate)),
-                *(("rank_bytes_per_second.min", _bytes_rate), ("fsync_seconds", seconds_text)),
+                *(("bytes", decimal_bytes_text), ("seconds", seconds_text), ("bytes_per_second", bytes_rate_text)),
+                *(("rank_bytes_per_second.min", bytes_rate_text), ("fsync_seconds", seconds_text)),
                 *(("device_bytes", decimal_bytes_text), ("cpu_seconds", seconds_text)),
             )
             table.append(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.arguments import integer, number
 from stoker.cli.running import add_json, add_workload, print_json
 from stoker.cli.terminal import make_console, make_table, pairs
+from stoker.display import counted
 
 if TYPE_CHECKING:
     from stoker.bench.settings.dlio import Notes
@@ -39,9 +40,15 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--smoke",
         action="store_true",
-        help="a small run that is called a smoke test: 1%% of the files, one epoch, about 1 GB and a minute at most",
+        help="a small run that is called a smoke test: 1%% of the files, one epoch, about 1 GB and a minute at most, unless "
+        "four steps need more",
     )
-    group.add_argument("--scale", metavar="PERCENT", type=_part, help="the same, with so many percent of the files")
+    group.add_argument(
+        "--scale",
+        metavar="PERCENT",
+        type=_part,
+        help="the same, with so many percent of the files, however much that is",
+    )
 
 
 def _part(text: str) -> float:
@@ -95,16 +102,15 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _settings(found: Resolved) -> dict[str, dict[str, Any]]:
-    """Each setting by its path: its value, and where it came from; ``None`` for a default."""
-    from stoker.bench.settings.workload import as_plain
+    """Each setting by its path: its value without credentials, and where it came from; ``None`` for a default."""
+    from stoker.bench.settings.workload import as_plain, without_credentials
 
     made: dict[str, dict[str, Any]] = {}
-    for section, values in as_plain(found.workload).items():
+    for section, values in without_credentials(as_plain(found.workload)).items():
         for name, value in values.items() if isinstance(values, dict) else ((None, values),):
             path = section if name is None else f"{section}.{name}"
             below = (one for given, one in found.origins.items() if given == path or given.startswith(f"{path}."))
-            hidden = name == "options" and bool(value)
-            made[path] = {"value": "(not shown)" if hidden else value, "origin": next(below, None)}
+            made[path] = {"value": value, "origin": next(below, None)}
     return made
 
 
@@ -116,25 +122,24 @@ def _short(value: Any) -> str:
 def _free(url: str | None) -> int | None:
     """Free bytes where a directory is, or would be made."""
     from stoker.storage import is_local
+    from stoker.storage.files import existing_path
 
     folder = None if url is None else is_local(url)
-    if folder is None:
-        return None
-    return shutil.disk_usage(next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())).free
+    return None if folder is None else shutil.disk_usage(existing_path(folder)).free
 
 
 def _extent(found: Resolved, size: RunExtent, accelerators: int, free: int | None) -> Any:
-    from stoker.cli.render.numbers import count_text, decimal_bytes_text, seconds_text
+    from stoker.cli.render.numbers import decimal_bytes_text, seconds_text
 
     workload = found.workload
     rows = [("stages", ", ".join(workload.stages)), ("accelerators", str(accelerators))]
     if not {"generate", "train"}.isdisjoint(workload.stages):
         sample = decimal_bytes_text(workload.dataset.sample_bytes)
-        rows.append(("data set", f"{count_text(size.files)} files, {count_text(size.samples)} samples of {sample}"))
+        rows.append(("data set", f"{counted(size.files, 'file')}, {counted(size.samples, 'sample')} of {sample}"))
         rows.append(("", f"{decimal_bytes_text(size.bytes)} where nothing is compressed"))
     if "train" in workload.stages:
         epochs = workload.train.epochs * workload.train.repeats
-        rows.append(("training", f"{count_text(size.steps)} steps an epoch, {epochs} epochs"))
+        rows.append(("training", f"{counted(size.steps, 'step')} an epoch, {counted(epochs, 'epoch')}"))
         rows.append(("", f"{decimal_bytes_text(size.read_bytes)} are read by all accelerators"))
         rows.append(("least time", f"{seconds_text(size.seconds)} of computing, if no accelerator ever waits"))
     if "kv_cache" in workload.stages:
@@ -144,7 +149,7 @@ def _extent(found: Resolved, size: RunExtent, accelerators: int, free: int | Non
     if "vectors" in workload.stages:
         vectors = workload.vectors
         whole = decimal_bytes_text(4 * vectors.count * vectors.dimension)
-        rows.append(("vectors", f"{count_text(vectors.count)} of {vectors.dimension} values, {whole}"))
+        rows.append(("vectors", f"{vectors.count:,} of {vectors.dimension} values, {whole}"))
     if free is not None:
         rows.append(("free space", decimal_bytes_text(free)))
     return pairs(f"{workload.name} ({found.source})", rows)

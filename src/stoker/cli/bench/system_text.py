@@ -1,4 +1,4 @@
-"""The description of a system, in the words of whoever measured it: a text, or a YAML file of names and values."""
+"""The description of the system that was measured, for a report: a text, or a YAML file of names and values."""
 
 from __future__ import annotations
 

@@ -26,6 +26,11 @@ def decimal_bytes_text(size: float) -> str:
     return f"{_digits(size)} TB"
 
 
+def bytes_rate_text(rate: float) -> str:
+    """Bytes a second, by powers of 1000: ``1.52 GB/s``."""
+    return f"{decimal_bytes_text(rate)}/s"
+
+
 def time_unit(seconds: float) -> tuple[float, str]:
     """The unit in which a span of time is told; two of it at least."""
     return next((unit for unit in _TIMES if seconds >= 2 * unit[0]), _TIMES[-1])

@@ -13,17 +13,12 @@ from stoker.cli.bench.charts.common import above, named_axis, rate_text, run_col
 from stoker.cli.bench.datum import datum
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
-from stoker.cli.render.numbers import decimal_bytes_text, percent_text
-
-
-def _bytes_text(value: float) -> str:
-    return f"{decimal_bytes_text(value)}/s"
-
+from stoker.cli.render.numbers import bytes_rate_text, percent_text
 
 _SHOWN: Final[Mapping[str, tuple[str, str, float, str, str, Callable[[Any], str]]]] = {
     "storage_bytes_per_second": (
         *("Bytes a second from storage", "MB/s", 1e6),
-        *("delivered_bytes_per_second", "delivered to the steps", _bytes_text),
+        *("delivered_bytes_per_second", "delivered to the steps", bytes_rate_text),
     ),
     "au": ("Utilization", "utilization (%)", 0.01, "au_nominal", "nominal", percent_text),
     "samples_per_second": ("Samples a second", "samples/s", 1.0, "", "", rate_text),

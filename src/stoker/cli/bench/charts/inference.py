@@ -11,7 +11,7 @@ from stoker.cli.bench.charts.common import MOST_BARS, SecondsAxis, named_axis
 from stoker.cli.bench.datum import NOTHING, datum
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
-from stoker.cli.render.numbers import decimal_bytes_text, percent_text, time_text
+from stoker.cli.render.numbers import bytes_rate_text, decimal_bytes_text, percent_text, time_text
 from stoker.cli.render.picture import COLOURS
 
 _PERCENTILES: Final = (("p50", COLOURS[2]), ("p95", COLOURS[4]), ("p99", COLOURS[6]))
@@ -70,9 +70,7 @@ def inference_latency(runs: Sequence[RunFiles], left_out: str) -> str:
                 *(datum(one.k, one.run, f"{one.path}.latency.{name}", time_text) for name, _ in _PERCENTILES),
                 *(_at(one, f"device_latency.{name}") for name, _ in _PERCENTILES),
                 datum(one.k, one.run, f"{one.path}.per_second", "{:,.1f}".format),
-                datum(one.k, one.run, f"{one.path}.bytes_per_second", lambda value: f"{decimal_bytes_text(value)}/s")
-                if size
-                else NOTHING,
+                datum(one.k, one.run, f"{one.path}.bytes_per_second", bytes_rate_text) if size else NOTHING,
                 decimal_bytes_text(size / count) if size and count else NOTHING,
                 decimal_bytes_text(size / calls) if size and calls else NOTHING,
             )

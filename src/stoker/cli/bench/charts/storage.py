@@ -14,7 +14,7 @@ from stoker.cli.bench.charts.common import MOST_BARS, above, named_axis, run_col
 from stoker.cli.bench.datum import NOTHING, datum, epoch_name
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
-from stoker.cli.render.numbers import decimal_bytes_text, seconds_text, time_unit
+from stoker.cli.render.numbers import bytes_rate_text, seconds_text, time_unit
 from stoker.cli.render.picture import COLOURS
 
 _SPANS: Final = 240
@@ -75,7 +75,7 @@ def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
         for k, run, spans in found:
             for span in spans:
                 rate = _from_storage(run, span)
-                label = f"{run.name}, epoch {span.name}: {decimal_bytes_text(rate)}/s from storage"
+                label = f"{run.name}, epoch {span.name}: {bytes_rate_text(rate)} from storage"
                 chart.line([span.reading, span.end], np.array([rate, rate]), run_colour(k), label)
     for k, run, span, (moments, rates) in lines:
         if not len(rates):
@@ -89,9 +89,9 @@ def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
             span.name,
             seconds_text(span.begin),
             seconds_text(span.end - span.begin),
-            datum(k, run, f"epochs.{span.at}.storage_bytes_per_second", _rate),
-            *(_rate(span.sources[source]) if source in span.sources else NOTHING for source, _ in _SOURCES),
-            datum(k, run, f"epochs.{span.at}.delivered_bytes_per_second", _rate),
+            datum(k, run, f"epochs.{span.at}.storage_bytes_per_second", bytes_rate_text),
+            *(bytes_rate_text(span.sources[source]) if source in span.sources else NOTHING for source, _ in _SOURCES),
+            datum(k, run, f"epochs.{span.at}.delivered_bytes_per_second", bytes_rate_text),
         )
         for k, run, spans in found
         for span in spans[:MOST_BARS]
@@ -165,7 +165,7 @@ def _bars(chart: Chart, spans: Sequence[_Span]) -> str:
     for source, colour in _SOURCES[:2]:
         for span in spans:
             if span.sources.get(source, 0.0) > 0:
-                label = f"epoch {span.name}: {_rate(span.sources[source])} of the {source}"
+                label = f"epoch {span.name}: {bytes_rate_text(span.sources[source])} of the {source}"
                 chart.bar(span.reading, span.end, span.sources[source], label, colour=f"{colour}b0")
         if any(source in span.sources for span in spans):
             named.append((f"{colour}b0", f"from the {source}"))
@@ -187,16 +187,12 @@ def _page_cache(spans: Sequence[_Span], time_axis: Axis) -> str:
     )
     for span in spans:
         if (value := span.sources.get(source, 0.0)) > 0:
-            label = f"epoch {span.name}: {_rate(value)} from the page cache"
+            label = f"epoch {span.name}: {bytes_rate_text(value)} from the page cache"
             chart.bar(span.reading, span.end, value, label, colour=f"{colour}b0")
     said = (
         "from the page cache: what read calls gave beyond the device's bytes, also again; what is mapped is not in it"
     )
     return chart.svg() + legend([(f"{colour}b0", said)])
-
-
-def _rate(value: float) -> str:
-    return f"{decimal_bytes_text(value)}/s"
 
 
 def checkpoints(runs: Sequence[RunFiles], left_out: str) -> str:
@@ -219,7 +215,7 @@ def checkpoints(runs: Sequence[RunFiles], left_out: str) -> str:
     )
     rows = []
     for at, (k, run, kind, one) in enumerate(made):
-        words = f"{decimal_bytes_text(one['bytes_per_second'])}/s"
+        words = bytes_rate_text(one["bytes_per_second"])
         name = f"{run.name}: {one['kind']} {one['number']}"
         colour = run_colour(k) if len(runs) > 1 else COLOURS[kind == "loads"]
         chart.bar(at + 0.6, at + 1.4, one["bytes_per_second"], f"{name}: {words}", colour=colour)
