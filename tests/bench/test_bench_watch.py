@@ -17,6 +17,7 @@ from stoker.bench.measure.training import Training
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.control_server import Server
 from stoker.bench.ranks.plan import RunPlan
+from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.silence import SilenceClock
 from stoker.bench.ranks.step_watch import StepWatch
 from stoker.bench.settings.workload import Workload
@@ -85,7 +86,8 @@ def test_a_listing_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch)
     record: dict[str, Any] = {"listing": {}, "read_threads": 1}
     link: Any = Alone()
     with StepWatch(link, 0.05, on_hang) as watch:
-        Training(RunPlan(Workload(), "/d", "/r", "x"), World(), link, record, lambda: None, None, watch).list_files()
+        rank = RankContext(RunPlan(Workload(), "/d", "/r", "x"), World(), link, record, lambda: None)
+        Training(rank, None, watch).list_files()
     (one,) = said
     assert "in listing the data: in " in one
 
