@@ -1,7 +1,7 @@
-"""Runs MLPerf Storage's own submission checker over a tree, and puts what it says beside what ``stoker bench check`` says.
+"""Runs MLPerf Storage's own submission checker and ``stoker bench check`` over one tree, and prints the faults of both.
 
-The checker is that of a checkout of github.com/mlcommons/storage, from version 3.0.0 on, and needs Python 3.12 with pyyaml,
-pydantic and psutil in an environment of its own:
+The checker is in a checkout of github.com/mlcommons/storage, version 3.0.0 or later. It needs Python 3.12 and packages, in an
+environment of its own:
 
     python3.12 -m venv mlps && mlps/bin/pip install pyyaml 'pydantic>=2' psutil pyarrow rich packaging python-dotenv
     python benchmarks/mlperf_checker.py TREE --checkout storage --python mlps/bin/python --edition v2
@@ -41,7 +41,7 @@ def official(tree: Path, checkout: Path, python: str, edition: str) -> list[tupl
 
 
 def main() -> None:
-    """Print both lists, and the rules that only one of the two found broken."""
+    """Print both lists of faults, and the rules that only one list has."""
     parser = argparse.ArgumentParser(description="Run MLPerf Storage's own checker over the tree of a submission.")
     parser.add_argument("tree", type=Path)
     parser.add_argument("--checkout", type=Path, required=True, help="of github.com/mlcommons/storage")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench_example import real_run
@@ -45,6 +47,30 @@ def test_the_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFi
     assert main(["bench", "history", str(runs), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["workload"] for one in found] == ["mine", "mine", ""]
+
+
+def test_an_empty_directory_is_said_to_hold_no_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "history"]) == 0
+    assert capsys.readouterr().out == "no results below .\n"
+    assert main(["bench", "history", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_directory_that_can_not_be_listed_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = os.scandir
+
+    def refused(path: str) -> Any:
+        if Path(path).name == "deeper":
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    found = history(runs)
+    assert [Path(one.folder).name for one in found] == ["new", "foreign", "deeper"]
+    assert "can not be listed: Permission denied" in found[-1].error
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:

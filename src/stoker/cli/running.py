@@ -99,6 +99,17 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_results(parser: argparse.ArgumentParser, name: str = "folders", **settings: Any) -> None:
+    """Define an argument of directories with results of a benchmark, for ``find_runs``."""
+    parser.add_argument(
+        name,
+        metavar="DIR",
+        nargs="+",
+        help="results of stoker bench run, or a directory that holds several of them",
+        **settings,
+    )
+
+
 def arguments_of(function: Callable[..., Any], chosen: argparse.Namespace) -> dict[str, Any]:
     """The options (by ``dest``) that have the name of a parameter of a function, or of a field of a dataclass."""
     import inspect  # here, as the command line starts without it

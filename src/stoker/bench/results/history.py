@@ -1,4 +1,4 @@
-"""The results below a directory, one line a run."""
+"""Lists the runs whose results are below a directory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class HistoryEntry:
     """A run in the history.
 
     Attributes:
-        folder: of its results.
-        began: in UTC, as ISO 8601; empty of one that can not be read.
-        workload: its name.
-        accelerator: that was simulated.
-        ranks: how many.
+        folder: the directory of the results.
+        began: the start of the run in UTC, as ISO 8601. It is empty where the results can not be read.
+        workload: the name of the workload.
+        accelerator: the name of the simulated accelerator.
+        ranks: the number of ranks.
         verdict: ``invalid``, ``smoke test``, ``not passed``, ``passed`` or ``valid``.
         au: accelerator utilization, 0 to 1; ``None`` where nothing was trained.
-        storage_bytes_per_second: read from storage: by training, else by a KV cache, else by loading checkpoints; else
-            written by saving them. ``None`` where it was not measured.
-        hosts: of the ranks.
-        error: why the results can not be read; empty where they can.
+        storage_bytes_per_second: the rate of reading from storage, by training, a KV cache or the loading of checkpoints,
+            whichever comes first; else the rate of saving checkpoints. ``None`` where none was measured.
+        hosts: the names of the hosts.
+        error: the reason why the results or the directory can not be read; empty where they can.
     """
 
     folder: str
@@ -44,15 +44,24 @@ class HistoryEntry:
 
 
 def history(folder: str | os.PathLike[str]) -> list[HistoryEntry]:
-    """The runs whose results are in a directory or below it, newest first; those that can not be read are last.
+    """List the runs whose results are in a directory or below it.
+
+    Returns:
+        The runs, newest first, then the results and directories that can not be read.
 
     Raises:
-        ConfigError: it is no directory.
+        ConfigError: ``folder`` is no directory.
+
+    Example:
+        >>> history("results")  # doctest: +SKIP
+        [HistoryEntry(folder='results/unet3d', began='2026-09-21T14:13:20Z', workload='unet3d', ...)]
     """
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise ConfigError(f"{root} is no directory: give one that holds what --results of stoker bench run named")
-    found = [_entry(Path(parent)) for parent, _, names in os.walk(root) if RESULTS in names]
+    unread: list[OSError] = []
+    found = [_entry(Path(parent)) for parent, _, names in os.walk(root, onerror=unread.append) if RESULTS in names]
+    found += [_unreadable(str(one.filename), f"{one.filename} can not be listed: {one.strerror}") for one in unread]
     return sorted(found, key=lambda one: (one.began, one.folder), reverse=True)
 
 
@@ -60,7 +69,7 @@ def _entry(folder: Path) -> HistoryEntry:
     try:
         result = read_run(folder)
     except FormatError as error:
-        return HistoryEntry(str(folder), "", "", "", 0, "", None, None, (), str(error))
+        return _unreadable(str(folder), str(error))
     workload = result["plan"]["workload"]
     train = result["train"]
     return HistoryEntry(
@@ -74,6 +83,10 @@ def _entry(folder: Path) -> HistoryEntry:
         _storage_rate(result),
         tuple(result["world"]["hosts"]),
     )
+
+
+def _unreadable(folder: str, error: str) -> HistoryEntry:
+    return HistoryEntry(folder, "", "", "", 0, "", None, None, (), error)
 
 
 def _storage_rate(result: Mapping[str, Any]) -> float | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 
 from stoker.cli.running import add_json, print_json
 from stoker.cli.terminal import make_console, make_table
 
-_DEFAULT = "bench-results"
 _NUMBERS = ("ranks", "AU", "storage MB/s")
 _COLUMNS = ("began (UTC)", "workload", "ranks", "verdict", "AU", "storage MB/s", "hosts", "results")
 
@@ -20,17 +20,24 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="list the runs of a directory",
         description="List the runs whose results are below a directory, newest first.",
     )
-    parser.add_argument("folder", metavar="DIR", nargs="?", default=_DEFAULT, help=f"default: {_DEFAULT}")
+    parser.add_argument("folder", metavar="DIR", nargs="?", default=".", help="default: the current directory")
     add_json(parser)
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Do what was asked."""
+    """Do what was asked.
+
+    Raises:
+        StokerError: there is no such directory.
+    """
     from stoker.bench.results.history import history
 
     found = history(chosen.folder)
     if chosen.json:
         print_json([asdict(one) for one in found])
+        return
+    if not found:
+        sys.stdout.write(f"no results below {chosen.folder}\n")
         return
     table = make_table(_COLUMNS, left=[name for name in _COLUMNS if name not in _NUMBERS])
     for one in found:

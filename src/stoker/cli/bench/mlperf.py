@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.running import ExitCode, add_json, print_json
+from stoker.cli.running import ExitCode, add_json, add_results, print_json
 
 if TYPE_CHECKING:
     from stoker.bench.mlperf.submitted import SubmissionFault
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _EDITIONS = ("v3", "v2")
 _ORIGIN = (
     "note: the source in this tree is stoker's. By rule 1.1 the closed division takes runs of MLPerf Storage's own "
-    "mlpstorage: use the tree for review, rehearsal and publication of your own, and ask MLCommons before you submit it\n"
+    "mlpstorage: use the tree for reviews, rehearsals and your own publications, and ask MLCommons before you submit it\n"
 )
 
 
@@ -26,26 +26,20 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     one = kinds.add_parser(
         "submit",
         help="write a submission to MLPerf Storage",
-        description="Write the tree of a submission to MLPerf Storage, of the results of several runs, and check it.",
+        description="Write the tree of a submission to MLPerf Storage from the results of several runs, and check it.",
     )
     one.add_argument("folder", metavar="DIR", help="the tree; it may hold other systems and organizations")
-    one.add_argument(
-        "--results",
-        metavar="DIR",
-        nargs="+",
-        required=True,
-        help="results of stoker bench run, or directories that hold several of them",
-    )
-    one.add_argument("--organization", metavar="NAME", required=True, help="who submits")
+    add_results(one, "--results", required=True)
+    one.add_argument("--organization", metavar="NAME", required=True, help="the submitter")
     one.add_argument("--system", metavar="NAME", required=True, help="the system under test")
     one.add_argument("--description", metavar="FILE", help="the system's YAML; default: a draft, to be filled in")
     one.add_argument("--document", metavar="FILE", help="the system's PDF")
     one.add_argument("--division", choices=("closed", "open"), default="closed", help="default: closed")
-    one.add_argument("--force", action="store_true", help="write results that break rules, too")
+    one.add_argument("--force", action="store_true", help="write also results that break rules")
     two = kinds.add_parser(
         "check",
         help="check a submission to MLPerf Storage",
-        description="Check the tree of a submission to MLPerf Storage, whoever made it; name each fault with its path.",
+        description="Check the tree of a submission to MLPerf Storage, of any origin, and name each fault with its path.",
     )
     two.add_argument("folder", metavar="DIR", help="the directory that holds closed or open")
     for parser in (one, two):
@@ -54,7 +48,11 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def submit(chosen: argparse.Namespace) -> int | None:
-    """Write a tree, and check it."""
+    """Write a tree and check it.
+
+    Raises:
+        StokerError: there are no results, they make no submission, or the tree can not be written.
+    """
     from stoker.bench.mlperf.editions import EDITIONS
     from stoker.bench.mlperf.submit import Submission, write_submission
     from stoker.bench.results.report_files import find_runs
@@ -75,7 +73,11 @@ def submit(chosen: argparse.Namespace) -> int | None:
 
 
 def check(chosen: argparse.Namespace) -> int | None:
-    """Check a tree."""
+    """Check a tree.
+
+    Raises:
+        StokerError: there is no tree, or it can not be read.
+    """
     from stoker.bench.mlperf.check import check_submission
     from stoker.bench.mlperf.editions import EDITIONS
 

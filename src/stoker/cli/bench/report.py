@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from stoker.cli.running import add_results
 from stoker.errors import ConfigError
 
 _NAME: Final = "report.html"
@@ -21,12 +22,7 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Make one page of HTML of results, with charts, that needs no network. Of several runs, loaders and "
         "storages are compared.",
     )
-    parser.add_argument(
-        "folders",
-        metavar="DIR",
-        nargs="+",
-        help="results of stoker bench run, or a directory that holds several of them",
-    )
+    add_results(parser)
     parser.add_argument("--title", metavar="TEXT", help="title of the page; default: the workload's name")
     parser.add_argument(
         "--system",
