@@ -16,6 +16,8 @@ from typing import Any, Final
 
 __all__ = ["called_from", "callers", "module_of"]
 
+_SCANS: Final = 20
+"""Most looks at threads that go on. One sees all, unless a wrapper's own code runs in just its milliseconds."""
 # Nothing leads from these to what an iteration reads; or, as from a module, to everything.
 _NO_WAY: Final = ModuleType, type, CodeType, FrameType, TracebackType
 
@@ -60,40 +62,89 @@ def _read_for(wanted: Callable[[FrameType], bool]) -> list[FrameType]:
         targets.add(id(frame))
         if _is_ours(one := frame.f_locals.get("self")):
             targets.add(id(one))
-    waiting: dict[int, tuple[FrameType, Any]] = {}
-    for ident, top in sys._current_frames().items():
-        if ident != threading.get_ident():
-            waiting |= {id(frame): (frame, frame.f_locals) for frame in _stack(top) if wanted(frame)}
-    for one in gc.get_objects():
-        if type(one) is GeneratorType and (resting := one.gi_frame) is not None and wanted(resting):
-            waiting[id(resting)] = resting, one
     found: list[FrameType] = []
-    grown = True
-    while grown:
-        grown = False
-        for number, (frame, root) in list(waiting.items()):
-            if number in targets or _leads_to(root, targets):
-                del waiting[number]
-                if number not in targets:
-                    found.append(frame)
-                # An iteration may be known only by its object: in a worker the one around it was copied with the process.
-                targets |= {number, id(frame.f_locals.get("self", frame))}
-                grown = True
+    for _ in range(_SCANS):
+        scan = _Scan(wanted, targets)
+        found += scan.found
+        if scan.complete:
+            break
     return found
 
 
-def _leads_to(root: Any, targets: set[int]) -> bool:
-    """Whether references lead from ``root`` to an object in ``targets``, or to the generator of a frame in it."""
-    seen: dict[int, Any] = {}
-    todo = deque(root.values() if isinstance(root, dict) else gc.get_referents(root))
-    while todo:
-        one = todo.popleft()
-        if id(one) in targets or (type(one) is GeneratorType and id(one.gi_frame) in targets):
-            return True
-        if id(one) not in seen and gc.is_tracked(one):
-            seen[id(one)] = one
-            todo.extend(_referents(one))
-    return False
+class _Scan:
+    """One look at the other threads and at the generators that rest, while they go on.
+
+    Args:
+        wanted: which frames are looked for.
+        targets: the ``id()`` of frames and objects that are read here; what is found is added.
+
+    Attributes:
+        found: the wanted frames from which references lead to a target.
+        complete: whether all references were seen. A loop has no variable for its iterator: it is seen as what a waiting
+            function has called, and in a generator that rests, but not in a function that runs. Another scan has to look.
+    """
+
+    def __init__(self, wanted: Callable[[FrameType], bool], targets: set[int]) -> None:
+        self.complete = True
+        self.found: list[FrameType] = []
+        self._targets = targets
+        self._running: set[int] = set()
+        waiting = self._waiting(wanted)
+        grown = True
+        while grown:
+            grown = False
+            for number, (frame, roots) in list(waiting.items()):
+                if number in targets or self._leads_to_target(roots):
+                    del waiting[number]
+                    if number not in targets:
+                        self.found.append(frame)
+                    # An iteration may be known only by its object: in a worker the one around it was copied with the
+                    # process.
+                    targets |= {number, id(frame.f_locals.get("self", frame))}
+                    grown = True
+
+    def _waiting(self, wanted: Callable[[FrameType], bool]) -> dict[int, tuple[FrameType, list[Any]]]:
+        """The wanted frames, by their ``id()``, and that to which references lead from each."""
+        waiting: dict[int, tuple[FrameType, list[Any]]] = {}
+        for ident, top in sys._current_frames().items():
+            called: list[Any] = []
+            for frame in _stack(top):
+                self._running.add(id(frame))
+                if ident == threading.get_ident():
+                    continue
+                if module_of(frame).partition(".")[0] == "stoker":
+                    called = []  # what a dataset calls, such as a transform, may read others for itself
+                called = [*called, *frame.f_locals.values()]
+                if wanted(frame):
+                    waiting[id(frame)] = frame, called
+                    self.complete = self.complete and frame is not top
+        for one in gc.get_objects():
+            if type(one) is GeneratorType and (frame := one.gi_frame) is not None and wanted(frame):
+                waiting.setdefault(id(frame), (frame, self._held_by(one)))
+        return waiting
+
+    def _leads_to_target(self, roots: Iterable[Any]) -> bool:
+        """Whether references lead from ``roots`` to an object in the targets, or to the generator of a frame in them."""
+        seen: dict[int, Any] = {}
+        todo = deque(roots)
+        while todo:
+            one = todo.popleft()
+            if id(one) in self._targets or (type(one) is GeneratorType and id(one.gi_frame) in self._targets):
+                return True
+            if id(one) not in seen and gc.is_tracked(one):
+                seen[id(one)] = one
+                todo.extend(self._held_by(one) if type(one) is GeneratorType else _referents(one))
+        return False
+
+    def _held_by(self, one: GeneratorType[Any, Any, Any]) -> list[Any]:
+        frame = one.gi_frame
+        if frame is None:
+            return []
+        held = [*frame.f_locals.values(), *gc.get_referents(one)]
+        # Looked at after the references: it may have begun to run meanwhile.
+        if one.gi_running and id(frame) not in self._running:
+            self.complete = False
+        return held
 
 
 def _referents(one: Any) -> Iterable[Any]:

@@ -1,0 +1,87 @@
+"""Callers of a thread: functions of other threads that wait for what it reads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stoker.cluster.call_stack import called_from
+
+_WRAPPER = """
+def loop(items):
+    for item in items():
+        yield item
+"""
+READS: dict[str, Iterator[bool]] = {}
+"""What the thread reads; a module's variable, so that only the iterators between lead to it."""
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Iterator[Any]]], Iterator[Any]]:
+    """A generator function of a wrapper package, which has no variable for its iterator."""
+    package = ModuleType("a_wrapper")
+    exec(_WRAPPER, vars(package))
+    monkeypatch.setitem(sys.modules, "a_wrapper", package)
+    return package.loop  # type: ignore[no-any-return]
+
+
+def _reads() -> Iterator[bool]:
+    while True:
+        yield called_from("a_wrapper")
+
+
+def test_a_wrapper_that_waits_in_a_function_of_others_is_found(loop: Callable[..., Iterator[Any]]) -> None:
+    READS["it"] = _reads()
+    found: list[bool] = []
+
+    def items() -> Iterator[bool]:
+        reads = READS["it"]
+        thread = threading.Thread(target=lambda: found.append(next(reads)))
+        thread.start()
+        thread.join(60)
+        yield found[0]
+
+    assert next(loop(items))
+
+
+def test_a_wrapper_is_found_at_each_moment_of_a_loop_that_goes_on(loop: Callable[..., Iterator[Any]]) -> None:
+    READS["it"] = _reads()
+    found: list[bool] = []
+
+    def items() -> Iterator[int]:
+        reads = READS["it"]
+        while reads:
+            yield sum(range(300))
+
+    def read() -> None:
+        found.extend(next(READS["it"]) for _ in range(300))
+
+    wrapper = loop(items)
+    next(wrapper)
+    thread = threading.Thread(target=read)
+    thread.start()
+    while thread.is_alive():
+        next(wrapper)
+        sum(range(300))
+    assert found == [True] * 300
+
+
+def test_a_wrapper_of_another_loader_is_not_found(loop: Callable[..., Iterator[Any]]) -> None:
+    READS["it"] = _reads()
+    other = iter([1, 2, 3])
+
+    def items() -> Iterator[int]:
+        yield from other
+
+    wrapper = loop(items)
+    next(wrapper)
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(next(READS["it"])))
+    thread.start()
+    thread.join(60)
+    assert found == [False]
