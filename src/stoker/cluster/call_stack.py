@@ -114,13 +114,14 @@ class _Scan:
                     continue
                 if module_of(frame).partition(".")[0] == "stoker":
                     called = []  # what a dataset calls, such as a transform, may read others for itself
+                    continue
                 called = [*called, *frame.f_locals.values()]
                 if wanted(frame):
                     waiting[id(frame)] = frame, called
                     self.complete = self.complete and frame is not top
         for one in gc.get_objects():
-            if type(one) is GeneratorType and (frame := one.gi_frame) is not None and wanted(frame):
-                waiting.setdefault(id(frame), (frame, self._held_by(one)))
+            if type(one) is GeneratorType and (resting := one.gi_frame) is not None and wanted(resting):
+                waiting.setdefault(id(resting), (resting, self._held_by(one)))
         return waiting
 
     def _leads_to_target(self, roots: Iterable[Any]) -> bool:
