@@ -137,6 +137,7 @@ def findings(
         "device_bytes": device,
         "read_bytes": called,
         "fetched_bytes": fetched,
+        "storage_bytes": device if url == "/d" else fetched,
         "cache": {"files": 10, "bytes": 100_000_000, "resident": resident} if url == "/d" else None,
     }
     result = {
@@ -165,9 +166,32 @@ def test_bytes_that_were_not_read_are_told_from_those_of_the_page_cache() -> Non
 
 
 def test_files_that_are_fetched_more_than_once_are_remarked() -> None:
-    again = findings(url="s3://b/d", fetched=400_000_000, remarks=True)
-    assert "4 times the bytes of the samples of epoch 0 were fetched" in again["fetched again"]
-    assert "fetched again" not in findings(url="s3://b/d", fetched=110_000_000, remarks=True)
+    for url in ("s3://b/d", "/d"):
+        again = findings(url=url, device=100_000_000, fetched=400_000_000, remarks=True)["fetched again"]
+        assert "4 times the bytes of the samples of epoch 0 were fetched" in again
+        assert f"MB/s from storage count {1 if url == '/d' else 4} times" in again
+        assert "fetched again" not in findings(url=url, device=100_000_000, fetched=110_000_000, remarks=True)
+    # As the kernel counts it, of a loader that does not count.
+    assert "2 times" in findings(device=200_000_000, remarks=True)["fetched again"]
+
+
+def test_the_loader_torch_says_how_often_it_reads_a_file_of_several_samples(tmp_path: Path) -> None:
+    """Shuffled, with a file kept at a time: more than once, and of one in order once."""
+    for shuffle, least, most in ((True, 1.5, 4.0), (False, 1.0, 1.1)):
+        settings = (
+            *("dataset.files=6", "dataset.samples_per_file=4", "dataset.record_bytes=10000", "reader.loader=torch"),
+            *(f"reader.shuffle={shuffle}", "reader.threads=0", "compute.seconds=0.0001"),
+        )
+        result = run_benchmark(
+            read_workload(None, settings, environ={}, dotenv=None),
+            results=tmp_path / f"r{shuffle}",
+            url=str(tmp_path / "d"),
+            accelerators=1,
+            stages=("generate", "train"),
+        )
+        fetched = result["epochs"][0]["fetched_bytes"]
+        assert least < fetched / (6 * 4 * 10_000) < most
+        assert ("fetched again" in {one["rule"] for one in result["findings"]}) is shuffle
 
 
 def test_a_little_from_the_page_cache_and_a_little_unread_are_too_much_together() -> None:

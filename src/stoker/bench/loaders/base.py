@@ -102,7 +102,8 @@ class LoaderReport:
         decoded: what became of the bytes: ``"arrays"``, ``"bytes"`` (nothing was decoded), or ``"none"`` (nothing was read).
         parallel: such as ``"4 threads"`` or ``"2 processes"``.
         order: what is known of the order of samples, such as ``"shuffled"``.
-        bytes_fetched: that came from remote storage so far; ``None`` where the loader does not know.
+        bytes_fetched: that it has fetched so far, over the network or of files, again where it read the same ones again;
+            ``None`` where the loader does not know.
         versions: of packages that did the work.
         notes: all else that a reader of the result should know, such as samples that were left out.
         last_batches: of this rank, that may be left out because they are not full: one, or one of each process that batches.

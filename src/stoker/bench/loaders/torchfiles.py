@@ -13,7 +13,6 @@ from stoker.bench.loaders.decode import FORMATS, FileSamples, open_samples, resi
 from stoker.bench.loaders.listing import data_files
 from stoker.bench.loaders.torchloading import SharedCounts, TorchRankLoader
 from stoker.errors import ConfigError
-from stoker.storage import is_local
 from stoker.types import Ids
 
 
@@ -82,12 +81,6 @@ class TorchLoader(TorchRankLoader):
         self._loader = self._torch_loader(self._files, sampler=self._numbers)
         if job.workload.storage.client != "auto":
             self.notes.append(f"files were fetched by the storage client {job.workload.storage.client}")
-        each = job.workload.dataset.samples_per_file
-        if each > 1 and job.shuffled:
-            self.notes.append(
-                f"each sample is read with its whole file of {each} samples, in a shuffled order: a file may be "
-                f"read {each} times an epoch, and bytes and MB/s from storage count each time"
-            )
         left = len(self._files) % job.world.world_size
         if left:
             self.notes.append(f"{left} samples that do not divide among the ranks are left out")
@@ -115,8 +108,8 @@ class TorchLoader(TorchRankLoader):
         super().close()
         self._files.release()
 
-    def _fetched(self) -> int | None:
-        return None if is_local(self.job.url) else int(self._counts.fetched.value)
+    def _fetched(self) -> int:
+        return int(self._counts.fetched.value)
 
     def _order(self) -> str:
         return "shuffled sample by sample" if self.job.shuffled else "by number"

@@ -20,7 +20,7 @@ class SharedCounts:
 
     Attributes:
         began: when the first process began to read, by ``time.monotonic``; 0 where none has.
-        fetched: bytes that came over the network.
+        fetched: bytes that storage was asked for, again where the same ones are read again.
     """
 
     def __init__(self) -> None:

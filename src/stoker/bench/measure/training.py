@@ -111,7 +111,8 @@ class Training:
     ) -> None:
         workload, train = self.plan.workload, split == "train"
         cached = self._page_cache(split)
-        at_first = self._from_storage(runs[split].loader) if split in runs else 0
+        at_first = runs[split].loader.report().bytes_fetched if split in runs else 0
+        fetched_before = at_first
         self.link.barrier("epoch")
         before = usage.measure()
         if is_local(self.plan.url):
@@ -171,7 +172,7 @@ class Training:
             (max(opened_at, entry["loader"].pop("reading_began") or 0), at_open),
             (ended, last.device if is_local(self.plan.url) else report.bytes_fetched),
         )
-        entry["fetched_bytes"] = None if is_local(self.plan.url) else entry["storage"]["bytes"]
+        entry["fetched_bytes"] = _more(report.bytes_fetched, fetched_before)
         loader.release()
         self.save()
         # A rank that has no more batches waits here for those that have.
@@ -283,6 +284,10 @@ class Training:
         finally:
             if self.first_here:
                 shutil.rmtree(copied["url"], ignore_errors=True)
+
+
+def _more(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else now - before
 
 
 _Moment = tuple[float, int | None]
