@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -54,6 +55,14 @@ _BUILTINS = _builtins()
 _registered: dict[str, _Factory] = {}
 _cache: dict[str, Encoding] = {}
 _lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread of the parent may have held the old one
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def encoding_names() -> list[str]:
