@@ -274,14 +274,25 @@ def _warm(place: Place) -> list[str]:
     return [data, *large]
 
 
-def _damaged(place: Place) -> list[str]:
-    """One file of 24 that is cut off, as by a copy that broke off."""
-    told = place.remote
+def _cut_off(data: bytes) -> bytes:
+    """As by a copy that broke off."""
+    return data[: len(data) // 2]
+
+
+def _changed(data: bytes) -> bytes:
+    """One bit, in the middle of the array that lies there."""
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def _damaged(place: Place, damage: Callable[[bytes], bytes], *more: str) -> list[str]:
+    """One file of 24."""
+    told = [*place.remote, "reader.shuffle=false", *more]
     client, name = place.server.client(), told[0].removeprefix("--data=s3://").partition("/")[0]
     keys = sorted(one["Key"] for one in client.list_objects_v2(Bucket=name)["Contents"])
     key = [key for key in keys if "/train/" in key and "/_" not in key][7]
     data = client.get_object(Bucket=name, Key=key)["Body"].read()
-    client.put_object(Bucket=name, Key=key, Body=data[: len(data) // 2])
+    client.put_object(Bucket=name, Key=key, Body=damage(data))
     return told
 
 
@@ -356,7 +367,21 @@ CASES: Final = (
         _remote("dataset.record_bytes=8192"),
         *("invalid", 3, "all", "a sample of train has .* than the 8,192 that the workload says"),
     ),
-    Case("damaged file: cut off", _damaged, "invalid", 1, "results without epochs", r"img-00007\.npz: not an NPZ"),
+    Case(
+        "damaged file: cut off",
+        partial(_damaged, damage=_cut_off),
+        *("invalid", 1, "results without epochs", r"img-00007\.npz: not an NPZ"),
+    ),
+    Case(
+        "damaged file: a bit differs, `reader.checksums=true`",
+        lambda place: _damaged(place, _changed, "reader.checksums=true"),
+        *("invalid", 1, "steps until then", r"img-00007\.npz: .*CRC-32"),
+    ),
+    Case(
+        "damaged file: a bit differs, loader `torch`",
+        lambda place: _damaged(place, _changed, "reader.loader=torch"),
+        *("invalid", 1, "steps until then", r"img-00007\.npz: .*CRC-32"),
+    ),
     Case("resized NPZ", partial(_resized, kind="npz"), "passed", 0, "all", "^passed: "),
     Case("resized HDF5", partial(_resized, kind="hdf5"), "passed", 0, "all", "^passed: "),
     Case("`tmpfs`", _memory, "invalid", 3, "all", r"is in memory \(tmpfs\): no storage was measured"),

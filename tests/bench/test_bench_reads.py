@@ -17,6 +17,7 @@ from stoker.bench.results.bytes_read import bytes_findings
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
+from stoker.errors import StokerError
 from stoker.storage.files import map_file
 
 SIZE, FILES = 24_000_000, 2
@@ -68,6 +69,42 @@ def test_samples_that_are_cut_to_a_size_are_read_whole(kind: str, loader: str, t
         assert resident(tmp_path / "train") > 0.99
     finally:
         opened.close()
+
+
+CHECKED = [
+    *(("npz", loader, more) for loader in ("stoker", "torch") for more in ((), ("dataset.resize_bytes=500",))),
+    ("npz", "stoker", ("dataset.samples_per_file=4",)),
+    ("png", "stoker", ()),
+    ("png", "stoker", ("dataset.resize_bytes=500",)),
+    ("png", "torch", ()),
+    ("tfrecord", "stoker", ("dataset.samples_per_file=4",)),
+    ("tfrecord", "torch", ("dataset.samples_per_file=4",)),
+]
+
+
+@pytest.mark.parametrize(("kind", "loader", "more"), CHECKED)
+def test_changed_bytes_of_a_file_are_noticed_by_its_checksums(
+    kind: str, loader: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Of a file that has the same size and can be decoded."""
+    base = (f"dataset.format={kind}", "dataset.files=2", "dataset.record_bytes=30000", f"reader.loader={loader}", *more)
+    workload = read_workload(None, [*base, "reader.checksums=true"], environ={}, dotenv=None).workload
+    make_data(workload, str(tmp_path))
+
+    def read() -> int:
+        opened = get_loader(loader).open(LoaderJob(workload, "train", str(tmp_path), World(), 0, 1))
+        try:
+            return sum(batch.samples for batch in opened.epoch(0))
+        finally:
+            opened.close()
+
+    assert read() == 2 * workload.dataset.samples_per_file
+    path = sorted(one for one in (tmp_path / "train").iterdir() if one.suffix == f".{kind}")[1]
+    data = bytearray(path.read_bytes())
+    data[len(data) - 14 if kind == "png" else len(data) // 3] ^= 1  # of a PNG, its last chunk but one's checksum itself
+    path.write_bytes(data)
+    with pytest.raises(StokerError, match=rf"{path.name}.*(checksum|CRC-32)"):
+        read()
 
 
 def test_values_in_any_nesting_are_touched_to_their_last_byte(tmp_path: Path) -> None:

@@ -305,7 +305,11 @@ class ShardPool:
             try:
                 if not fetched:
                     cache.validate(info, files)
-                opened = get_format(info.format).open(info, files, where=cache.describe(info), options=self.options)
+                form, where = get_format(info.format), cache.describe(info)
+                opened = form.open(info, files, where=where, options=self.options)
+                if self.options.checksums:
+                    for row, message in form.bad_checksums(info, files[0], where):
+                        raise CorruptDataError(f"{where}: {'' if row is None else f'row {row}: '}{message}")
                 self.counts.opened(info.size, hit=not fetched)
                 maps = [file for file in files if isinstance(file, MappedFile)]
                 return self._keep(shard, opened, maps, demanded=demanded)

@@ -13,7 +13,7 @@ _SAME: Final = (
     *("compute.kind", "compute.seconds", "compute.device", "compute.hidden"),
     *("dataset.files", "dataset.samples_per_file", "dataset.record_bytes", "dataset.record_bytes_stdev"),
     *("dataset.resize_bytes", "dataset.columns"),
-    *("reader.batch_size", "reader.decode", "reader.shuffle", "reader.last_batch"),
+    *("reader.batch_size", "reader.decode", "reader.checksums", "reader.shuffle", "reader.last_batch"),
     *("storage.cache", "train.steps", "train.barrier", "metric.exclude_start", "metric.exclude_end"),
 )
 """Settings that make a workload what it is. Others, such as the loader, are what is compared."""

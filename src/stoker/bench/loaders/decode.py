@@ -199,6 +199,25 @@ def suffixes(format: str) -> tuple[str, ...]:  # noqa: A002
     return get_format(FORMAT_NAMES.get(format, format)).suffixes
 
 
+def compare_checksums(format: str, data: Any, where: str) -> None:  # noqa: A002
+    """Compare the checksums that a file carries with its bytes; nothing where its format has none.
+
+    Args:
+        format: a name of a workload; not ``parquet``, whose checksums are found by its footer.
+        data: the file: bytes, or a buffer of them.
+        where: the file, for messages.
+
+    Raises:
+        CorruptDataError: one differs.
+    """
+    from stoker.formats.base import ShardInfo
+    from stoker.formats.registry import get_format
+
+    name = FORMAT_NAMES.get(format, format)
+    for row, message in get_format(name).bad_checksums(ShardInfo(name, 1, (), (), None, {}), data, where):
+        raise CorruptDataError(f"{where}: {'' if row is None else f'sample {row}: '}{message}")
+
+
 def read_whole(data: Any) -> None:
     """Touch each page of what a sample holds, so that all of it has come from storage, whatever is used of it.
 

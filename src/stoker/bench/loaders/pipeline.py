@@ -11,6 +11,7 @@ from stoker.bench.loaders.decode import (
     FORMAT_NAMES,
     FORMATS,
     byte_count,
+    compare_checksums,
     open_samples,
     read_whole,
     resized,
@@ -34,17 +35,19 @@ _IMAGES: Final = frozenset({"jpeg", "png"})
 """Formats that the data set reads as images that are not decoded before they are looked at."""
 
 
-def _decode(sample: Sample, *, format: str, size: int) -> Sample:  # noqa: A002
+def _decode(sample: Sample, *, format: str, size: int, checksums: bool) -> Sample:  # noqa: A002
     """A file as it is to a sample, on a reading thread."""
     data = sample["data"]
     read_whole(data)  # by threads that do not hold the interpreter's lock while they wait for it
     where = str(sample.get("path", "a file"))
     if format == "npz":
-        # Checksums are left to those who read with zipfile; of what is cut to size only the largest array is looked at.
-        views = read_arrays(data, where)
+        # Of what is cut to size only the largest array is looked at.
+        views = read_arrays(data, where, checksums=checksums)
         if size:
             return {"data": resized(views, size)}
         return {name if len(views) > 1 else "data": array.copy() for name, array in views.items()}
+    if checksums:
+        compare_checksums(format, data, where)
     decoded = open_samples(format, data, 1, where, None).get(0)
     if size:
         return {"data": resized(decoded, size)}
@@ -60,7 +63,7 @@ class StokerLoader(RankLoader):
 
     name = "stoker"
     recorded = ("stoker",)
-    heeds = frozenset({"reader.decode", "dataset.resize_bytes"})
+    heeds = frozenset({"reader.decode", "reader.checksums", "dataset.resize_bytes"})
 
     def __init__(self, job: LoaderJob) -> None:
         super().__init__(job)
@@ -107,7 +110,7 @@ class StokerLoader(RankLoader):
                 )
             return "files", partial(_resize, size=size) if size else None
         if alone and (dataset.format in _IMAGES or (dataset.format in _ALONE and (size or dataset.record_bytes_stdev))):
-            return "files", partial(_decode, format=dataset.format, size=size)
+            return "files", partial(_decode, format=dataset.format, size=size, checksums=reader.checksums)
         return FORMAT_NAMES.get(dataset.format, dataset.format), partial(_resize, size=size) if size else None
 
     def _axis(self) -> dict[str, Any] | None:
@@ -148,7 +151,9 @@ class StokerLoader(RankLoader):
                 world=job.world,
                 remainder="drop" if workload.reader.last_batch == "drop" else "uneven",
                 # What a transform makes is its own; without one, samples are handed over that outlive the file.
-                read=ReadOptions(read_threads=job.threads, views=self._transform is not None),
+                read=ReadOptions(
+                    read_threads=job.threads, views=self._transform is not None, checksums=workload.reader.checksums
+                ),
                 **self.options,
             )
         except TypeError as error:

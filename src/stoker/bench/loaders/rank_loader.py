@@ -21,7 +21,8 @@ class RankLoader(OpenLoader):
         packages: modules that it imports, each with what to install for it.
         subfolder: of the data set, where files of its own lie that it reads in the place of the generated ones.
         recorded: packages whose versions the result has.
-        heeds: those of ``reader.decode`` and ``dataset.resize_bytes`` that it can follow; else they are refused.
+        heeds: those of ``reader.decode``, ``reader.checksums`` and ``dataset.resize_bytes`` that it can follow; else they are
+            refused.
         batching_workers: whether each process makes batches of its own, and leaves out its own last one.
         window: samples that are shuffled at once, where ``reader.options.shuffle_window`` does not say.
         job: what the rank is to read.
@@ -48,6 +49,8 @@ class RankLoader(OpenLoader):
             )
         if not reader.decode and "reader.decode" not in self.heeds:
             raise ConfigError(f"reader.decode: false: the loader {self.name} always decodes samples")
+        if reader.checksums and "reader.checksums" not in self.heeds:
+            raise ConfigError(f"reader.checksums: the loader {self.name} compares those that its own packages compare")
         if dataset.resize_bytes and "dataset.resize_bytes" not in self.heeds:
             raise ConfigError(f"dataset.resize_bytes: the loader {self.name} hands samples over as they are")
         self.job, self.workers, self.notes = job, job.threads, list[str]()

@@ -9,7 +9,7 @@ import numpy as np
 
 from stoker.bench.clients import Client, ClientLocation, find_client
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
-from stoker.bench.loaders.decode import FORMATS, FileSamples, open_samples, resized
+from stoker.bench.loaders.decode import FORMATS, FileSamples, compare_checksums, open_samples, resized
 from stoker.bench.loaders.listing import data_files
 from stoker.bench.loaders.torchloading import SharedCounts, TorchRankLoader
 from stoker.errors import ConfigError
@@ -27,6 +27,7 @@ class _Files:
         self._kind = find_client(storage.client, job.split_url)
         self._client: Client | None = None
         self._format = dataset.format if reader.decode else "files"
+        self._checksums = reader.checksums and self._format != "npz"  # whose checksums NumPy compares in any case
         self._per_file = dataset.samples_per_file
         self._columns = dataset.read_columns
         self._size = dataset.resize_bytes
@@ -49,6 +50,8 @@ class _Files:
             if self._format in ("files", "tfrecord") and not isinstance(data, bytes):
                 data = bytes(data)  # which also reads what was only mapped
             where = f"{self._location.url.rstrip('/')}/{name}"
+            if self._checksums:
+                compare_checksums(self._format, data, where)
             samples = self._per_file if self._format != "files" else 1
             self._held = number, open_samples(self._format, data, samples, where, self._columns)
         sample = self._held[1].get(row)
@@ -68,12 +71,14 @@ class TorchLoader(TorchRankLoader):
     name = "torch"
     formats = tuple(FORMATS)
     packages = (("torch", "'stoker[torch]'"),)
-    heeds = frozenset({"reader.decode", "dataset.resize_bytes"})
+    heeds = frozenset({"reader.decode", "reader.checksums", "dataset.resize_bytes"})
 
     def __init__(self, job: LoaderJob) -> None:
         super().__init__(job)
         if not job.workload.reader.decode and job.workload.dataset.samples_per_file != 1:
             raise ConfigError("reader.decode: false reads files as they are, which must be samples, one a file")
+        if job.workload.reader.checksums and job.workload.dataset.format == "parquet":
+            raise ConfigError("reader.checksums: the loader torch compares none of Parquet; the loader stoker does")
         client = find_client(job.workload.storage.client, job.split_url)
         self.recorded = ("torch", "numpy", *((client.package,) if client.package else ()))
         self._files = _Files(data_files(job), job, self._counts)

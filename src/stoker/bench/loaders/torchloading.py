@@ -12,7 +12,7 @@ import numpy as np
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.decode import byte_count
 from stoker.bench.loaders.rank_loader import RankLoader
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StokerError
 
 
 class SharedCounts:
@@ -80,11 +80,17 @@ class TorchRankLoader(RankLoader):
     def epoch(self, number: int) -> Iterator[LoadedBatch]:  # noqa: ARG002 - most count the epochs themselves
         if not self.workers:
             self._counts.begin()
-        for batch in self._loader:
-            first = batch
-            while isinstance(first, dict):
-                first = next(iter(first.values()))
-            yield LoadedBatch(len(first), byte_count(batch), batch)
+        try:
+            for batch in self._loader:
+                first = batch
+                while isinstance(first, dict):
+                    first = next(iter(first.values()))
+                yield LoadedBatch(len(first), byte_count(batch), batch)
+        except StokerError as error:
+            if "\nOriginal Traceback" not in str(error):
+                raise
+            # torch makes a worker's error anew, with the worker's traceback as its text.
+            raise type(error)(str(error).rpartition(f".{type(error).__name__}: ")[2].strip()) from error
 
     def _reading_began(self) -> float | None:
         return self._counts.began.value or None

@@ -15,6 +15,7 @@ _CHECKPOINTING: Final = ("model", "checkpoint")
 _OURS: Final = frozenset(
     {
         *("train.repeats", "train.seed", "reader.decode", "reader.options", "reader.batch_size_eval"),
+        "reader.checksums",
         *("dataset.files_eval", "metric.rules", "metric.calibrate", "metric.calibrate_bytes", "model.data"),
         *("checkpoint.url", "checkpoint.options", "checkpoint.keep", "checkpoint.verify", "checkpoint.shift"),
         *("checkpoint.writes", "checkpoint.reads"),

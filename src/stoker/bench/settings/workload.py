@@ -79,6 +79,9 @@ class ReaderSettings(Section):
     )
     shuffle: bool = setting(True, "a new order of samples in each epoch")
     decode: bool = setting(True, "samples as arrays; false: their bytes as they are, which the result says")
+    checksums: bool = setting(
+        False, "compare the checksums that files carry (npz, tfrecord, png, parquet) before samples are delivered"
+    )
     last_batch: Literal["drop", "keep"] = setting("drop", "the last batch where it is not full")
     options: dict[str, Any] = setting(dict, "what else the loader understands")
 
@@ -180,6 +183,10 @@ class Workload:
         if self.compute.kind == "torch" and not self.reader.decode:
             raise ContradictionError(
                 "a real step needs arrays: reader.decode is false", "compute.kind", "reader.decode"
+            )
+        if self.reader.checksums and not self.reader.decode:
+            raise ContradictionError(
+                "checksums are compared by decoding: reader.decode is false", "reader.checksums", "reader.decode"
             )
 
     def steps_of(self, samples: int, ranks: int) -> int:

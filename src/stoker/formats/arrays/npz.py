@@ -227,14 +227,15 @@ class NPZShard(ArrayShard):
         return rows_first(array, self._last, f"{self.where}: array {name!r}")
 
 
-def read_arrays(data: Buffer, where: str) -> dict[str, Array]:
+def read_arrays(data: Buffer, where: str, *, checksums: bool = False) -> dict[str, Array]:
     """The arrays of an archive by name, in its order, read-only.
 
-    Arrays that are stored as they are become views of ``data``, and their checksums are not looked at.
+    Arrays that are stored as they are become views of ``data``.
 
     Args:
         data: the whole file.
         where: it, for messages.
+        checksums: compare the checksums of these, too; those of deflated arrays always are.
 
     Raises:
         CorruptDataError: it is no archive of arrays.
@@ -248,6 +249,8 @@ def read_arrays(data: Buffer, where: str) -> dict[str, Array]:
         if member.deflated:
             found[name] = _decoded(data, member, here, ReadOptions().decoded_bytes)
         else:
+            if checksums and zlib.crc32(memoryview(data)[member.start : member.start + member.size]) != member.crc:
+                raise CorruptDataError(f"{here} does not have the checksum of the archive")
             dtype, shape, fortran, start = _header(source, member, here)
             found[name] = map_array(data, dtype, shape, member.start + start, fortran, here)
     return found
