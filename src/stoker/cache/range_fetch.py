@@ -30,7 +30,6 @@ _WIDEST_GAP: Final = 1 << 20
 _WASTE: Final = 25
 # Most bytes of a request, so that large ranges come over several connections.
 _CHUNK: Final = 8 << 20
-_AT_ONCE: Final = 4
 
 
 def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
@@ -45,7 +44,7 @@ def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
         CorruptDataError: the file is not the one that was indexed.
         StorageError, OSError: reading or writing failed.
     """
-    requests = list(plan_requests(part))
+    requests = list(plan_requests(part, store.transfer.part_size or _CHUNK))
     at = len(part.head)
     work: list[Callable[[], None]] = []
     for start, end, wanted in requests:
@@ -57,7 +56,7 @@ def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
         with open(open_own(into, os.O_TRUNC), "wb") as handle:
             handle.write(part.head)
             handle.truncate(at)
-    threads = Threads(min(_AT_ONCE, len(work)), "ranges") if len(work) > 1 else None
+    threads = Threads(min(store.transfer.part_requests, len(work)), "ranges") if len(work) > 1 else None
     if threads is None:
         for action in work:
             action()
@@ -71,8 +70,8 @@ def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
     return at
 
 
-def plan_requests(part: FilePart) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Requests for a part: first byte and end of each, and the ranges inside of it that are needed."""
+def plan_requests(part: FilePart, most: int = _CHUNK) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """Requests for a part, of at most ``most`` bytes: first byte and end of each, and its ranges that are needed."""
     ranges = list(zip(part.starts, part.ends, strict=True))
     budget = sum(part.ends) - sum(part.starts)
     budget //= _WASTE
@@ -86,9 +85,9 @@ def plan_requests(part: FilePart) -> Iterator[tuple[int, int, list[tuple[int, in
     together: list[tuple[int, int]] = []
     for number, (start, end) in enumerate(ranges):
         # A range that is too large for one request is cut.
-        for first in range(start, end, _CHUNK):
-            last = min(first + _CHUNK, end)
-            if together and (first > start or number - 1 not in bridged or last - together[0][0] > _CHUNK):
+        for first in range(start, end, most):
+            last = min(first + most, end)
+            if together and (first > start or number - 1 not in bridged or last - together[0][0] > most):
                 yield together[0][0], together[-1][1], together
                 together = []
             together.append((first, last))

@@ -16,7 +16,7 @@ from stoker.storage.copying import copy_all, copy_hashed, copy_part, fill, write
 from stoker.storage.file_errors import file_errors, open_target
 from stoker.storage.files import open_regular, walk_files
 from stoker.storage.store import Store
-from stoker.storage.stream import Made
+from stoker.storage.transfer.stream import Made
 from stoker.storage.types import (
     BufferLike,
     Chunks,

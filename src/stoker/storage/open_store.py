@@ -30,7 +30,9 @@ def open_store(
         options: credentials and settings by obstore's names (``access_key_id``, ``endpoint``, ``region``,
             ...; ``client_options`` for those of the HTTP client; of ``hf://``, ``token`` and ``endpoint``). Each
             overrides the environment
-            (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole.
+            (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole. Besides,
+            ``endpoints``, ``part_size``, ``part_requests`` and ``attempts``: see
+            :class:`~stoker.storage.transfer.settings.Transfer`.
         retry: when to try again; the default tries 6 times in at most 300 s.
         stall_timeout: seconds without a byte after which a request fails. Beyond them, what is read must come at
             4 KiB/s on the whole; a listing, an upload of up to 1 MiB and other requests that carry little end within

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from stoker.display import with_article
 from stoker.errors import ConfigError, StorageError
 from stoker.storage.fork_proxy import fork
 from stoker.storage.retry import RetryPolicy
+from stoker.storage.transfer.settings import split_transfer
 from stoker.storage.types import Backend, BufferLike, Chunks, NewHash, ObjectInfo, PutData, as_parts, check_ranges
 from stoker.storage.url import check_key, check_prefix, parse_url
 
@@ -34,6 +36,7 @@ class Store:
     Attributes:
         url: the root, normalised: no slash at its end, an absolute path for local files.
         stall_timeout: seconds without a byte after which a request fails.
+        transfer: endpoints, and the size and number of requests.
     """
 
     def __init__(
@@ -50,8 +53,11 @@ class Store:
             raise ConfigError(
                 f"storage_options is {with_article(type(options).__name__)}: expected a mapping of names to values."
             )
-        self._options: dict[str, Any] = dict(options or {})
+        self._options: dict[str, Any]
+        self.transfer, self._options = split_transfer(self._location, options or {})
         self._retry = retry or RetryPolicy()
+        if self.transfer.attempts is not None:
+            self._retry = replace(self._retry, attempts=self.transfer.attempts)
         if not 0 < stall_timeout < float("inf"):
             raise ConfigError(f"stall_timeout is {stall_timeout!r}: expected seconds above 0.")
         self.stall_timeout = stall_timeout
@@ -189,6 +195,8 @@ class Store:
             return ""
         from stoker.storage.remote.options import client_spec, endpoint_of
 
+        if self.transfer.endpoints:
+            return " ".join(sorted(self.transfer.endpoints))
         spec = client_spec(
             self._location, self._options, os.environ, stall_timeout=self.stall_timeout, cloud=lambda: None
         )
@@ -224,4 +232,4 @@ class Store:
             return ProxyStore(self.url, self, self.stall_timeout)
         from stoker.storage.remote.remote_store import RemoteStore
 
-        return RemoteStore(self._location, self._options, self._retry, self.stall_timeout)
+        return RemoteStore(self._location, self._options, self._retry, self.stall_timeout, self.transfer)

@@ -28,7 +28,7 @@ from stoker.errors import ConfigError, StorageError
 from stoker.storage.copying import fill
 from stoker.storage.file_errors import file_errors
 from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
-from stoker.storage.stream import Made, first_part
+from stoker.storage.transfer.stream import Made, first_part
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo
 
 # A fresh interpreter finds modules where this one does, even where sys.path was changed by hand.

@@ -5,15 +5,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import ConfigError
 from stoker.storage.remote.faults import classify, is_panic
-from stoker.storage.remote.options import ClientSpec
+from stoker.storage.remote.options import ClientSpec, milliseconds
+from stoker.storage.remote.response_bodies import BRIEF_STALLS
 from stoker.storage.url import Location
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+# A client's stall time counts from the start of a request until the answer begins, so requests that carry data use a client
+# that allows them longer, and they carry bounded amounts.
+_UPLOAD_PATIENCE = 4
 
 _memory_stores: dict[str, Any] = {}
 
@@ -80,3 +86,26 @@ def _provider(spec: ClientSpec) -> Any:
             f"AWS profile {spec.profile!r} gives no credentials ({reason}). Log in, or set AWS_ACCESS_KEY_ID."
         )
     return None
+
+
+class EndpointClients:
+    """The clients of one endpoint, of which each has other limits in time."""
+
+    def __init__(self, location: Location, spec: ClientSpec, stall_timeout: float) -> None:
+        self._location, self.spec, self._stall_timeout = location, spec, stall_timeout
+        self.plain = build_client(location, spec, {})
+
+    @cached_property
+    def upload(self) -> ObjectStore:
+        """For requests that send data."""
+        return self._with(read_timeout=_UPLOAD_PATIENCE)
+
+    @cached_property
+    def brief(self) -> ObjectStore:
+        """For requests that carry little: they have a bound on the whole, as their answers are read inside of it."""
+        return self._with(timeout=BRIEF_STALLS) if self.spec.unlimited else self.plain
+
+    def _with(self, **stalls: int) -> ObjectStore:
+        """A client with limits of so many stall times."""
+        limits = {name: milliseconds(count * self._stall_timeout) for name, count in stalls.items()}
+        return build_client(self._location, self.spec, limits)

@@ -19,6 +19,7 @@ from stoker.display import with_article
 from stoker.errors import ConfigError
 from stoker.storage.remote.profiles import read_profile
 from stoker.storage.remote.redirects import guarded, parse_hosts
+from stoker.storage.transfer.settings import split_transfer
 from stoker.storage.url import Location
 
 Cloud: TypeAlias = Literal["aws", "gcp", "azure"]
@@ -169,6 +170,9 @@ def flat_options(location: Location, options: Mapping[str, Any]) -> dict[str, st
     """
     if location.kind == "file":
         return {}
+    transfer, options = split_transfer(location, options)
+    if transfer.endpoints:  # such packages know of one
+        options = {**options, "endpoint": transfer.used_endpoints[0]}
     spec = client_spec(location, options, os.environ, stall_timeout=60.0, cloud=detect_cloud)
     if spec.credential_provider is not None:
         raise ConfigError(f"{location.url}: a table's package takes no credential_provider: give keys, or a profile's.")

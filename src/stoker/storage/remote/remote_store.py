@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,12 +14,13 @@ from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, Storage
 from stoker.storage.copying import write_all
 from stoker.storage.file_errors import file_errors, open_target
 from stoker.storage.files import open_regular
-from stoker.storage.remote.clients import build_client
+from stoker.storage.remote.clients import EndpointClients
 from stoker.storage.remote.faults import classify, error_for, exhausted, is_panic
-from stoker.storage.remote.options import client_spec, detect_cloud, milliseconds
-from stoker.storage.remote.response_bodies import BRIEF_STALLS, AnswerError, body, read_ranges
+from stoker.storage.remote.options import client_spec, detect_cloud
+from stoker.storage.remote.response_bodies import AnswerError, body, read_ranges
 from stoker.storage.retry import RetryPolicy, TransientError, run
-from stoker.storage.stream import PART, Made, first_part
+from stoker.storage.transfer.settings import Transfer, over_parts
+from stoker.storage.transfer.stream import PART, Made, first_part
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
 from stoker.storage.url import UNSENDABLE, Location
 
@@ -33,8 +35,6 @@ T = TypeVar("T")
 # bounded amounts.
 _SMALL_PUT = 1 << 20
 _SINGLE_PUT = 16 << 20
-_PARTS_AT_ONCE = 4
-_UPLOAD_PATIENCE = 4
 _PAGE = 1000
 # What a version begins with that is a time.
 _TIME = "@"
@@ -44,44 +44,83 @@ class RemoteStore:
     """The objects under one root of an object store. Thread-safe; belongs to the process that made it."""
 
     def __init__(
-        self, location: Location, options: Mapping[str, Any], retry: RetryPolicy, stall_timeout: float
+        self,
+        location: Location,
+        options: Mapping[str, Any],
+        retry: RetryPolicy,
+        stall_timeout: float,
+        transfer: Transfer = Transfer(),  # noqa: B008 - frozen
     ) -> None:
         self._location = location
         self._retry = retry
         self._stall_timeout = stall_timeout
-        self._spec = client_spec(location, options, os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
-        self._client = build_client(location, self._spec, {})
+        self._transfer = transfer
+        several: list[Mapping[str, Any]] = [{**options, "endpoint": one} for one in transfer.used_endpoints]
+        make = partial(client_spec, location, environ=os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
+        self._clients = [EndpointClients(location, make(one), stall_timeout) for one in several or [options]]
+        self._spec = self._clients[0].spec
+        # Processes that begin together do not all begin at the same endpoint.
+        self._turn = itertools.count(os.getpid())
 
-    @cached_property
+    @property
+    def _next(self) -> EndpointClients:
+        """The clients of the endpoint whose turn it is."""
+        return self._clients[next(self._turn) % len(self._clients)]
+
+    @property
+    def _client(self) -> ObjectStore:
+        return self._next.plain
+
+    @property
     def _upload_client(self) -> ObjectStore:
-        return self._client_with(read_timeout=_UPLOAD_PATIENCE)
+        return self._next.upload
 
-    @cached_property
+    @property
     def _brief_client(self) -> ObjectStore:
-        """For requests that carry little: they have a bound on the whole, as their answers are read inside of it."""
-        return self._client_with(timeout=BRIEF_STALLS) if self._spec.unlimited else self._client
-
-    def _client_with(self, **stalls: int) -> ObjectStore:
-        """A client with limits of so many stall times."""
-        limits = {name: milliseconds(count * self._stall_timeout) for name, count in stalls.items()}
-        return build_client(self._location, self._spec, limits)
+        return self._next.brief
 
     def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
-        import obstore
+        parts: list[bytes] = []
 
-        def attempt(_: int) -> tuple[bytes, ObjectInfo]:
-            result = obstore.get(self._client, self._path(key))
-            size = result.meta["size"]
-            check_size(size, max_bytes, self._url(key))
-            return b"".join(body(result, size, self._stall_timeout)), _info(key, result.meta)
+        def take(info: ObjectInfo, chunks: Iterator[bytes]) -> None:
+            check_size(info.size, max_bytes, self._url(key))
+            parts[:] = [b"".join(chunks)]
 
-        return self._run(key, attempt)
+        info = self._first(key, take)
+        rest = over_parts(len(parts[0]), info.size, self._transfer, partial(self._range, key, info.version))
+        return (b"".join([*parts, *rest]) if rest else parts[0]), info
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
         def read(start: int, end: int) -> bytes:
-            return self._run(key, partial(self._range_of, key, start, end, version))
+            found = over_parts(start, end, self._transfer, partial(self._range, key, version))
+            return found[0] if len(found) == 1 else b"".join(found)
 
         return read_ranges(starts, ends, read)
+
+    def _range(self, key: str, version: str, start: int, end: int) -> bytes:
+        return self._run(key, partial(self._range_of, key, start, end, version))
+
+    def _first(self, key: str, take: Callable[[ObjectInfo, Iterator[bytes]], None]) -> ObjectInfo:
+        """Ask for an object, or for the first part of it; ``take`` gets what the answer says, and its bytes."""
+        import obstore
+
+        path, size = self._path(key), self._transfer.part_size
+
+        def attempt(_: int) -> ObjectInfo:
+            result = None
+            if size is not None:
+                try:
+                    result = obstore.get(self._client, path, options={"range": (0, size)})
+                except Exception as error:
+                    if classify(error).kind != "range":  # as an empty object has no range
+                        raise
+            if result is None:
+                result = obstore.get(self._client, path)
+            info = _info(key, result.meta)
+            take(info, body(result, info.size if size is None else min(size, info.size), self._stall_timeout))
+            return info
+
+        return self._run(key, attempt)
 
     def _range_of(self, key: str, start: int, end: int, version: str, _: int) -> bytes:
         """A range of this version of the object; of another, obstore's error."""
@@ -112,6 +151,9 @@ class RemoteStore:
         size = len(into)
         if start is not None and not size:  # no request can ask for an empty range
             return self.head(key)
+        part = self._transfer.part_size
+        if part is not None and size > part:
+            return self._read_parts_into(key, into, start, version, new_hash)
         wanted = None if start is None else (start, start + size)
 
         def attempt(_: int) -> ObjectInfo:
@@ -119,40 +161,73 @@ class RemoteStore:
             info = _info(key, result.meta)
             digest = None if new_hash is None else new_hash()
             if start is not None or info.size == size:
-                done = 0
-                for chunk in body(result, size, self._stall_timeout):
-                    into[done : done + len(chunk)] = chunk
-                    if digest is not None:
-                        digest.update(chunk)
-                    done += len(chunk)
+                _copy(body(result, size, self._stall_timeout), into, digest)
             return info.with_digest(digest)
 
         return self._run(key, attempt)
 
-    def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
-        import obstore
+    def _read_parts_into(
+        self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
+    ) -> ObjectInfo:
+        """:meth:`read_into` by several requests: one that tells the object's version, and then those for that version."""
+        size, part = len(into), self._transfer.part_size
+        assert part is not None
+        first = start or 0
 
-        with open_target(path) as target:
+        def fill(begin: int, end: int) -> ObjectInfo:
+            return self.read_into(key, into[begin - first : end - first], begin, version, None)
 
-            def attempt(_: int) -> ObjectInfo:
-                result = obstore.get(self._client, self._path(key))
-                info = _info(key, result.meta)
-                check_size(info.size, max_bytes, self._url(key))
-                digest = None if new_hash is None else new_hash()
-                self._write(result, info.size, target, path, digest=digest)
-                return info.with_digest(digest)
+        def take(info: ObjectInfo, chunks: Iterator[bytes]) -> None:
+            if info.size == size:
+                _copy(chunks, into)
 
-            info = self._run(key, attempt)
-            os.ftruncate(target, info.size)  # at the end: what the file had before is written over, not freed first
+        info = self._first(key, take) if start is None else fill(first, first + part)
+        if start is None and info.size != size:
             return info
+        if start is None and version not in ("", info.version):
+            raise StorageError(f"{self._url(key)}: it was written to since its version {version}.", url=self._url(key))
+        version = version or info.version
+        over_parts(first + part, first + size, self._transfer, fill)
+        digest = None if new_hash is None else new_hash()
+        if digest is not None:
+            digest.update(into)
+        return info.with_digest(digest)
+
+    def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
+        with open_target(path) as target:
+            digests: list[Any] = []
+
+            def take(info: ObjectInfo, chunks: Iterator[bytes]) -> None:
+                check_size(info.size, max_bytes, self._url(key))
+                digests[:] = [] if new_hash is None else [new_hash()]
+                with file_errors(path):
+                    os.lseek(target, 0, os.SEEK_SET)
+                self._write(chunks, target, path, *digests)
+
+            info = self._first(key, take)
+            with file_errors(path):
+                done = os.lseek(target, 0, os.SEEK_CUR)
+            over_parts(done, info.size, self._transfer, partial(self._download_part, key, path, 0, info.version))
+            os.ftruncate(target, info.size)  # at the end: what the file had before is written over, not freed first
+            if digests and done < info.size:
+                with file_errors(path), open(path, "rb") as file:
+                    file.seek(done)
+                    while chunk := file.read(PART):
+                        digests[0].update(chunk)
+            return info.with_digest(digests[0] if digests else None)
 
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
-        if start == end:
-            return
+        over_parts(start, end, self._transfer, partial(self._download_part, key, path, at - start, version))
+
+    def _download_part(self, key: str, path: Path, shift: int, version: str, start: int, end: int) -> None:
+        """Write bytes ``[start, end)`` of an object into a file, so many bytes further on."""
         with open_target(path) as target:
 
             def attempt(_: int) -> None:
-                self._write(self._ask(key, (start, end), version), end - start, target, path, at)
+                result = self._ask(key, (start, end), version)
+                with file_errors(path):
+                    os.lseek(target, start + shift, os.SEEK_SET)
+                self._write(body(result, end - start, self._stall_timeout), target, path)
 
             self._run(key, attempt)
 
@@ -176,8 +251,8 @@ class RemoteStore:
                 self._path(key),
                 Path(path),
                 use_multipart=size > _SINGLE_PUT,
-                chunk_size=PART,
-                max_concurrency=_at_once(number),
+                chunk_size=self._transfer.upload_part,
+                max_concurrency=self._at_once(number),
             )
 
         self._run(key, attempt)
@@ -276,8 +351,8 @@ class RemoteStore:
             self._path(key),
             data,
             use_multipart=True,
-            chunk_size=PART,
-            max_concurrency=_at_once(number),
+            chunk_size=self._transfer.upload_part,
+            max_concurrency=self._at_once(number),
         )
 
     def _run(self, key: str, attempt: Callable[[int], T]) -> T:
@@ -303,15 +378,17 @@ class RemoteStore:
 
         return run(translated, self._retry)
 
-    def _write(self, result: GetResult, size: int, target: int, path: Path, at: int = 0, digest: Any = None) -> None:
-        """Write an answer's body to a file, from its byte ``at`` on, and to a hash."""
-        with file_errors(path):
-            os.lseek(target, at, os.SEEK_SET)
-        for chunk in body(result, size, self._stall_timeout):
+    def _write(self, chunks: Iterator[bytes], target: int, path: Path, digest: Any = None) -> None:
+        """Write an answer's body to a file, from where it stands, and to a hash."""
+        for chunk in chunks:
             if digest is not None:
                 digest.update(chunk)
             with file_errors(path):  # here, as an error of the answer's may be an OSError, too
                 write_all(target, chunk)
+
+    def _at_once(self, attempt: int) -> int:
+        """Parts of an upload that share the line: a second attempt suspects that the line is slow."""
+        return self._transfer.part_requests if attempt == 0 else 1
 
     def _probe(self, key: str) -> None:
         import obstore
@@ -344,6 +421,15 @@ def _info(key: str, meta: Mapping[str, Any]) -> ObjectInfo:
     return ObjectInfo(key, meta["size"], _version(meta), _modified(meta))
 
 
+def _copy(chunks: Iterator[bytes], into: memoryview, digest: Any = None) -> None:
+    done = 0
+    for chunk in chunks:
+        into[done : done + len(chunk)] = chunk
+        if digest is not None:
+            digest.update(chunk)
+        done += len(chunk)
+
+
 def _modified(meta: Mapping[str, Any]) -> int:
     """When the object was written, in nanoseconds since 1970; 0 where the server does not say."""
     modified = meta.get("last_modified")
@@ -359,8 +445,3 @@ def _version(meta: Mapping[str, Any]) -> str:
         return str(tag)
     modified = _modified(meta)
     return f"{_TIME}{modified}" if modified else ""
-
-
-def _at_once(attempt: int) -> int:
-    """Parts of an upload that share the line: a second attempt suspects that the line is slow."""
-    return _PARTS_AT_ONCE if attempt == 0 else 1

@@ -1,0 +1,136 @@
+"""Settings of how a store's bytes travel: its endpoints, the size and number of requests, and attempts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from stoker.concurrency.threads import Threads
+from stoker.errors import ConfigError
+from stoker.storage.transfer.stream import PART
+from stoker.storage.url import Location
+from stoker.units import parse_bytes, parse_count
+
+T = TypeVar("T")
+
+LEAST_PART: Final = 1 << 20
+"""Bytes below which requests would cost more than what they carry."""
+LEAST_UPLOAD_PART: Final = 5 << 20
+"""Bytes below which S3 takes a part of an upload only as the last one."""
+_USUAL_REQUESTS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The way of a store's bytes, by ``storage_options``.
+
+    Attributes:
+        endpoints: servers of the same data; requests go to them in turn, and a repeated request goes to the next.
+        endpoint_number: the one of ``endpoints`` that gets all requests, counted from 0 and around; ``None`` for all.
+        part_size: most bytes that one request reads or uploads; ``None``: an object is read by one request, and uploaded
+            in parts of 8 MiB.
+        part_requests: requests of one object at once, where it comes or goes in parts.
+        attempts: tries of a request in all; ``None`` for those of the store's :class:`~stoker.storage.retry.RetryPolicy`.
+    """
+
+    endpoints: tuple[str, ...] = ()
+    endpoint_number: int | None = None
+    part_size: int | None = None
+    part_requests: int = _USUAL_REQUESTS
+    attempts: int | None = None
+
+    @property
+    def used_endpoints(self) -> tuple[str, ...]:
+        """The endpoints that get requests."""
+        if self.endpoint_number is None or not self.endpoints:
+            return self.endpoints
+        return (self.endpoints[self.endpoint_number % len(self.endpoints)],)
+
+    @property
+    def upload_part(self) -> int:
+        """Bytes of a part of an upload."""
+        return PART if self.part_size is None else max(self.part_size, LEAST_UPLOAD_PART)
+
+
+def split_transfer(location: Location, options: Mapping[str, Any]) -> tuple[Transfer, dict[str, Any]]:
+    """These settings of some ``storage_options``, and the other options. Values may be texts, as a command line has them.
+
+    Raises:
+        ConfigError: a value makes no sense, or means nothing for this kind of store.
+    """
+    rest = dict(options)
+    given = {name: rest.pop(name) for name in _READ if name in rest}
+    given = {name: _READ[name](name, value) for name, value in given.items() if value is not None}
+    allowed = _MEANT.get(location.kind, ("part_size", "part_requests", "attempts"))
+    useless = [name for name in given if name not in allowed]
+    if useless:
+        raise ConfigError(f"storage_options {useless} mean nothing for {location.url}: leave them out")
+    if "endpoints" in given and any(
+        name.lower().removeprefix("aws_") in ("endpoint", "endpoint_url", "endpoint_url_s3") for name in rest
+    ):
+        raise ConfigError("storage_options has endpoint and endpoints: give one of them")
+    if "endpoint_number" in given and "endpoints" not in given:
+        raise ConfigError("storage_options['endpoint_number'] is one of endpoints, which are not given")
+    return Transfer(**given), rest
+
+
+def over_parts(start: int, end: int, transfer: Transfer, read: Callable[[int, int], T]) -> list[T]:
+    """``read(first, last)`` of each part of the bytes ``[start, end)``: results in order, several requests at once.
+
+    The first error of a part is raised when no part is being read any more.
+    """
+    size = transfer.part_size or max(1, end - start)
+    work = [partial(read, first, min(first + size, end)) for first in range(start, end, size)]
+    at_once = min(transfer.part_requests, len(work))
+    if at_once < 2:
+        return [action() for action in work]
+    threads = Threads(at_once, "parts")
+    try:
+        return [future.result() for future in [threads.submit(action) for action in work]]
+    finally:
+        threads.close(patience=threading.TIMEOUT_MAX)  # what they write to is the caller's
+
+
+def _endpoints(name: str, value: Any) -> tuple[str, ...]:
+    found = value.split(",") if isinstance(value, str) else value
+    if not isinstance(found, Sequence) or not found or not all(isinstance(one, str) and one.strip() for one in found):
+        raise ConfigError(
+            f"storage_options[{name!r}] is {value!r}: expected URLs of servers, such as ['http://host:9000']"
+        )
+    urls = tuple(one.strip().rstrip("/") for one in found)
+    for one in urls:
+        if not one.startswith(("http://", "https://")):
+            raise ConfigError(f"storage_options[{name!r}]: {one!r} is no URL: it begins with http:// or https://")
+        if "@" in one:
+            raise ConfigError(f"storage_options[{name!r}]: credentials do not belong in a URL: give keys of their own")
+    if len(set(urls)) != len(urls):
+        raise ConfigError(f"storage_options[{name!r}] names a server twice: {', '.join(urls)}")
+    return urls
+
+
+def _part_size(name: str, value: Any) -> int:
+    size = parse_bytes(value)
+    if size < LEAST_PART:
+        raise ConfigError(f"storage_options[{name!r}] is {value!r}: a part has at least 1 MiB")
+    return size
+
+
+def _count(name: str, value: Any, least: int = 1) -> int:
+    found = parse_count(value)
+    if found < least:
+        raise ConfigError(f"storage_options[{name!r}] is {value!r}: expected at least {least}")
+    return found
+
+
+_READ: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "endpoints": _endpoints,
+    "endpoint_number": partial(_count, least=0),
+    "part_size": _part_size,
+    "part_requests": _count,
+    "attempts": _count,
+}
+_MEANT: Final[Mapping[str, tuple[str, ...]]] = {"s3": tuple(_READ), "hf": ("attempts",), "file": ()}
+"""Settings that a kind of store understands; others understand those that are not of S3 alone."""

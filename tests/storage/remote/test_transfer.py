@@ -1,0 +1,170 @@
+"""Several endpoints, objects that come and go in parts, and attempts, by ``storage_options``."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3server import Bucket
+from stoker.errors import ConfigError, StorageError, StorageTimeoutError
+from stoker.storage import RetryPolicy, open_store
+from stoker.storage.transfer.settings import LEAST_PART
+
+PARTS = {"part_size": "1MB", "part_requests": 3}
+SIZES = (0, 1, LEAST_PART - 1, LEAST_PART, LEAST_PART + 1, 3 * LEAST_PART, 7 * LEAST_PART + 12_345)
+
+
+class CountingProxy:
+    """Forwards connections to a server, and counts the requests in them."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.removeprefix("http://").rpartition(":")
+        self._server, self._listening = (host, int(port)), socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.requests: list[bytes] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(self._server)
+                threading.Thread(target=self._forward, args=(client, server, True), daemon=True).start()
+                threading.Thread(target=self._forward, args=(server, client, False), daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket, count: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if count and data.startswith((b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE ")):
+                    self.requests.append(data.split(b"\r\n", 1)[0])
+                target.sendall(data)
+        for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+
+@pytest.fixture
+def proxies(bucket: Bucket) -> Iterator[list[CountingProxy]]:
+    made = [CountingProxy(bucket.server.endpoint) for _ in range(2)]
+    yield made
+    for one in made:
+        one.close()
+
+
+def options(bucket: Bucket, **more: Any) -> dict[str, Any]:
+    rest = {name: value for name, value in bucket.storage_options.items() if name != "endpoint"}
+    return {**rest, "endpoint": bucket.server.endpoint, **more}
+
+
+def over(bucket: Bucket, proxies: list[CountingProxy], **more: Any) -> dict[str, Any]:
+    found = options(bucket, endpoints=[one.endpoint for one in proxies], **more)
+    return {name: value for name, value in found.items() if name != "endpoint"}
+
+
+@pytest.mark.s3
+def test_objects_in_parts_are_the_same_objects(bucket: Bucket, tmp_path: Path) -> None:
+    store, witness = open_store(bucket.url, options(bucket, **PARTS)), bucket.server.client()
+    for size in SIZES:
+        data = random.Random(size).randbytes(size)
+        witness.put_object(Bucket=bucket.name, Key="a", Body=data)
+        digest = hashlib.sha1(data).hexdigest()
+        read, info = store.read("a", max_bytes=size)
+        assert (read, info.size) == (data, size)
+        into = bytearray(size)
+        told = store.read_into("a", memoryview(into), new_hash=hashlib.sha1)
+        assert (bytes(into), told.size, told.digest, told.version) == (data, size, digest, info.version)
+        told = store.download("a", tmp_path / "file", new_hash=hashlib.sha1)
+        assert ((tmp_path / "file").read_bytes(), told.digest) == (data, digest)
+        if size > 2:
+            piece = bytearray(size - 2)
+            store.read_into("a", memoryview(piece), start=1, version=info.version)
+            assert piece == data[1:-1] == store.get_ranges("a", [1], [size - 1], version=info.version)[0]
+            (tmp_path / "part").write_bytes(b"0123456789")
+            store.download_range("a", tmp_path / "part", 1, size - 1, at=4, version=info.version)
+            assert (tmp_path / "part").read_bytes()[: size + 2] == b"0123" + data[1:-1]
+        other = bytearray(size + LEAST_PART)
+        assert store.read_into("a", memoryview(other)).size == size
+        assert not any(other)  # nothing is read of an object of another size
+    with pytest.raises(StorageError, match="at most"):
+        store.get("a", max_bytes=SIZES[-1] - 1)
+
+
+@pytest.mark.s3
+def test_parts_of_an_object_that_was_written_meanwhile_are_an_error(bucket: Bucket, tmp_path: Path) -> None:
+    store = open_store(bucket.url, options(bucket, **PARTS))
+    store.put("a", bytes(SIZES[-1]))
+    old = store.head("a").version
+    store.put("a", b"1" * SIZES[-1])
+    into = memoryview(bytearray(SIZES[-1]))
+    for act in (
+        lambda: store.read_into("a", into, version=old),
+        lambda: store.read_into("a", into, start=0, version=old),
+        lambda: store.get_ranges("a", [0], [SIZES[-1]], version=old),
+        lambda: store.download_range("a", tmp_path / "file", 0, SIZES[-1], version=old),
+    ):
+        with pytest.raises(StorageError):
+            act()
+
+
+@pytest.mark.s3
+def test_requests_go_to_endpoints_in_turn_and_carry_parts(bucket: Bucket, proxies: list[CountingProxy]) -> None:
+    store = open_store(bucket.url, over(bucket, proxies, part_size="5MB"))
+    data = random.Random(1).randbytes(21 << 20)
+    store.put("a", data)
+    uploads = [line for one in proxies for line in one.requests if b"partNumber=" in line]
+    assert len(uploads) == 5
+    for one in proxies:
+        one.requests.clear()
+    assert store.get("a", max_bytes=len(data)) == data
+    assert sorted(len(one.requests) for one in proxies) == [2, 3]  # 5 parts
+    proxies[0].requests.clear()
+    other = open_store(bucket.url, over(bucket, proxies, endpoint_number=3))
+    assert other.get("a", max_bytes=len(data)) == data
+    assert not proxies[0].requests
+    assert other.endpoint() == store.endpoint() == " ".join(sorted(one.endpoint for one in proxies))
+
+
+@pytest.mark.s3
+def test_a_request_goes_to_another_endpoint_where_one_is_down(bucket: Bucket, proxies: list[CountingProxy]) -> None:
+    store = open_store(bucket.url, over(bucket, proxies), retry=RetryPolicy(base_delay=0.01))
+    store.put("a", b"1")
+    proxies[1].close()
+    assert [open_store(bucket.url, over(bucket, proxies)).get("a", max_bytes=1) for _ in range(4)] == [b"1"] * 4
+    down = over(bucket, proxies, endpoint_number="1", attempts="2")
+    with pytest.raises(StorageTimeoutError, match="gave up after 2 attempts"):
+        open_store(bucket.url, down, retry=RetryPolicy(base_delay=0.01)).get("a", max_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "said"),
+    [
+        ("s3://b", {"endpoints": []}, "expected URLs of servers"),
+        ("s3://b", {"endpoints": "host:9000"}, "is no URL"),
+        ("s3://b", {"endpoints": "http://me:word@a"}, "credentials do not belong in a URL"),
+        ("s3://b", {"endpoints": "http://a,http://a/"}, "names a server twice"),
+        ("s3://b", {"endpoints": "http://a", "endpoint_url": "http://b"}, "give one of them"),
+        ("s3://b", {"endpoint_number": 1}, "which are not given"),
+        ("s3://b", {"part_size": "100kb"}, "at least 1 MiB"),
+        ("s3://b", {"part_requests": 0}, "at least 1"),
+        ("s3://b", {"attempts": "many"}, "many"),
+        ("gs://b", {"endpoints": "http://a"}, r"\['endpoints'\] mean nothing for gs://b"),
+        ("hf://datasets/a/b", {"part_size": "8MB"}, "mean nothing for hf://"),
+        ("/tmp/x", {"attempts": 3}, "mean nothing for /tmp/x"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(url: str, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        open_store(url, given)
