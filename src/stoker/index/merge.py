@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError, ObjectNotFoundError
@@ -71,8 +70,11 @@ def merge_index(
         parts = _found(roots)
     if not parts:
         raise ConfigError(f"found no {INDEX_NAME} to merge in sub-directories of {roots[-1].url}")
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-merge") as pool:
-        indexes = list(pool.map(lambda part: load_index(part[1], part[2]), parts))
+    # Threads cost more than they save where files are local.
+    local = all(is_local(url) is not None for url in {store.url for _, store, _ in parts})
+    with ThreadPoolExecutor(1 if local else _THREADS, thread_name_prefix="stoker-merge") as pool:
+        read = map if local else pool.map
+        indexes = list(read(lambda part: load_index(part[1], part[2]), parts))
     merged = Index(_prefixed(parts, indexes), where=roots[-1].url_of(INDEX_NAME))
     _warn_if_mixed(merged, roots[-1])
     data = merged.to_json()
@@ -97,13 +99,17 @@ _Part = tuple[str, Store, str]
 def _found(roots: list[Store]) -> list[_Part]:
     """The sub-directories of the root that hold an index; not those inside of others."""
     store = roots[-1]
-    keys = [item.key for item in store.list() if item.key.endswith(f"/{INDEX_NAME}")]
-    folders: list[str] = []
-    for folder in sorted(key.removesuffix(f"/{INDEX_NAME}") for key in keys):
-        # Files inside a sub-dataset are merged there already. Its folder need not come just before.
-        if not any(folder.startswith(f"{outer}/") for outer in folders):
-            folders.append(folder)
-    return [(folder, store, f"{folder}/{INDEX_NAME}") for folder in folders]
+    ending = f"/{INDEX_NAME}"
+    folders = {item.key.removesuffix(ending) for item in store.list() if item.key.endswith(ending)}
+    # What lies inside of a sub-dataset was merged into its index.
+    outermost = sorted(folder for folder in folders if not any(outer in folders for outer in _parents(folder)))
+    return [(folder, store, f"{folder}/{INDEX_NAME}") for folder in outermost]
+
+
+def _parents(folder: str) -> Iterator[str]:
+    while (end := folder.rfind("/")) > 0:
+        folder = folder[:end]
+        yield folder
 
 
 def _listed(urls: list[UrlOrPair], roots: list[Store], options: StorageOptions | None, timeout: float) -> list[_Part]:
@@ -152,11 +158,10 @@ def _moved(file: FileInfo, folder: str) -> FileInfo:
 
 
 def _warn_if_mixed(index: Index, store: Store) -> None:
-    kinds: list[Mapping[str, Any]] = []
-    for shard in {id(shard.spec): shard for shard in index.shards}.values():
-        if (identity := identity_of(shard)) not in kinds:
-            kinds.append(identity)
-    if len(kinds) > 1:
+    specs = {id(shard.spec): shard for shard in index.shards}.values()
+    kinds = map(identity_of, specs)
+    first = next(kinds, None)
+    if any(one != first for one in kinds):
         logger.warning(
             "%s: the merged datasets have different columns or formats; read what they share with columns=", store.url
         )

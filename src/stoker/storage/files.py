@@ -216,9 +216,10 @@ def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Ite
                         logger.warning("%s is passed over: it is a symbolic link to what is not there", entry.path)
                     continue
                 raise
-            if entry.is_symlink() and not _is_followed(entry.path, top, linked):
+            is_link = entry.is_symlink()
+            if is_link and not _is_followed(entry.path, top, linked):
                 continue
-            if _is_cache(entry.path):
+            if _is_cache(entry.path, is_link=is_link):
                 continue
             folders.append((entry.path, f"{prefix}{entry.name}/"))
 
@@ -227,15 +228,15 @@ def is_in_cache(path: str, root: str) -> bool:
     """Whether a file below ``root`` lies in one of stoker's caches below ``root``."""
     folder = os.path.dirname(path)
     while len(folder) > len(root):
-        if _is_cache(folder):
+        if _is_cache(folder, is_link=os.path.islink(folder)):
             return True
         folder = os.path.dirname(folder)
     return False
 
 
-def _is_cache(folder: str) -> bool:
+def _is_cache(folder: str, *, is_link: bool) -> bool:
     """Whether stoker made this directory as a cache."""
-    name = os.path.basename(os.path.realpath(folder) if os.path.islink(folder) else folder)
+    name = os.path.basename(os.path.realpath(folder) if is_link else folder)
     if CACHE_NAME.fullmatch(name) is None and REMOVED_CACHE.fullmatch(name) is None:
         return False
     return os.path.isfile(f"{folder}/{PRIVATE}/{CACHE_MARK}")

@@ -9,6 +9,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from stoker.errors import ObjectNotFoundError, StorageError
@@ -134,12 +135,12 @@ class LocalStore(Store):
             raise
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        root = self._path(check_prefix(prefix)) if prefix else self.url
-        found: list[ObjectInfo] = []
+        folder = f"{check_prefix(prefix)}/" if prefix else ""
+        root = self._path(folder[:-1]) if prefix else self.url
         with file_errors(root):
-            for name, status in walk_files(root, lambda name: not name.startswith(TEMPORARY)):
-                found.append(file_info(os.path.relpath(f"{root}/{name}", self.url), status))
-        return iter(sorted(found, key=lambda info: info.key))
+            files = walk_files(root, lambda name: not name.startswith(TEMPORARY))
+            found = [file_info(folder + name, status) for name, status in files]
+        return iter(sorted(found, key=attrgetter("key")))
 
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
