@@ -167,6 +167,32 @@ class Hangs0(Hangs):
     name, hanging = "hangs0", "0"
 
 
+class _Collating(_Open):
+    """torch's ``DataLoader`` with two worker processes, as a loader of one's own has it."""
+
+    def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        from torch.utils.data import DataLoader
+
+        samples = [(number, k, self.job.world.rank) for k in range(6)]
+        for _ in DataLoader(samples, batch_size=2, num_workers=2, collate_fn=_collate):  # type: ignore[arg-type]
+            yield LoadedBatch(2, 8, np.full(8, self.job.world.rank, np.uint8))
+
+
+def _collate(samples: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    while samples[0] == (1, 2, 1):
+        time.sleep(1)
+    return samples
+
+
+class HangsInWorker(Killed):
+    """The collate function of rank 1 never returns, in one of two worker processes, in epoch 1."""
+
+    name = "hangs-in-worker"
+
+    def open(self, job: LoaderJob) -> OpenLoader:
+        return _Collating(job, "")
+
+
 class OneProcessor(Killed):
     """The loader stoker, in a process that has the first of its processors alone."""
 

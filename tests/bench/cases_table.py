@@ -438,6 +438,16 @@ CASES: Final = (
         r"rank 1 \(.*hangs: no progress for .* in epoch 1 of train, step 3, waiting for a batch: .*called by _Hanging.read",
     ),
     Case(
+        "hanging collate function in a worker process",
+        _without_data(
+            *("reader.loader=bench_loaders:HangsInWorker", "--data=/nothing", "--accelerators=2", "train.epochs=2"),
+            *("train.barrier=true", "train.step_timeout=4", "compute.seconds=0.01"),
+        ),
+        *("invalid", 1, "epochs until then"),
+        r"rank 1 \(.*hangs: no progress for .* in epoch 1 of train, step 1, waiting for a batch: .*; its worker process "
+        r"\d+ in _collate \(bench_loaders.py:\d+\), called by",
+    ),
+    Case(
         "stopped rank, others in the barrier",
         _without_data(*_LONG, "train.barrier=true", "train.step_timeout=4"),
         *("invalid", 1, "epochs until then", r"rank 1 \(.* hangs: it gave no sign for 4 s. It is stopped"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.silence import SilenceClock
 from stoker.bench.ranks.step_watch import StepWatch
+from stoker.bench.ranks.worker_stacks import listen, tell_stacks, worker_stacks
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
 
@@ -65,6 +68,35 @@ def test_a_function_that_does_not_return_is_named() -> None:
     (one,) = said
     assert "in epoch 0, step 7, waiting for a batch" in one
     assert "never (test_bench_watch.py:" in one
+
+
+def _busy_worker(ready: Any) -> None:
+    listen()
+    ready.set()
+    time.sleep(600)
+
+
+@pytest.mark.processes
+def test_worker_processes_tell_what_they_do_and_others_are_left_alone() -> None:
+    tell_stacks()
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    worker = context.Process(target=_busy_worker, args=(ready,), daemon=True)
+    other = subprocess.Popen(["sleep", "600"])
+    worker.start()
+    try:
+        assert ready.wait(60)
+        assert worker.pid is not None
+        for _ in range(2):
+            told = worker_stacks()
+            assert other.pid not in told
+            assert [frame.name for frame in told[worker.pid]][:2] == ["_busy_worker", "run"]
+        assert other.poll() is None
+    finally:
+        worker.kill()
+        other.kill()
+        worker.join()
+        other.wait()
 
 
 def test_a_listing_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.decode import byte_count
 from stoker.bench.loaders.rank_loader import RankLoader
+from stoker.bench.ranks.worker_stacks import listen
 from stoker.errors import ConfigError, StokerError
 
 
@@ -30,6 +31,7 @@ class SharedCounts:
 
     def begin(self, worker: int = 0) -> None:  # noqa: ARG002 - torch's worker_init_fn
         """Note that a process reads from now on, if none does yet."""
+        listen()
         with self.began.get_lock():
             self.began.value = self.began.value or time.monotonic()
 

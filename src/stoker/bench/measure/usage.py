@@ -51,7 +51,7 @@ def measure() -> Usage:
     cpu = times.user + times.system + times.children_user + times.children_system
     memory, peak = _memory(own)
     device, read = _io(own)
-    for child in _children(own):
+    for child in descendants(own):
         more, most = _memory(child)
         memory, peak = memory + more, peak + most
         cpu += _cpu(child)
@@ -61,8 +61,8 @@ def measure() -> Usage:
     return Usage(cpu, memory, peak, device, read)
 
 
-def _children(pid: int) -> list[int]:
-    """Living descendants; those that end while this is asked for are left out."""
+def descendants(pid: int) -> list[int]:
+    """Living processes that one has started, and theirs; those that end while this is asked for are left out."""
     found: list[int] = []
     waiting = [pid]
     while waiting:

@@ -23,6 +23,7 @@ from stoker.bench.ranks.plan import RunPlan, load_plan
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.step_watch import StepWatch
 from stoker.bench.ranks.termination import end_process, sigterm_interrupts
+from stoker.bench.ranks.worker_stacks import listen
 from stoker.bench.ranks.world import processors, read_threads
 from stoker.bench.results.record import save_record
 from stoker.bench.vectors.stage import VectorStage
@@ -182,6 +183,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+if __name__ == "__mp_main__":  # a worker process of a rank, which imports this module as its own main one
+    listen()
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from stoker.bench.ranks.control_client import Link
 from stoker.bench.ranks.silence import poll_seconds
+from stoker.bench.ranks.worker_stacks import StackFrame, tell_stacks, worker_stacks
 
 _FRAMES: Final = 2
 """Functions outside of Python's own library that are named, beside the innermost one."""
@@ -51,6 +52,7 @@ class StepWatch:
 
     def __enter__(self) -> Self:
         if self._seconds > 0:
+            tell_stacks()
             threading.Thread(target=self._look, daemon=True, name="stoker-bench-watch").start()
         return self
 
@@ -108,10 +110,13 @@ class StepWatch:
         if phase.computing is not None:
             computes = any(frame.f_locals.get("self") is phase.computing for frame in frames)
             doing = f", step {phase.progress()}, {'computing' if computes else 'waiting for a batch'}"
-        named = [*frames[:1], *[frame for frame in frames[1:] if not _is_pythons(frame)][:_FRAMES]]
-        inner = ", called by ".join(_place(frame) for frame in named)
+        inner = _chain([StackFrame(one.f_code.co_filename, one.f_lineno, one.f_code.co_qualname) for one in frames])
+        # A worker that waits for work has called little beside Python's own library.
+        workers = worker_stacks().items()
+        busiest = max(workers, key=lambda one: sum(not _is_pythons(frame) for frame in one[1]), default=None)
+        worker = "" if busiest is None else f"; its worker process {busiest[0]} in {_chain(busiest[1])}"
         return (
-            f"hangs: no progress for {seconds:.4g} s in {phase.name}{doing}: in {inner}. Where the storage is "
+            f"hangs: no progress for {seconds:.4g} s in {phase.name}{doing}: in {inner}{worker}. Where the storage is "
             "that slow, raise train.step_timeout"
         )
 
@@ -125,10 +130,11 @@ class StepWatch:
         return found
 
 
-def _is_pythons(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename
-    return path.startswith((_PYTHONS, "<frozen")) and "site-packages" not in path
+def _chain(frames: list[StackFrame]) -> str:
+    """The innermost function, and those that called it, as far as they are not of Python's own library."""
+    named = [*frames[:1], *[frame for frame in frames[1:] if not _is_pythons(frame)][:_FRAMES]]
+    return ", called by ".join(f"{one.name} ({os.path.basename(one.path)}:{one.line})" for one in named)
 
 
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_qualname} ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"
+def _is_pythons(frame: StackFrame) -> bool:
+    return frame.path.startswith((_PYTHONS, "<frozen")) and "site-packages" not in frame.path
