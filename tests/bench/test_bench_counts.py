@@ -116,6 +116,24 @@ def test_what_the_generator_makes_has_the_workload_s_counts_and_sizes(settings: 
     assert list(count_findings(told, made)) == []
 
 
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_sizes_of_images_may_differ_by_a_factor_of_two_in_the_mean(kind: str) -> None:
+    def found(mean: int, *settings: str) -> list[str]:
+        made = workload(
+            f"dataset.format={kind}", "dataset.samples_per_file=1", "dataset.record_bytes=300000", *settings
+        )
+        listing = SplitListing(6, 6, None, 6 * mean, mean // 2, mean * 3, 0.0)
+        result: dict[str, Any] = {"listing": {"train": vars_of(listing)}, "epochs": [], "world": {"ranks": 1}}
+        assert all(invalid for _, invalid, _ in count_findings(result, made))
+        return [reason for rule, _, reason in count_findings(result, made) if rule == "sizes"]
+
+    assert not found(165_000)
+    assert not found(600_000)
+    assert "less than the 300,000" in found(140_000)[0]
+    assert "more than the 300,000" in found(640_000)[0]
+    assert not found(640_000, "dataset.settings={dims: [800, 800]}")
+
+
 def vars_of(found: SplitListing) -> dict[str, Any]:
     return {name: getattr(found, name) for name in SplitListing.__slots__}
 
