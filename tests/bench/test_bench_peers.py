@@ -217,6 +217,34 @@ def test_a_client_of_objects_reads_all_bytes(name: str, bucket: Bucket, monkeypa
     client.close()
 
 
+@pytest.mark.s3
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore")  # of the packages' own
+def test_the_loader_mosaicml_says_what_it_fetched(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all ranks of a host together, in each epoch."""
+    pytest.importorskip("streaming")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)  # of loaders that were opened in this process
+    settings = (
+        *("dataset.format=mds", "dataset.files=6", "dataset.samples_per_file=4", "dataset.record_bytes=20000"),
+        *("reader.loader=mosaicml", "reader.threads=0", "train.epochs=2", "compute.seconds=0.001"),
+        f"storage.options={json.dumps(bucket.storage_options)}",
+    )
+    result = run_benchmark(
+        read_workload(None, settings, environ={}, dotenv=None),
+        results=tmp_path / "r",
+        url=f"{bucket.url}/data",
+        accelerators=2,
+        stages=("generate", "train"),
+    )
+    sizes = [epoch["fetched_bytes"] for epoch in result["epochs"]]
+    assert sizes == [pytest.approx(6 * 4 * 20_000, rel=0.02)] * 2
+    found = {one["rule"]: one["reason"] for one in result["findings"]}
+    assert not {"whole samples", "fetched again"} & set(found)
+
+
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("name", ["buffered", "direct", "mmap"])
 def test_torch_reads_through_the_client_that_was_requested(name: str, decode: bool, tmp_path: Path) -> None:

@@ -165,6 +165,10 @@ class Training:
             save_steps(steps, self.results, self.world.rank, f"{split}-{repeat}-{epoch}")
             self.save()
         entry["fingerprint"] = None if first is None else fingerprint(first.data)
+        loader.release()
+        self.save()
+        # A rank that has no more batches waits here for those that have. Until then they may fetch what all ranks share.
+        self.link.barrier("epoch ended")
         report = loader.report()
         entry["loader"] = asdict(report)
         entry["storage"] = _storage(
@@ -173,10 +177,7 @@ class Training:
             (ended, last.device if is_local(self.plan.url) else report.bytes_fetched),
         )
         entry["fetched_bytes"] = _more(report.bytes_fetched, fetched_before)
-        loader.release()
         self.save()
-        # A rank that has no more batches waits here for those that have.
-        self.link.barrier("epoch ended")
         if saving is not None:
             self._unwatched(saving.at_end)(steps.count)
             entry["checkpoint_seconds"] = saving.seconds
