@@ -259,7 +259,7 @@ def test_a_pattern_that_matches_but_for_the_case_of_letters_says_so(tmp_path: Pa
 
 
 @pytest.mark.parametrize("root", ["hf", "hf/data"])
-def test_a_split_that_is_detected_by_names_is_given_as_a_pattern(tmp_path: Path, root: str, bucket: Bucket) -> None:
+def test_a_split_without_a_folder_is_read_by_the_names_of_its_files(tmp_path: Path, root: str, bucket: Bucket) -> None:
     data = tmp_path / "hf" / "data"
     data.mkdir(parents=True)
     store = open_store(bucket.url, bucket.storage_options)
@@ -272,15 +272,35 @@ def test_a_split_that_is_detected_by_names_is_given_as_a_pattern(tmp_path: Path,
     for base, options in ((str(tmp_path), None), (bucket.url, bucket.storage_options)):
         remote = f"{base}/{root}"
         for split, name in (("train", "train"), ("val", "validation")):
-            pattern = f"{remote}/{below}{name}*.parquet"
-            with pytest.raises(ObjectNotFoundError) as caught:
-                StreamingDataset(remote=remote, format="parquet", split=split, storage_options=options)
-            assert f"by the pattern {pattern} without split=" in str(caught.value)
-            found = StreamingDataset(remote=pattern, format="parquet", storage_options=options)
-            assert [sample["x"] for sample in found] == [name, name]
-        with pytest.raises((ObjectNotFoundError, ConfigError)) as caught_other:
-            StreamingDataset(remote=remote, format="parquet", split="other", storage_options=options)
-        assert "pattern" not in str(caught_other.value)
+            by_pattern = StreamingDataset(f"{remote}/{below}{name}*.parquet", storage_options=options)
+            for format_ in (None, "parquet"):
+                found = StreamingDataset(remote, format=format_, split=split, storage_options=options)
+                assert [sample["x"] for sample in found] == [name, name]
+                assert found.size == by_pattern.size
+        with pytest.raises(ConfigError, match=r'as by split="train" \(or the pattern'):
+            StreamingDataset(remote, storage_options=options)
+        for wrong, remedy in (
+            ("trian", r"[Dd]id you mean .*'train'"),
+            ("train[:10%]", r"train, validation\. A split is read whole: take a part by subset="),
+            ("train+validation", r"several splits by streams="),
+        ):
+            with pytest.raises(ObjectNotFoundError, match=remedy):
+                StreamingDataset(remote, split=wrong, storage_options=options)
+        with pytest.raises(ObjectNotFoundError, match=r"leave split= out"):
+            StreamingDataset(f"{remote}/*.parquet", split="train", storage_options=options)
+
+
+def test_empty_objects_that_stand_for_folders_are_passed_over(bucket: Bucket) -> None:
+    client = bucket.server.client()
+    for key in ("marked/", "marked/sub/", "marked/later/", "bare/"):
+        client.put_object(Bucket=bucket.name, Key=key, Body=b"")
+    store = open_store(bucket.url, bucket.storage_options)
+    store.put("marked/sub/a.jsonl", b'{"x": 1}\n')
+    for format_ in (None, "json"):
+        found = StreamingDataset(f"{bucket.url}/marked", format=format_, storage_options=bucket.storage_options)
+        assert [sample["x"] for sample in found] == [1]
+    with pytest.raises(ObjectNotFoundError, match=r"nothing is there"):
+        StreamingDataset(f"{bucket.url}/bare", storage_options=bucket.storage_options)
 
 
 def test_a_directory_of_a_web_server_can_not_be_listed(tmp_path: Path) -> None:
@@ -302,3 +322,11 @@ def test_a_directory_of_a_web_server_can_not_be_listed(tmp_path: Path) -> None:
             StreamingDataset(remote=url, local=tmp_path / "cache")
         assert "1 file" not in str(caught.value)
         server.shutdown()
+
+
+def test_names_of_the_hub_and_of_several_files_have_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ObjectNotFoundError, match=r"A dataset of the Hub is hf://datasets/owner/name"):
+        StreamingDataset("owner/name")
+    with pytest.raises(ObjectNotFoundError, match=r"Several files are a list, or a pattern"):
+        StreamingDataset("a.tar::b.tar")

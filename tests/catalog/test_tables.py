@@ -548,3 +548,9 @@ def test_tables_that_are_not_read_are_named(tmp_path: Path, name: str) -> None:
     for call in calls:
         with pytest.raises(StokerError, match=r"table of (Hudi|Lance).*is not read here"):
             call()
+
+
+def test_a_file_of_metadata_is_a_table_and_no_json(tmp_path: Path) -> None:
+    tables = IcebergTables(tmp_path)
+    metadata = tables.table.metadata_location.removeprefix("file://")
+    assert numbers(metadata) == numbers(metadata, format="iceberg")

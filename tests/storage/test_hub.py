@@ -239,7 +239,13 @@ def _hide(repo: Repo) -> None:
             ObjectNotFoundError,
             r"hf://datasets/o/nope: there is no dataset 'o/nope' on http",
         ),
-        (_hide, "hf://datasets/o/n", {}, ObjectNotFoundError, r"private and no token may not see it.*HF_TOKEN"),
+        (
+            _hide,
+            "hf://datasets/o/n",
+            {},
+            ObjectNotFoundError,
+            r"private and a request without a token may not see it.*HF_TOKEN",
+        ),
         (
             _gate,
             "hf://datasets/o/n",
@@ -295,7 +301,7 @@ def test_the_token_comes_from_where_others_have_it(
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
     if place != "options":
         hub_store._commits.clear()
-        with pytest.raises(ObjectNotFoundError, match="no token"):
+        with pytest.raises(ObjectNotFoundError, match="without a token"):
             open_store("hf://datasets/o/n").exists("b")
 
 

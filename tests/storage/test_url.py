@@ -68,6 +68,12 @@ def test_plain_paths_are_absolute_and_home_is_expanded(monkeypatch: pytest.Monke
         ("s3://key:SECRET@b/x", "credentials"),
         ("abfs://user:SECRET@c/x", "credentials"),
         ("oci://user:SECRET@c/x", "unknown scheme"),
+        ("gcs://b/x", "did you mean 'gs'?"),
+        ("pipe:aws s3 cp s3://b/x.tar -", "Give the URL that it reads"),
+        ("https://huggingface.co/datasets/o/n", "write 'hf://datasets/o/n'"),
+        ("https://huggingface.co/datasets/o/n/viewer/en/train", "write 'hf://datasets/o/n'"),
+        ("https://hf.co/datasets/o/n/tree/v1/data", "write 'hf://datasets/o/n@v1/data'"),
+        ("https://huggingface.co/datasets/o/n/resolve/main/a.tar", "write 'hf://datasets/o/n/a.tar'"),
     ],
 )
 def test_bad_urls_are_refused_without_their_secrets(url: str, says: str) -> None:

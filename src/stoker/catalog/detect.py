@@ -171,6 +171,8 @@ def detect_named(text: str) -> Detected | None:
     source = source_of(text)
     if source.keys is None and source.pattern is None:
         return None
+    if table := _metadata_of(text):
+        return table
     return Detected("files", _chosen(list(source.keys or (source.given or "",)), text))
 
 
@@ -178,7 +180,13 @@ def detect_object(url: str) -> Detected | None:
     """Detect a remote object's format by its name, where listing finds nothing; ``None`` where the name does not tell."""
     if is_local(url) is not None or not url.lower().endswith((*suffixes_of_formats(), *_suffixes_of(other_formats()))):
         return None
-    return Detected("files", _chosen([url], url))
+    return _metadata_of(url) or Detected("files", _chosen([url], url))
+
+
+def _metadata_of(file: str) -> Detected | None:
+    """The kind of a table, if a file is one of its log that tells all of a version, such as Iceberg's metadata."""
+    table = table_of(["/".join(file.split("/")[-2:])])
+    return Detected("files", table.kind) if table is not None and table.kind in TABLE_FORMATS else None
 
 
 def detect_listed(listing: Sequence[ObjectInfo], rest: Iterable[ObjectInfo], where: str, store: Store) -> Detected:
@@ -201,7 +209,9 @@ def detect_listed(listing: Sequence[ObjectInfo], rest: Iterable[ObjectInfo], whe
             refuse_table(table, store.url)
         return Detected("files", table.kind)
     try:
-        names = (item.key for item in chain(listing, rest) if not is_hidden(item.key))
+        # An empty object without an ending is what consoles of stores leave for a folder, or jobs when they are done.
+        items = (item for item in chain(listing, rest) if not is_hidden(item.key))
+        names = (item.key for item in items if item.size or "." in item.key.rpartition("/")[2])
         return Detected("files", _chosen(names, where))
     except ConfigError as error:
         raise ConfigError(f"{error}{_seen(store, listing)}") from None
@@ -273,7 +283,8 @@ def _chosen(names: Iterable[str], where: str) -> str:
     strange = Counter({end: number for end, number in unknown.items() if owners.get(end) not in found})
     if not found:
         raise ConfigError(
-            f"{where}: no name of its {counted(count, 'file')} tells a format ({_told(unknown) or 'hidden ones alone'}): say "
+            f"{where}: no name of its {counted(count, 'file')} tells a format "
+            f"({_told(unknown) or 'all are hidden or describe data'}): say "
             "which with format=, such as format='files' for files as they are"
         )
     chosen = next(iter(found)) if len(found) == 1 else IMAGES if found.keys() == {"jpeg", "png"} else ""

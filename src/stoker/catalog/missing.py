@@ -1,21 +1,19 @@
-"""Errors for a missing index or split directory: they name what is there instead, and how to open it."""
+"""Errors for a missing index: they name what is there instead, and how to open it."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 from stoker.catalog.detect import detect_listed, detect_named, detect_object, refuse_shard_files
-from stoker.catalog.splits import files_of_split
 from stoker.catalog.unindexed.files_location import check_exists, no_files
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError
 from stoker.index.index import INDEX_NAME
 from stoker.index.shard_files import find_shards
-from stoker.storage import ObjectInfo, Store, is_local, join_url, open_store
-from stoker.storage.unfinished import MARK, counted_files, is_hidden
+from stoker.storage import ObjectInfo, Store, is_local, open_store
+from stoker.storage.unfinished import MARK, counted_files
 from stoker.types import StorageOptions
 
 _PEEK: Final = 5000
@@ -61,32 +59,6 @@ def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, 
     if not told:
         raise error
     raise ObjectNotFoundError(f"{store.url} has no {INDEX_NAME}{told}", url=store.url) from error
-
-
-@contextlib.contextmanager
-def split_explained(given: object, split: str | None, options: StorageOptions | None) -> Iterator[None]:
-    """Add to the error of a split that has no directory a pattern of the files that are the split's by their names.
-
-    Args:
-        given: the directory or URL that the split is sought in.
-        split: the split's name, if one is asked for.
-        options: as :func:`stoker.storage.open_store` has them.
-    """
-    try:
-        yield
-    except ObjectNotFoundError as error:
-        if split is None or not isinstance(given, str | os.PathLike):
-            raise
-        store = open_store(given, options if is_local(given) is None else None)
-        listing, _ = _listing(store) or ([], iter(()))
-        pattern = files_of_split((item.key for item in listing if not is_hidden(item.key)), split)
-        if not pattern:
-            raise
-        raise ObjectNotFoundError(
-            f"{error}. Files there are of the split {split!r} by their names: name them by the pattern "
-            f"{join_url(given, pattern)} without split=",
-            url=error.url,
-        ) from error
 
 
 def _listing(store: Store) -> tuple[list[ObjectInfo], Iterator[ObjectInfo]] | None:

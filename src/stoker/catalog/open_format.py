@@ -12,9 +12,9 @@ from stoker.arguments import unknown_name
 from stoker.cache.base import CacheSettings
 from stoker.catalog.detect import dataset_url, detect, refuse_shard_files
 from stoker.catalog.header_columns import index_or_headers
-from stoker.catalog.hub_files import hub_files, is_hub
 from stoker.catalog.location import DatasetLocation, open_indexed
-from stoker.catalog.missing import format_instead, split_explained
+from stoker.catalog.missing import format_instead
+from stoker.catalog.split_files import files_of_split, hub_files, is_hub
 from stoker.catalog.synthetic import open_synthetic
 from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.unindexed.files_location import Files, is_pattern
@@ -106,49 +106,71 @@ def open_format(
         remote = dataset_url(remote)
     if isinstance(remote, str) and is_hub(remote):
         remote, split = hub_files(remote, split, storage_options, retry, stall_timeout)
-    given = local if remote is None else remote
-    with split_explained(given, split, storage_options):
-        if name == _MADE:
-            return open_synthetic(settings, **(options or {}))
-        if name == _INDEXED and given is not None:
-            refuse_shard_files(given)
-        if name is None and not _may_have_index(given):
-            assert given is not None  # as a dataset that has neither remote nor local is refused
-            name = detect(given, storage_options).format
-        if name == _CHUNKS:
-            assert remote is None or isinstance(remote, str | os.PathLike)
-            size = (options or {}).get("block_size")
-            location = open_indexed(remote, local, split, load=partial(read_index, block_size=size), **reading)
-            return _check_litdata(location, size, alone=True)
-        if name is None or name == _INDEXED:
-            assert remote is None or isinstance(remote, str | os.PathLike)  # as a list has no index
-            try:
-                load = read_index if name is None else index_or_headers
-                location = open_indexed(remote, local, split, load=load, **reading)
-                if options:
-                    chunks = any(shard.format == _CHUNKS for shard in location.index.shards)
-                    remedy = f"give format={_CHUNKS!r}, too" if chunks else "leave them out"
-                    raise ConfigError(f"{location.url} has an {INDEX_NAME}, and {_NO_OPTIONS}: {remedy}")
-                return _check_litdata(location, None, alone=False)
-            except ObjectNotFoundError as error:
-                assert isinstance(given, str | os.PathLike)
-                url = join_url(given, split) if split else given
-                found = format_instead(url, storage_options, error)
-                if name == _INDEXED:
-                    raise ObjectNotFoundError(
-                        f'{error}: there are files of format {found!r}. Read them with format="{found}", or leave it out'
-                    ) from error
-                logger.info("%s has no index.json: its files are read as format=%r", redact_url(os.fspath(url)), found)
-                name = found
-        if name in TABLE_FORMATS:
-            from stoker.catalog.tables.open_table import open_table
+    opening: dict[str, Any] = {"columns": columns, "options": options, "cache_limit": cache_limit, "reading": reading}
+    try:
+        return _open(name, remote, local, split, **opening)
+    except ObjectNotFoundError as error:
+        given = local if remote is None else remote
+        if split is None or not isinstance(given, str | os.PathLike):
+            raise
+        files = files_of_split(given, split, storage_options, error)
+    return _open(name, files, None if remote is None else local, None, **opening)
 
-            return open_table(
-                name, remote, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
-            )
-        return open_unindexed(
-            remote, name, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
+
+def _open(
+    name: str | None,
+    remote: Files | None,
+    local: str | os.PathLike[str] | None,
+    split: str | None,
+    *,
+    columns: Sequence[str] | None,
+    options: Mapping[str, Any] | None,
+    cache_limit: int | None,
+    reading: Mapping[str, Any],
+) -> DatasetLocation:
+    """Open a dataset whose split is a folder, if it has one."""
+    given = local if remote is None else remote
+    if name == _MADE:
+        return open_synthetic(reading["settings"], **(options or {}))
+    if name == _INDEXED and given is not None:
+        refuse_shard_files(given)
+    if name is None and not _may_have_index(given):
+        assert given is not None  # as a dataset that has neither remote nor local is refused
+        name = detect(given, reading["storage_options"]).format
+    if name == _CHUNKS:
+        assert remote is None or isinstance(remote, str | os.PathLike)
+        size = (options or {}).get("block_size")
+        location = open_indexed(remote, local, split, load=partial(read_index, block_size=size), **reading)
+        return _check_litdata(location, size, alone=True)
+    if name is None or name == _INDEXED:
+        assert remote is None or isinstance(remote, str | os.PathLike)  # as a list has no index
+        try:
+            load = read_index if name is None else index_or_headers
+            location = open_indexed(remote, local, split, load=load, **reading)
+            if options:
+                chunks = any(shard.format == _CHUNKS for shard in location.index.shards)
+                remedy = f"give format={_CHUNKS!r}, too" if chunks else "leave them out"
+                raise ConfigError(f"{location.url} has an {INDEX_NAME}, and {_NO_OPTIONS}: {remedy}")
+            return _check_litdata(location, None, alone=False)
+        except ObjectNotFoundError as error:
+            assert isinstance(given, str | os.PathLike)
+            url = join_url(given, split) if split else given
+            found = format_instead(url, reading["storage_options"], error)
+            if name == _INDEXED:
+                raise ObjectNotFoundError(
+                    f'{error}: there are files of format {found!r}. Read them with format="{found}", or leave it out'
+                ) from error
+            logger.info("%s has no index.json: its files are read as format=%r", redact_url(os.fspath(url)), found)
+            name = found
+    if name in TABLE_FORMATS:
+        from stoker.catalog.tables.open_table import open_table
+
+        return open_table(
+            name, remote, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
         )
+    return open_unindexed(
+        remote, name, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
+    )
 
 
 def _check_litdata(location: DatasetLocation, block_size: int | None, *, alone: bool) -> DatasetLocation:

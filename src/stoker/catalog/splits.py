@@ -79,21 +79,6 @@ def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False,
             _refuse(root, above, splits, (), end, whole)
 
 
-def files_of_split(keys: Iterable[str], split: str) -> str:
-    """A pattern of the files whose names tell that they are of a split, such as ``train*.parquet``; empty where none are.
-
-    Args:
-        keys: files below a directory.
-        split: the split's name, which may begin with the folders that it lies in.
-    """
-    for key in keys_of_split(keys, split):
-        folder, _, name = key.rpartition("/")
-        word = _name_of(split.rpartition("/")[2]).fullmatch(name)
-        assert word is not None
-        return f"{folder}/{name[: word.end('word')]}*{name[name.rfind('.') :]}".lstrip("/")
-    return ""
-
-
 def keys_of_split(keys: Iterable[str], split: str) -> list[str]:
     """The files whose names tell that they are of a split, sorted: directly in its folder or in ``data/`` below that.
 
@@ -129,10 +114,13 @@ def _name_of(word: str) -> re.Pattern[str]:
 def _refuse(root: str, above: str, splits: Mapping[str, str], folders: Iterable[str], end: str, whole: str) -> None:
     below = f"{above}/" if above else ""
     first = splits.get("train", min(splits.values()))
-    choice = f'split="{below}{first}"' if first in folders else f"the pattern {root}/{below}{first}*{end}"
+    if first in folders:
+        choice = f'split="{below}{first}" (or name {root}/{below}{first})'
+    else:
+        word = next(split for split, name in splits.items() if name == first)
+        above = re.sub(r"(?:^|(?<=/))data/$", "", below)
+        choice = f'split="{above}{word}" (or the pattern {root}/{below}{first}*{end})'
     raise ConfigError(
         f"{root} holds the splits {', '.join(f'{below}{name}' for name in sorted(splits.values()))} side by side, whose "
-        f"samples would come as one dataset: choose one, as by {choice}"
-        + (f" (or name {root}/{below}{first})" if first in folders else "")
-        + f", or take all of them on purpose, {whole}"
+        f"samples would come as one dataset: choose one, as by {choice}, or take all of them on purpose, {whole}"
     )

@@ -32,6 +32,11 @@ _KINDS: dict[str, Kind] = {
 UNSENDABLE = re.compile("[\\x00-\\x1f\\x7f\\ud800-\\udfff]")
 """Characters that an object store's keys and URLs can not have."""
 
+# A dataset, a folder or a file of one, as a browser shows it. Large files are redirected to another host.
+_HUB_PAGE = re.compile(
+    r"(?:huggingface\.co|hf\.co)/datasets/(?P<name>[^/]+/[^/]+)"
+    r"(?:/(?:(?:tree|blob|resolve|raw)/(?P<revision>[^/]+)(?:/(?P<path>.*))?|viewer.*)?)?"
+)
 _HOST = {
     "s3": "bucket",
     "gs": "bucket",
@@ -75,6 +80,10 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     text = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(f"{text!r} is not a URL or a path: expected a non-empty string without NUL characters.")
+    if text.startswith("pipe:"):
+        raise ConfigError(
+            f"{redact_url(text)!r}: commands are not run. Give the URL that it reads, such as s3://bucket/path."
+        )
     scheme, separator, rest = text.partition("://")
     if not separator:
         start, colon, path = text.partition(":")
@@ -87,8 +96,12 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     shown = redact_url(text)
     kind = _KINDS.get(scheme.lower())
     if kind is None:
+        from stoker.arguments import nearest  # which needs NumPy
+
         known = ", ".join(f"{name}://" for name in _KINDS)
-        raise ConfigError(f"{shown!r}: unknown scheme {scheme!r}. Known are {known} and plain paths.")
+        raise ConfigError(
+            f"{shown!r}: unknown scheme {scheme!r}{nearest(scheme, _KINDS)}. Known are {known} and plain paths."
+        )
     if kind != "file" and (bad := UNSENDABLE.search(rest)):
         raise ConfigError(f"{shown!r} contains {bad[0]!r}: control characters can not be sent to a store.")
     host, _, path = rest.partition("/")
@@ -104,6 +117,10 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
             f"{shown!r}: credentials do not belong in a URL, which is printed and logged. "
             "Put them in storage_options= or in the environment."
         )
+    if kind == "http" and (page := _HUB_PAGE.fullmatch(f"{host}/{path}")):
+        revision = "" if page["revision"] in (None, "main") else f"@{page['revision']}"
+        below = f"/{page['path']}" if page["path"] else ""
+        raise ConfigError(f"{shown!r} is a page of the Hub: write 'hf://datasets/{page['name']}{revision}{below}'.")
     if not host:
         raise ConfigError(f"{shown!r} has no {_HOST[kind]}: expected {scheme}://<{_HOST[kind]}>/<path>.")
     if kind == "http" and any(c in rest for c in "?#"):

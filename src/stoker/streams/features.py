@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from stoker.catalog.unindexed.files_location import source_of
 from stoker.catalog.unindexed.find_files import find_files
+from stoker.catalog.unindexed.huggingface import DICT_NAME, refuse_dict
 from stoker.catalog.unindexed.inspect_headers import StoreSource
 from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.errors import ConfigError, CorruptDataError
@@ -116,6 +117,8 @@ def _features(remote: str | os.PathLike[str], options: StorageOptions | None) ->
     source = source_of(remote)
     if source.keys is None and source.pattern is None:
         store = open_store(source.root, options if is_local(source.root) is None else None)
+        if store.exists(DICT_NAME):
+            refuse_dict(store)
         if store.exists(_INFO):
             return _object(_parsed(store.get(_INFO, max_bytes=_MOST), store.url_of(_INFO)), "features", store.url)
 

@@ -20,6 +20,7 @@ Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _BRACES: Final = re.compile(r"\{(?:(?P<first>[0-9]+)\.\.(?P<last>[0-9]+)|(?P<each>[^{}]*,[^{}]*))\}")
 _WILD: Final = re.compile(rf"[*?\[]|{_BRACES.pattern}")
 _BRACE: Final = re.compile(r"[{}]")
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+")
 _MOST_NAMES: Final = 1_000_000
 
 
@@ -147,11 +148,14 @@ def check_exists(given: str | os.PathLike[str]) -> None:
         return
     parent = path.parent
     if not parent.is_dir():
-        raise ObjectNotFoundError(f"{path} does not exist, nor does its directory: check the path", url=str(path))
+        hub = f". A dataset of the Hub is hf://datasets/{given}" if _HUB_NAME.fullmatch(os.fspath(given)) else ""
+        raise ObjectNotFoundError(f"{path} does not exist, nor does its directory: check the path{hub}", url=str(path))
     near = difflib.get_close_matches(path.name, [entry.name for entry in os.scandir(parent)], 3)
     meant = f": did you mean {' or '.join(repr(name) for name in near)}?" if near else f": check what is in {parent}"
     braces = ". Of braces, {a,b} and {000..127} stand for names" if _BRACE.search(str(path)) else ""
-    raise ObjectNotFoundError(f"{path} does not exist{meant}{braces}", url=str(path))
+    several = ". Several files are a list, or a pattern" if "::" in path.name else ""
+    said = f"{path} does not exist{meant}{braces}{several}"
+    raise ObjectNotFoundError(said.replace("?. ", "? "), url=str(path))
 
 
 def no_files(root: str) -> str:
@@ -159,6 +163,8 @@ def no_files(root: str) -> str:
     directory = is_local(root)
     if directory is None:
         return f"{root}: nothing is there: there are no files"
+    if not directory.is_dir():
+        return f"{directory} does not exist"
     links = [entry.path for entry in os.scandir(directory) if entry.is_symlink() and not os.path.exists(entry.path)]
     if links:
         return (

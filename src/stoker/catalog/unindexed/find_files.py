@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
+from stoker.catalog.split_files import chosen_by_readme
 from stoker.catalog.splits import refuse_splits
 from stoker.catalog.tables.marks import refuse_inside, refuse_table, table_of
 from stoker.catalog.unindexed.files_location import FilesLocation, no_files, no_match
@@ -125,6 +126,9 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
         _check_name(key, source.root)
         found.append(file)
     found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
+    chosen = chosen_by_readme(source.root, store) if matches is None else None
+    if chosen is not None:
+        found = [file for file in found if file.key in chosen]
     if found and other_images and matches is None:
         logger.warning(
             "%s: format=%r leaves out %s of another kind that is there; format='images' reads all",
@@ -136,7 +140,8 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
         _refuse_unquoted_shards((file.key for file in found), store, reader)
         if matches is None:
             found = saved_files(found, saved, store) if reader.name == "arrow" else found
-            refuse_splits((file.key for file in found), source.root, folders_only=reader.single)
+            if chosen is None:
+                refuse_splits((file.key for file in found), source.root, folders_only=reader.single)
         return _with_beside(source, store, found, reader, listed)
     if source.pattern is None and not others and is_local(source.root) is None:
         # Only a listing tells a file from a directory that is named like one, as Spark names them.

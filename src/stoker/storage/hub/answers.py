@@ -32,6 +32,7 @@ def refusal(answer: Answer, address: HubAddress, login: HubLogin, url: str, root
     status, code = answer.status, answer.headers.get("X-Error-Code") or ""
     said = (answer.headers.get("X-Error-Message") or "")[:_MOST_SHOWN]
     page = f"{login.endpoint}/datasets/{address.repo}"
+    who = "a request without a token" if login.token is None else login.identity
     if status in _LATER:
         after = seconds_to_wait(answer.headers)
         detail = f"HTTP {status}{' too many requests' if status == 429 else ''}"
@@ -42,7 +43,7 @@ def refusal(answer: Answer, address: HubAddress, login: HubLogin, url: str, root
         return AnswerError(Fault("transient", detail), after or 0.0)
     if code == "GatedRepo":
         return AccessDeniedError(
-            f"{url}: the dataset is gated, and {login.identity} has no access. Accept its terms at {page}, and give a token "
+            f"{url}: the dataset is gated, and {who} has no access. Accept its terms at {page}, and give a token "
             "of that account: HF_TOKEN, `hf auth login`, or storage_options={'token': ...}.",
             url=url,
         )
@@ -52,7 +53,7 @@ def refusal(answer: Answer, address: HubAddress, login: HubLogin, url: str, root
         )
     if code == "RepoNotFound" or (status == 401 and not code and said != _REFUSED_LOGIN):
         return ObjectNotFoundError(
-            f"{root}: there is no dataset {address.repo!r} on {login.endpoint}, or it is private and {login.identity} "
+            f"{root}: there is no dataset {address.repo!r} on {login.endpoint}, or it is private and {who} "
             "may not see it. Check the name, or give a token: HF_TOKEN, `hf auth login`, or storage_options={'token': ...}.",
             url=root,
         )

@@ -294,10 +294,20 @@ class RemoteStore:
             found: Sequence[Mapping[str, Any]] | None = next(stream, None)
             return found
 
+        empty: ObjectInfo | None = None  # an empty object that stands for a folder, as consoles of stores make them
         while (found := self._run(prefix, page)) is not None:
             for meta in found:
-                yield _info(meta["path"][skip:], meta)
+                info = _info(meta["path"][skip:], meta)
+                if empty is not None and not info.key.startswith(f"{empty.key}/"):
+                    yield empty
+                empty = None
+                if info.size:
+                    yield info
+                elif info.key:
+                    empty = info
                 last = meta["path"]
+        if empty is not None:
+            yield empty
 
     def head(self, key: str) -> ObjectInfo:
         import obstore

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face Hub by their URL: formats, splits and configs, requests, and what a state says of a commit."""
+"""Datasets of the Hugging Face Hub, and copies of them: formats, splits and configs, requests, and what a state says."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from hub_server import Hub, Repo, serve_hub, sha_of
-from stoker import StreamingDataset
-from stoker.errors import ConfigError, ObjectNotFoundError, StateError, StokerError
+from s3server import Bucket
+from stoker import StreamingDataset, convert, inspect, verify
+from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError, StateError, StokerError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
+from stoker.storage import open_store
 from stoker.storage.hub import hub_store
 from stoker.storage.hub.listings import forget_listings
 
@@ -167,6 +170,72 @@ def test_configs(hub: Hub) -> None:
     hub_store._commits.clear()
     with pytest.raises(ConfigError, match=r"split 'train' of config 'default' is nothing/\*, and no file matches"):
         StreamingDataset(URL)
+
+
+def test_what_takes_no_split_reads_what_the_readme_chooses(hub: Hub, tmp_path: Path) -> None:
+    en, fr = ({"config_name": name, "data_files": f"{name}/*"} for name in ("en", "fr"))
+    hub.repos["o/n"] = Repo([files("en/a.parquet", "fr/a.parquet")], card=card(en, fr))
+    jobs = (
+        inspect,
+        verify,
+        lambda url: convert(url, tmp_path / "out"),
+        lambda url: StreamingParquetLoader(url, column="x"),
+    )
+    for job in jobs:
+        with pytest.raises(ConfigError, match=r"configs en, fr.*split='en/train', or name its files by a pattern"):
+            job(URL)
+    hub.repos["o/n"].card = card(en, fr | {"default": True})
+    hub_store._commits.clear()
+    assert inspect(URL).samples == convert(URL, tmp_path / "out").samples == 100
+    assert numbers(StreamingDataset(tmp_path / "out")) == list(range(100, 200))
+
+
+README = """---
+license: mit
+configs:
+- config_name: en
+  default: true
+  data_files:
+  - split: train
+    path: [english/one.parquet, "english/train-*"]
+- config_name: fr
+  data_files: french/*
+---
+# A dataset
+"""
+
+
+@pytest.mark.parametrize("place", ["folder", "s3"])
+def test_a_copy_of_a_dataset_has_the_splits_of_its_readme(
+    place: str, own_cache: Path, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = files("english/one.parquet", "english/train-0.parquet", "french/a.parquet") | {
+        "README.md": README.encode()
+    }
+    url, options = (str(tmp_path), None) if place == "folder" else (bucket.url, bucket.storage_options)
+    store = open_store(url, options)
+    for key, data in copied.items():
+        store.put(key, data)
+
+    def read(split: str) -> list[int]:
+        return numbers(StreamingDataset(url, split=split, storage_options=options))
+
+    assert read("train") == read("en/train") == TRAIN
+    assert read("fr/train") == TEST
+    with pytest.raises(ObjectNotFoundError, match=r"no split 'test', but en/train, fr/train"):
+        read("test")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "yaml", None)
+        with pytest.raises(MissingPackageError, match=r"README\.md tells which files are of which split.*pyyaml"):
+            read("train")
+    store.put("README.md", README.replace("license: mit", "license: &a [mit]").encode())
+    with pytest.raises(ConfigError, match="anchors"):
+        read("train")
+    store.put("README.md", README.replace("configs:", "configs: [").encode())
+    with pytest.raises(ConfigError, match=r"no YAML.*by a pattern"):
+        read("train")
+    store.put("README.md", b"---\nlicense: mit\n---\n")
+    assert read("english/train") == list(range(100, 200)), "by the names of files"
 
 
 @pytest.mark.parametrize(

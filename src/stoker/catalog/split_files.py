@@ -1,7 +1,12 @@
-"""Files of a split of a dataset of the Hugging Face Hub: by the header of its README, else by their names."""
+"""Files of a split that has no folder of its own: by the header of the dataset's README, else by their names.
+
+So datasets of the Hugging Face Hub are read, and copies of them elsewhere.
+"""
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -9,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from stoker.catalog.splits import keys_of_split, splits_of
 from stoker.catalog.unindexed.files_location import Files, is_pattern, matching
 from stoker.display import counted
-from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, import_option
 from stoker.index.index import INDEX_NAME
-from stoker.storage import RetryPolicy, join_url, open_store
+from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.unfinished import is_hidden
 from stoker.types import StorageOptions
 
@@ -20,6 +25,13 @@ if TYPE_CHECKING:  # with its HTTP client it takes longer to import than most of
 
 _DEFAULT: Final = "default"
 _MOST_NAMED: Final = 10
+_README: Final = "README.md"
+_MOST_README: Final = 16 << 20
+_HEADER: Final = re.compile(r"\A---[ \t]*\r?\n(?P<yaml>.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
+_TELLS: Final = re.compile(r"^configs[ \t]*:", re.MULTILINE)
+# Parts and sums of splits, as datasets writes them.
+_PART: Final = re.compile(r".+(?:\[.*\]|\+.+)")
+_WHOLE: Final = "A split is read whole: take a part by subset=, and several splits by streams="
 # Files that the Hub's repositories have beside data.
 _BESIDE: Final = re.compile(r"(?:.*/)?(?:README\.md|LICENSE[^/]*|\.git[^/]*|dataset_infos\.json)", re.IGNORECASE)
 
@@ -54,22 +66,123 @@ def hub_files(
     keys = [info.key for info in store.list()]
     if INDEX_NAME in keys or (split is not None and any(key.startswith(f"{split}/") for key in keys)):
         return url, split
-    keys = [key for key in keys if not is_hidden(key) and not _BESIDE.fullmatch(key)]
-    configs = {} if store.folder else _configs(store.card(), keys, store.url)
-    if configs:
-        found = _of_configs(configs, split, store.url)
-    elif split is None:
+    data = _data(keys)
+    found = _told_files(data, split, {} if store.folder else store.card(), store.url)
+    if found is None:
         return url, None  # the listing refuses splits side by side
-    else:
-        found = keys_of_split(keys, split)
-        if not found:
-            told = sorted(splits_of(keys)) or sorted({key.partition("/")[0] for key in keys})
-            raise ObjectNotFoundError(
-                f"{store.url}: neither its README nor the names of its {counted(len(keys), 'file')} tell a split {split!r}; "
-                f"there are {_told(told)}. Name the files by a pattern, such as {store.url}/data/{split}-*.parquet",
-                url=store.url,
-            )
+    if not found and split is not None:
+        told = sorted(splits_of(data)) or sorted({key.partition("/")[0] for key in data})
+        remedy = (
+            _WHOLE
+            if _PART.fullmatch(split)
+            else f"Name the files by a pattern, such as {store.url}/data/{split}-*.parquet"
+        )
+        raise ObjectNotFoundError(
+            f"{store.url}: neither its README nor the names of its {counted(len(data), 'file')} tell a split {split!r}; "
+            f"there are {_told(told)}. {remedy}",
+            url=store.url,
+        )
     return [join_url(url, key) for key in found], None
+
+
+def files_of_split(
+    url: str | os.PathLike[str], split: str, options: StorageOptions | None, error: ObjectNotFoundError
+) -> list[str]:
+    """The files of a split below a directory or URL that has no folder for it.
+
+    Args:
+        url: the directory or URL; at its root the README of a copy of a dataset of the Hub may lie.
+        split: as :func:`hub_files` has it.
+        options: as :func:`stoker.storage.open_store` has them.
+        error: what the split's folder was missed with.
+
+    Raises:
+        ObjectNotFoundError: there are none, or the folder is there; says what is there.
+        ConfigError: the README has several configs, and the split is of none; names them.
+        MissingPackageError: the README tells the files, and PyYAML, which reads it, is not installed.
+    """
+    if is_pattern(url):
+        raise ObjectNotFoundError(f"{error}. A pattern names files itself: leave split= out", url=error.url) from error
+    store = open_store(url, options if is_local(url) is None else None)
+    try:
+        keys = [info.key for info in store.list()]
+    except StokerError:
+        raise error from None
+    if not keys or any(key.startswith(f"{split}/") for key in keys):
+        raise error
+    data = _data(keys)
+    found = _told_files(data, split, _card(store) if _README in keys else {}, store.url)
+    if found:
+        return [join_url(url, key) for key in found]
+    names = sorted({*splits_of(data), *(key.partition("/")[0] for key in data if "/" in key)})
+    near = difflib.get_close_matches(split, names, 1)
+    said = [str(error).rstrip(". ")]
+    if near and "did you mean" not in said[0]:
+        said.append(f"Did you mean split={near[0]!r}?")
+    if names:
+        said.append(f"Splits and folders there: {_told(names)}")
+    if _PART.fullmatch(split):
+        said.append(_WHOLE)
+    raise ObjectNotFoundError(". ".join(said).replace("?. ", "? "), url=error.url) from error
+
+
+def chosen_by_readme(url: str, store: Store) -> frozenset[str] | None:
+    """The data files of the only split of a dataset of the Hub, where its README tells; ``None`` where it does not.
+
+    Args:
+        url: what is read.
+        store: of it.
+
+    Raises:
+        ConfigError: there are several configs or splits; names them.
+    """
+    if not is_hub(url):
+        return None
+    hub = cast("HubStore", store)
+    if hub.folder:
+        return None
+    found = _told_files(_data([info.key for info in hub.list()]), None, hub.card(), hub.url)
+    return None if found is None else frozenset(found)
+
+
+def _data(keys: Sequence[str]) -> list[str]:
+    return [key for key in keys if not is_hidden(key) and not _BESIDE.fullmatch(key)]
+
+
+def _told_files(keys: Sequence[str], split: str | None, card: Mapping[str, Any], where: str) -> list[str] | None:
+    """The files of a split by the README or, where that tells none, by their names; ``None`` where neither is asked.
+
+    Raises:
+        ConfigError, ObjectNotFoundError: the README does not tell which, or tells others; names all.
+    """
+    if configs := _configs(card, keys, where):
+        return _of_configs(configs, split, where)
+    return None if split is None else keys_of_split(keys, split)
+
+
+def _card(store: Store) -> Mapping[str, Any]:
+    """The header of a README, where it tells splits.
+
+    Raises:
+        MissingPackageError: PyYAML is not installed.
+        ConfigError: the header is no YAML.
+    """
+    where = store.url_of(_README)
+    header = _HEADER.match(store.get(_README, max_bytes=_MOST_README).decode("utf-8", "replace"))
+    if header is None or not _TELLS.search(header["yaml"]):
+        return {}
+    yaml = import_option("yaml", f"{where} tells which files are of which split, and needs PyYAML", "pyyaml")
+    try:
+        if any(getattr(event, "anchor", None) for event in yaml.parse(header["yaml"], yaml.SafeLoader)):
+            raise ConfigError(f"{where}: anchors and aliases in its header are not read. Name the files by a pattern")
+        found = yaml.safe_load(header["yaml"])
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"{where}: its header is no YAML: {' '.join(str(error).split())}. Name the files by a pattern"
+        ) from error
+    return found if isinstance(found, dict) else {}
 
 
 def _configs(card: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[str, dict[str, list[str]]]:
@@ -139,7 +252,8 @@ def _of_configs(configs: Mapping[str, Mapping[str, list[str]]], split: str | Non
     everything = [f"{name}/{one}" for name in configs if name != _DEFAULT for one in configs[name]]
     if chosen is None:
         raise ConfigError(
-            f"{where} has the configs {_told(names)}: choose one of their splits, as by split={everything[0]!r}"
+            f"{where} has the configs {_told(names)}: choose one of their splits, as by split={everything[0]!r}, "
+            "or name its files by a pattern"
         )
     if split is None and len(chosen) == 1:
         return next(iter(chosen.values()))
