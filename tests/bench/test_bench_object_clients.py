@@ -55,6 +55,10 @@ def test_a_run_through_this_client_reads_what_the_bucket_holds(
     for epoch in result["epochs"]:
         assert epoch["steps"] == [FILES // BATCH // 2] * 2
         assert epoch["bytes"] == sum(one.nbytes for one in stored)
+        network = epoch["requests"]["network"]
+        assert list(epoch["requests"]) == ["network"]
+        assert (network["count"], network["bytes"]) == (FILES, sum(map(len, bodies)))
+        assert [rank["requests"]["network"]["count"] for rank in epoch["ranks"]] == [FILES // 2] * 2
         first = [np.concatenate(stored[rank * FILES // 2 :][:BATCH]) for rank in (0, 1)]
         assert epoch["fingerprints"] == [fingerprint(batch) for batch in first]
         assert any(client in note for note in epoch["loader"]["notes"])

@@ -32,6 +32,7 @@ from stoker.cache.in_use import hold
 from stoker.cache.origin import PRIVATE, remove_origin_part
 from stoker.cache.quota import PART, CacheQuota, claim, part_name, release, remove_unlocked
 from stoker.cache.range_fetch import check_file, fetch_part
+from stoker.concurrency.request_observer import fetched_by_thread, observer
 from stoker.concurrency.shared_counters import Count
 from stoker.errors import (
     CacheError,
@@ -117,9 +118,12 @@ class DiskCache(ShardCache):
     def read_ahead(self, files: Sequence[Buffer]) -> None:
         """Have the kernel read whole mapped files from disk in the background, before their pages are needed."""
         for data in files:
-            if isinstance(data, mmap.mmap):
+            if isinstance(data, MappedFile):
+                counted = observer() is not None
+                before = fetched_by_thread() if counted else 0
                 with contextlib.suppress(OSError):
                     data.madvise(mmap.MADV_WILLNEED)
+                data.fetched = counted and fetched_by_thread() > before
 
     def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:
         if isinstance(self.settings.validate_hash, str) or self.settings.validate_hash is True:
@@ -346,6 +350,7 @@ class DiskCache(ShardCache):
             if self.store is None:
                 return map_open_file(descriptor, first, end, str(path), status), status
             mapped = MappedFile(descriptor, first, end, str(path), status)
+            mapped.copied = True
             hold(self.root, file.basename, mapped)
             if self.settings.limit is not None:
                 with contextlib.suppress(OSError):

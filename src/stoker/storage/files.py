@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Self
 
+from stoker.concurrency.request_observer import observer
 from stoker.errors import CorruptDataError, ObjectNotFoundError, StorageError
 
 logger = logging.getLogger(__name__)
@@ -273,9 +274,16 @@ class MappedFile(mmap.mmap):
 
     Raises:
         OSError: it can not be mapped.
+
+    Attributes:
+        path: names the file.
+        copied: whether it lies in a cache, as a copy of a shard.
+        fetched: whether its read-ahead had the kernel fetch anything from a device; known only where requests are counted.
     """
 
     path: str
+    copied: bool = False
+    fetched: bool = False
     _end: int
     _file: tuple[int, int]
 
@@ -330,7 +338,13 @@ def map_open_file(descriptor: int, start: int, end: int, path: str, status: os.s
     """
     if end - start > _READ_WHOLE:
         return MappedFile(descriptor, start, end, path, status)
-    data = os.pread(descriptor, end - start, start) if end > start else b""
+    if end <= start:
+        return b""
+    counts = observer()
+    begun = None if counts is None else counts.begin()
+    data = os.pread(descriptor, end - start, start)
+    if counts is not None and begun is not None:
+        counts.end(begun, len(data))
     if len(data) != end - start:
         raise CorruptDataError(f"{path} ends at byte {start + len(data)}: it was cut while it was opened")
     return data

@@ -49,10 +49,12 @@ class Client(ABC):
 
     Attributes:
         package: that does the work, whose version is recorded; empty for Python itself.
+        counts_requests: whether it reads through a store of stoker's, which counts the requests that it makes.
         location: where it reads.
     """
 
     package: ClassVar[str] = ""
+    counts_requests: ClassVar[bool] = False
 
     def __init__(self, location: ClientLocation) -> None:
         self.location = location

@@ -20,6 +20,7 @@ class Obstore(Client):
     """stoker's own store: S3, GCS and Azure by obstore, with retries."""
 
     package = "obstore"
+    counts_requests = True
 
     def __init__(self, location: ClientLocation) -> None:
         super().__init__(location)

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
+from stoker.concurrency.request_counts import RequestCounts
 
 Split = Literal["train", "valid"]
 
@@ -61,6 +62,8 @@ class LoaderJob:
         batch_size: samples of a batch of this rank.
         scratch: a folder of this host's ranks for what a loader keeps on disk; the harness removes it.
         listing: of the split, made before anything is timed; ``None`` where nobody has listed it.
+        requests: where a loader counts the requests that it makes itself. Those of stoker's own stores in this process count
+            in any case.
     """
 
     workload: Workload
@@ -71,6 +74,7 @@ class LoaderJob:
     batch_size: int
     scratch: str = ""
     listing: SplitListing | None = None
+    requests: RequestCounts | None = None
 
     @property
     def split_url(self) -> str:

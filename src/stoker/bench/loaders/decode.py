@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError, CorruptDataError, MissingPackageError
+from stoker.storage.files import MappedFile
 from stoker.types import Array
 
 
@@ -242,6 +244,31 @@ def read_whole(data: Any) -> None:
         # A reduction of NumPy's lets other threads run while this one waits for a page.
         np.maximum.reduce(flat[:: mmap.PAGESIZE])
         flat[-1].item()
+
+
+def read_counted(data: Any) -> None:
+    """As :func:`read_whole`, of which each value that lies in a mapped file is counted as a request where any are."""
+    counts = observer()
+    if counts is None:
+        read_whole(data)
+    elif isinstance(data, dict):
+        read_counted(list(data.values()))
+    elif isinstance(data, list | tuple):
+        for value in data:
+            read_counted(value)
+    elif (file := _mapped_file(data)) is None:
+        read_whole(data)
+    else:
+        begun = counts.begin()
+        read_whole(data)
+        counts.end(begun, byte_count(data), ahead=file.fetched, copied=file.copied)
+
+
+def _mapped_file(data: Any) -> MappedFile | None:
+    """The file that a value is a view of."""
+    while isinstance(data, np.ndarray | memoryview):
+        data = data.base if isinstance(data, np.ndarray) else data.obj
+    return data if isinstance(data, MappedFile) else None
 
 
 def resized(sample: Any, size: int) -> Any:

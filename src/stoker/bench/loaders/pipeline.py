@@ -13,13 +13,14 @@ from stoker.bench.loaders.decode import (
     byte_count,
     compare_checksums,
     open_samples,
-    read_whole,
+    read_counted,
     resized,
     samples_last,
     suffixes,
 )
 from stoker.bench.loaders.listing import check_listing, data_files
 from stoker.bench.loaders.rank_loader import RankLoader
+from stoker.concurrency.request_observer import observe
 from stoker.errors import ConfigError
 from stoker.formats.arrays.npz import read_arrays
 from stoker.formats.base import ReadOptions
@@ -38,7 +39,7 @@ _IMAGES: Final = frozenset({"jpeg", "png"})
 def _decode(sample: Sample, *, format: str, size: int, checksums: bool) -> Sample:  # noqa: A002
     """A file as it is to a sample, on a reading thread."""
     data = sample["data"]
-    read_whole(data)  # by threads that do not hold the interpreter's lock while they wait for it
+    read_counted(data)  # by threads that do not hold the interpreter's lock while they wait for it
     where = str(sample.get("path", "a file"))
     if format == "npz":
         # Of what is cut to size only the largest array is looked at.
@@ -55,6 +56,7 @@ def _decode(sample: Sample, *, format: str, size: int, checksums: bool) -> Sampl
 
 
 def _resize(sample: Sample, *, size: int) -> Sample:
+    read_counted(sample)
     return {"data": resized(sample, size)}
 
 
@@ -67,6 +69,7 @@ class StokerLoader(RankLoader):
 
     def __init__(self, job: LoaderJob) -> None:
         super().__init__(job)
+        observe(job.requests)
         self._bytes = 0
         self._local = bool(is_local(job.url))
         self._names: list[str] | None = None
@@ -183,6 +186,7 @@ class StokerLoader(RankLoader):
 
     def close(self) -> None:
         self.release()
+        observe(None)
 
     def _parallel(self) -> str:
         return f"{self.workers} threads"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from stoker.bench.clients import Client, ClientLocation, find_client
+from stoker.bench.clients.base import Data
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
-from stoker.bench.loaders.decode import FORMATS, FileSamples, compare_checksums, open_samples, resized
+from stoker.bench.loaders.decode import FORMATS, FileSamples, compare_checksums, open_samples, read_whole, resized
 from stoker.bench.loaders.listing import data_files
 from stoker.bench.loaders.torchloading import SharedCounts, TorchRankLoader
+from stoker.concurrency.request_observer import ServedBy, observe
 from stoker.errors import ConfigError
+from stoker.storage import is_local
+from stoker.storage.files import MappedFile
 from stoker.types import Ids
 
 
@@ -20,7 +25,8 @@ class _Files:
     """A map-style dataset. The file that was opened last stays decoded, in each worker of its own."""
 
     def __init__(self, names: list[str], job: LoaderJob, counts: SharedCounts) -> None:
-        self._counts = counts
+        self._counts, self._requests = counts, job.requests
+        self._local = bool(is_local(job.url))
         dataset, reader, storage = job.workload.dataset, job.workload.reader, job.workload.storage
         self._names = names
         self._location = ClientLocation(job.split_url, storage.options, 1)
@@ -44,8 +50,9 @@ class _Files:
         if self._held is None or self._held[0] != number:
             if self._client is None:
                 self._client = self._kind(self._location)
+                observe(self._requests)
             name = self._names[number]
-            data = self._client.read(name)
+            data = self._read(self._client, name)
             self._counts.add(len(data))
             if self._format in ("files", "tfrecord") and not isinstance(data, bytes):
                 data = bytes(data)  # which also reads what was only mapped
@@ -57,12 +64,30 @@ class _Files:
         sample = self._held[1].get(row)
         return resized(sample, self._size) if self._size else sample
 
+    def _read(self, client: Client, name: str) -> Data:
+        """All of a file, counted as one request where the client does not count those that it makes."""
+        counts = self._requests
+        if counts is None or client.counts_requests:
+            return client.read(name)
+        begun = counts.begin()
+        data = client.read(name)
+        if not self._local:
+            counts.add(ServedBy.NETWORK, time.perf_counter_ns() - begun[1], len(data))
+            return data
+        if isinstance(data, MappedFile):
+            if self._columns is not None:
+                return data  # of which only a part may be read, whenever that is
+            read_whole(data)
+        counts.end(begun, len(data))
+        return data
+
     def release(self) -> None:
         """Close the file and connections."""
         self._held = None
         if self._client is not None:
             self._client.close()
             self._client = None
+            observe(None)
 
 
 class TorchLoader(TorchRankLoader):

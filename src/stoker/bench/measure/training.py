@@ -24,11 +24,14 @@ from stoker.bench.measure.calibration import copy_files
 from stoker.bench.measure.compute import ComputeStep, make_step
 from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.measure.metrics import block_metrics, epoch_metrics, percentiles, stalls
+from stoker.bench.measure.requests import Moment, request_record
 from stoker.bench.measure.steps import Steps, run_steps
+from stoker.bench.measure.storage_series import StorageSeries, block_device
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.step_watch import StepWatch
-from stoker.bench.results.record import save_steps
+from stoker.bench.results.record import save_series, save_steps
 from stoker.bench.settings.workload import Workload
+from stoker.concurrency.request_counts import RequestCounts
 from stoker.storage import is_local
 
 
@@ -58,6 +61,12 @@ class Training:
         self.results = Path(rank.plan.results)
         self.first_here = rank.first_on_host
         self.listings: dict[Split, SplitListing] = {}
+        self.requests = RequestCounts()
+        local = is_local(self.plan.url)
+        block = None if local is None else block_device(str(local))
+        self.block = block if self.first_here else None
+        # What is in memory comes from memory.
+        self.told = usage.bytes_read()[0] is not None and (block is not None or pagecache.file_system(self.plan.url)[1])
 
     def list_files(self) -> None:
         """List the splits that are read, once for all ranks, before anything is timed."""
@@ -93,7 +102,7 @@ class Training:
     def _job(self, split: Split, batch_size: int, url: str, workload: Workload) -> LoaderJob:
         listing = self.listings.get(split) if url == self.plan.url else None
         threads, scratch = self.record["read_threads"], self.plan.scratch
-        return LoaderJob(workload, split, url, self.world, threads, batch_size, scratch, listing)
+        return LoaderJob(workload, split, url, self.world, threads, batch_size, scratch, listing, self.requests)
 
     def _begin(self, runs: dict[Split, _Run], stack: contextlib.ExitStack, split: Split) -> _Run:
         """Loader and accelerator of a split, opened when its first epoch begins."""
@@ -109,20 +118,35 @@ class Training:
     def _epoch(
         self, runs: dict[Split, _Run], stack: contextlib.ExitStack, split: Split, repeat: int, epoch: int
     ) -> None:
+        with contextlib.closing(StorageSeries(self.requests, self.block)) as series:
+            self._watched_epoch(runs, stack, split, repeat, epoch, series)
+
+    def _watched_epoch(
+        self,
+        runs: dict[Split, _Run],
+        stack: contextlib.ExitStack,
+        split: Split,
+        repeat: int,
+        epoch: int,
+        series: StorageSeries,
+    ) -> None:
         workload, train = self.plan.workload, split == "train"
         cached = self._page_cache(split)
         at_first = runs[split].loader.report().bytes_fetched if split in runs else 0
         fetched_before = at_first
         self.link.barrier("epoch")
+        counted = self.requests.table()
+        series.start()
         before = usage.measure()
         if is_local(self.plan.url):
             at_first = before.device
         began_at, began, begun = time.time(), time.perf_counter_ns(), time.monotonic()
+        requested = Moment(begun, counted)
         # Opening reads headers, and with small files all of them: it belongs to the first epoch, but to none of its steps.
         run = self._begin(runs, stack, split)
         loader, compute = run.loader, run.compute
         batches = loader.epoch(epoch)
-        opened_at, at_open = time.monotonic(), self._from_storage(loader)
+        opened_at, at_open, opened = time.monotonic(), self._from_storage(loader), self.requests.table()
         spun = compute.spun
         steps = Steps(self._expected(workload, split))
         compute.begin(epoch)
@@ -155,14 +179,18 @@ class Training:
                     at_block_end=None if saving is None else self._unwatched(saving.at_step),
                 )
         finally:
-            entry["ended_at"] = time.time()
+            ended, last = time.monotonic(), usage.measure()
+            series.close()
+            read = Moment(ended, self.requests.table())
+            entry["ended_at"] = time.time()  # after the last look at the counters
             entry |= self._measured(steps, workload)
             entry["time_to_first_batch"] = (int(steps.arrived[0]) - began) * 1e-9 if steps.count else None
-            ended, last = time.monotonic(), usage.measure()
             entry["usage"] = last.since(before)
             entry["spun_seconds"] = (compute.spun - spun) * 1e-9
             entry["cache"] = cached
+            entry["requests"] = request_record(requested, Moment(opened_at, opened), read, told=self.told)
             save_steps(steps, self.results, self.world.rank, f"{split}-{repeat}-{epoch}")
+            save_series(series, self.results, self.world.rank, f"{split}-{repeat}-{epoch}")
             self.save()
         entry["fingerprint"] = None if first is None else fingerprint(first.data)
         loader.release()
@@ -171,9 +199,11 @@ class Training:
         self.link.barrier("epoch ended")
         report = loader.report()
         entry["loader"] = asdict(report)
+        reading = max(opened_at, entry["loader"].pop("reading_began") or 0)
+        entry["requests"] = request_record(requested, Moment(reading, opened), read, told=self.told)
         entry["storage"] = _storage(
             (begun, at_first),
-            (max(opened_at, entry["loader"].pop("reading_began") or 0), at_open),
+            (reading, at_open),
             (ended, last.device if is_local(self.plan.url) else report.bytes_fetched),
         )
         entry["fetched_bytes"] = _more(report.bytes_fetched, fetched_before)

@@ -61,6 +61,14 @@ def measure() -> Usage:
     return Usage(cpu, memory, peak, device, read)
 
 
+def bytes_read() -> tuple[int | None, int | None]:
+    """``device`` and ``read`` of :class:`Usage` alone, which takes less time."""
+    own = os.getpid()
+    found = [_io(pid) for pid in (own, *descendants(own))]
+    device, read = zip(*found, strict=True)
+    return None if None in device else sum(device), None if None in read else sum(read)
+
+
 def descendants(pid: int) -> list[int]:
     """Living processes that one has started, and theirs; those that end while this is asked for are left out."""
     found: list[int] = []

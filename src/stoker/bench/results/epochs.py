@@ -10,6 +10,8 @@ import numpy as np
 
 from stoker.bench.measure.metrics import percentiles, spread, step_seconds
 from stoker.bench.measure.step_files import counted_waits, read_steps, steps_path
+from stoker.bench.results.requests import epoch_requests, told_requests
+from stoker.bench.results.storage_over_time import series_path, storage_series
 from stoker.bench.settings.workload import Workload
 from stoker.types import Array
 
@@ -27,10 +29,15 @@ def epoch_results(records: Sequence[Mapping[str, Any]], folder: Path, workload: 
         folder: where their steps are.
         workload: what they ran.
     """
-    return [
-        _epoch([_entry(record, kind, repeat, epoch) for record in records], folder, workload, kind, repeat, epoch)
-        for kind, repeat, epoch in _keys(records)
-    ]
+    keys = _keys(records)
+    found = []
+    for kind, repeat, epoch in keys:
+        entries = [_entry(record, kind, repeat, epoch) for record in records]
+        made = _epoch(entries, folder, workload, kind, repeat, epoch)
+        paths = [series_path(folder, entry["rank"], kind, repeat, epoch) for entry in entries if entry is not None]
+        began, ended = made["began_at"] or 0.0, made["ended_at"] or 0.0
+        found.append(made | {"storage_series": storage_series(paths, began, ended, len(keys))})
+    return found
 
 
 def _keys(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
@@ -70,6 +77,7 @@ def _epoch(
     means = {name: spread([entry["metrics"][name] for entry in known]) for name in names}
     used, samples = _sum(known, "bytes"), _sum(known, "samples")
     cpu = _sum(known, "usage", "cpu_seconds")
+    requests = epoch_requests(known)
     return {
         "kind": kind,
         "repeat": repeat,
@@ -95,6 +103,7 @@ def _epoch(
         "fetched_bytes": _sum(known, "fetched_bytes"),
         "storage_bytes": _sum(known, "storage", "bytes"),
         "storage_bytes_per_second": _sum(known, "storage", "bytes_per_second"),
+        "requests": None if requests is None else told_requests(requests),
         "cpu_seconds": cpu,
         "cpu_seconds_per_gb": cpu / used * 1e9 if cpu is not None and used else None,
         "peak_memory_bytes": _sum(known, "usage", "peak_memory_bytes"),
@@ -107,7 +116,10 @@ def _epoch(
         "with_checkpoints": _with_checkpoints(known),
         "fingerprints": [entry.get("fingerprint") for entry in known],
         "loader": next((entry["loader"] for entry in known if entry.get("loader")), None),
-        "ranks": [{name: entry.get(name) for name in _RANK} for entry in known],
+        "ranks": [
+            {name: entry.get(name) for name in _RANK} | {"requests": told_requests(entry.get("requests") or {}) or None}
+            for entry in known
+        ],
     }
 
 

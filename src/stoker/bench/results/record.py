@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stoker.bench.measure.steps import Steps
+from stoker.bench.measure.storage_series import StorageSeries
 from stoker.storage.file_errors import file_errors
 from stoker.storage.types import BufferLike
 
@@ -45,6 +46,18 @@ def save_steps(steps: Steps, results: Path, rank: int, name: str) -> None:
         block=np.array([block.first for block in steps.blocks], np.int64),
     )
     replace_file(results / "steps" / f"rank{rank:05d}-{name}.npz", packed.getbuffer())
+
+
+def save_series(series: StorageSeries, results: Path, rank: int, name: str) -> None:
+    """Write the counters of storage over an epoch's time, which :mod:`~stoker.bench.results.storage_over_time` reads.
+
+    Raises:
+        StorageError: as of :func:`save_record`.
+    """
+    moments, counters = series.arrays()
+    packed = io.BytesIO()
+    np.savez_compressed(packed, moments=moments, counters=counters)
+    replace_file(results / "steps" / f"rank{rank:05d}-{name}.storage.npz", packed.getbuffer())
 
 
 def replace_file(path: Path, data: BufferLike) -> None:

@@ -20,6 +20,7 @@ from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.environment import describe, volume_of
 from stoker.bench.results.epochs import epoch_results
 from stoker.bench.results.record import replace_file
+from stoker.bench.results.requests import over_epochs
 from stoker.bench.results.rules import judge
 from stoker.bench.results.summary import MOMENT, dlio_summary
 from stoker.bench.results.verdict import verdict
@@ -98,6 +99,7 @@ def collect(
         "repeats": repeats,
         "train": _over([epoch for epoch in epochs if epoch["kind"] == "train"]),
         "evaluate": _over([epoch for epoch in epochs if epoch["kind"] == "valid"]),
+        "requests": {"train": over_epochs(records, "train"), "evaluate": over_epochs(records, "valid")},
         "ranks": [
             {
                 name: record[name]

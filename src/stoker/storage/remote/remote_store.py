@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stoker.concurrency.request_observer import ServedBy, observer
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, StorageError
 from stoker.storage.copying import write_all
 from stoker.storage.file_errors import file_errors, open_target
@@ -98,7 +100,7 @@ class RemoteStore:
         return read_ranges(starts, ends, read)
 
     def _range(self, key: str, version: str, start: int, end: int) -> bytes:
-        return self._run(key, partial(self._range_of, key, start, end, version))
+        return self._run(key, partial(self._range_of, key, start, end, version), len)
 
     def _first(self, key: str, take: Callable[[ObjectInfo, Iterator[bytes]], None]) -> ObjectInfo:
         """Ask for an object, or for the first part of it; ``take`` gets what the answer says, and its bytes."""
@@ -120,7 +122,7 @@ class RemoteStore:
             take(info, body(result, info.size if size is None else min(size, info.size), self._stall_timeout))
             return info
 
-        return self._run(key, attempt)
+        return self._run(key, attempt, lambda info: info.size if size is None else min(size, info.size))
 
     def _range_of(self, key: str, start: int, end: int, version: str, _: int) -> bytes:
         """A range of this version of the object; of another, obstore's error."""
@@ -164,7 +166,7 @@ class RemoteStore:
                 _copy(body(result, size, self._stall_timeout), into, digest)
             return info.with_digest(digest)
 
-        return self._run(key, attempt)
+        return self._run(key, attempt, lambda info: size if start is not None or info.size == size else 0)
 
     def _read_parts_into(
         self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
@@ -229,7 +231,7 @@ class RemoteStore:
                     os.lseek(target, start + shift, os.SEEK_SET)
                 self._write(body(result, end - start, self._stall_timeout), target, path)
 
-            self._run(key, attempt)
+            self._run(key, attempt, lambda _: end - start)
 
     def put(self, key: str, parts: Sequence[memoryview]) -> None:
         self._refuse_writes(key)
@@ -365,12 +367,22 @@ class RemoteStore:
             max_concurrency=self._at_once(number),
         )
 
-    def _run(self, key: str, attempt: Callable[[int], T]) -> T:
-        """``attempt`` under the retry policy, its exceptions turned into stoker's."""
+    def _run(self, key: str, attempt: Callable[[int], T], size_of: Callable[[T], int] | None = None) -> T:
+        """``attempt`` under the retry policy, its exceptions turned into stoker's.
+
+        Args:
+            key: the object.
+            attempt: makes one request; its argument counts the attempts from 0.
+            size_of: of a request for data, the bytes that it gave, by what ``attempt`` returned; such requests are counted.
+        """
 
         def translated(number: int) -> T:
+            begun = time.perf_counter_ns()
             try:
-                return attempt(number)
+                found = attempt(number)
+                if size_of is not None and (counts := observer()) is not None:
+                    counts.add(ServedBy.NETWORK, time.perf_counter_ns() - begun, size_of(found))
+                return found
             except (StokerError, TransientError):
                 raise
             except AnswerError as error:

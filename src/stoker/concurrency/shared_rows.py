@@ -1,0 +1,108 @@
+"""Rows of counters in memory that processes share: each process adds in a row of its own, so no two ever write the same.
+
+A sum over rows is the count (:class:`~stoker.concurrency.shared_file.SharedFile` is the memory). Rows of processes that are
+gone are added up in row 0 when their row is needed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.concurrency.shared_file import SharedFile, spawning
+
+_ROWS: Final = 128
+
+
+class SharedRows:
+    """Counters of an object, of its copies in forked and spawned children, and of no other.
+
+    Args:
+        name: of the memory, among the process's descriptors.
+        cells: int64 counters of a row.
+    """
+
+    _memory: mmap.mmap
+    _pid: int
+    _row: memoryview
+
+    def __init__(self, name: str, cells: int) -> None:
+        self._name, self._cells = name, cells
+        self._attach(SharedFile(name, _ROWS * (cells + 1) * 8))
+
+    def sums(self) -> NDArray[np.int64]:
+        """Each counter's sum over all processes: shape ``(cells,)``."""
+        with self._shared.locked():
+            rows = np.frombuffer(self._memory, dtype=np.int64).reshape(_ROWS, self._cells + 1)
+            used = rows[:, 0] != 0
+            used[0] = True
+            found: NDArray[np.int64] = rows[used].sum(axis=0)[1:]
+        return found
+
+    def _mine(self) -> memoryview:
+        """This process's row; to be changed under ``_lock``."""
+        if self._pid != os.getpid():
+            self._claim()
+        return self._row
+
+    def _claim(self) -> None:
+        cells, width = memoryview(self._memory).cast("q"), self._cells + 1
+        with self._shared.locked():
+            if self._pid == os.getpid():
+                return  # another thread was first
+            self._lock = threading.Lock()  # that of the parent may be held by a thread which is not here
+            number = self._free_row(cells)
+            cells[number * width] = os.getpid()
+            self._row = cells[number * width + 1 : (number + 1) * width]
+            self._pid = os.getpid()
+
+    def _free_row(self, cells: memoryview) -> int:
+        """A row that nobody writes: this process's number, none, or, where all are taken, that of a process that is gone."""
+        width = self._cells + 1
+        owners = [cells[number * width] for number in range(_ROWS)]
+        for wanted in (os.getpid(), 0):
+            for number in range(1, _ROWS):
+                if owners[number] == wanted:
+                    return number
+        for number in range(1, _ROWS):
+            if not _exists(owners[number]):
+                for cell in range(1, width):
+                    cells[cell] += cells[number * width + cell]
+                    cells[number * width + cell] = 0
+                return number
+        return _ROWS - 1  # more processes than rows: two share one, and may lose counts
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def _attach(self, shared: SharedFile) -> None:
+        self._shared = shared
+        self._pid = 0
+        self._lock = threading.Lock()
+        self._memory = shared.map(_ROWS * (self._cells + 1) * 8)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # On the way to a spawned child the file itself is handed over. A copy sent by other means counts for itself.
+        named = {"name": self._name, "cells": self._cells}
+        return {**named, "shared": self._shared} if spawning() else named
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._name, self._cells = state["name"], state["cells"]
+        if "shared" in state:
+            self._attach(state["shared"])
+        else:
+            SharedRows.__init__(self, self._name, self._cells)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,179 @@
+"""Requests for stored bytes: how many, how large, how long, by where they were served, of all ranks, and over time."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bench_example import real_run
+
+from stoker.bench.measure.requests import Moment, latency_summary, request_record
+from stoker.bench.measure.storage_series import COLUMNS, MOST_BINS, StorageSeries, block_device
+from stoker.bench.results.report_files import RunFiles, find_runs
+from stoker.bench.results.requests import merged_requests, told_requests
+from stoker.bench.results.results import RESULTS
+from stoker.bench.results.storage_over_time import storage_series
+from stoker.cli.bench.page import bench_page
+from stoker.concurrency.request_counts import WIDTH, RequestCounts
+from stoker.concurrency.request_observer import ServedBy
+
+FILES, SIZE = 6, 200_000
+SETTINGS = (
+    *("dataset.format=npz", f"dataset.files={FILES}", "dataset.samples_per_file=1", f"dataset.record_bytes={SIZE}"),
+    *("reader.batch_size=2", "train.epochs=2", "compute.seconds=0", "dataset.resize_bytes=1000"),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    base = tmp_path_factory.mktemp("requests")
+    if block_device(str(base)) is None:
+        pytest.skip(f"{base} is on no block device")
+    real_run(base / "made", *SETTINGS, url=str(base / "data"), stages=("generate",))
+    return str(base / "data")
+
+
+def read(folder: Path) -> RunFiles:
+    return find_runs([folder])[0]
+
+
+@pytest.mark.parametrize(
+    ("loader", "client", "caches"),
+    [("stoker", "auto", ("drop", "keep")), ("torch", "auto", ("drop",)), ("torch", "mmap", ("keep",))],
+)
+def test_requests_of_the_device_and_the_page_cache_stand_apart(
+    loader: str, client: str, caches: tuple[str, ...], data: str, tmp_path: Path
+) -> None:
+    if loader == "torch":
+        pytest.importorskip("torch")
+    threads = int(loader == "stoker")
+    settings = (*SETTINGS, f"reader.loader={loader}", f"reader.threads={threads}", f"storage.client={client}")
+    for cache in caches:
+        source = {"drop": "device", "keep": "page_cache"}[cache]
+        real_run(tmp_path / cache, *settings, f"storage.cache={cache}", url=data)
+        result = read(tmp_path / cache).result
+        for epoch in result["epochs"]:
+            parts = epoch["requests"]
+            # The kernel may have given away a page or two of a file that was read before.
+            assert set(parts) <= {source, "device"}
+            assert sum(one["fetched_bytes"] for one in parts.values()) < FILES * SIZE / 2 or source == "device"
+            assert sum(one["count"] for one in parts.values()) == FILES
+            assert FILES * SIZE <= sum(one["bytes"] for one in parts.values()) <= 1.1 * FILES * SIZE
+            found = parts[source]
+            assert sum(found["sizes"].values()) == found["count"]
+            assert 0 < found["latency"]["p50"] <= found["latency"]["p99.9"] <= found["latency"]["max"]
+            assert found["per_second"] > 0 < found["bytes_per_second"]
+            assert epoch["ranks"][0]["requests"][source]["count"] == found["count"]
+            series = epoch["storage_series"]
+            assert sum(series["requests"][source]) == found["count"]
+            if source == "device":
+                assert FILES * SIZE <= sum(series["bytes"]["device"]) <= epoch["device_bytes"]
+                assert series["block_device"]["mean_seconds"] > 0 < series["block_device"]["mean_bytes"]
+        whole = result["requests"]["train"][source]
+        assert whole["count"] == sum(whole["latency_histogram"]["count"])
+        assert whole["count"] == sum(epoch["requests"][source]["count"] for epoch in result["epochs"])
+        assert result["requests"]["evaluate"] is None
+
+
+def test_requests_that_a_loader_does_not_count_are_not_measured(tmp_path: Path) -> None:
+    settings = ("dataset.format=tfrecord", "dataset.files=2", "dataset.samples_per_file=2", "dataset.record_bytes=9000")
+    real_run(tmp_path / "out", *settings, url=str(tmp_path / "data"), stages=("generate", "train"))
+    result = read(tmp_path / "out").result
+    assert result["requests"]["train"] is None
+    assert result["epochs"][0]["requests"] is None
+    assert result["epochs"][0]["storage_series"]["requests"] == {}
+
+
+def record(counts: RequestCounts, *, told: bool = True) -> dict[str, dict[str, Any]]:
+    nothing = Moment(0.0, np.zeros((len(ServedBy), WIDTH), np.int64))
+    return request_record(nothing, nothing, Moment(2.0, counts.table()), told=told)
+
+
+def test_percentiles_are_those_of_all_ranks_requests() -> None:
+    drawn = np.random.default_rng(0)
+    times = [drawn.lognormal(13, 1.5, 5000).astype(np.int64), drawn.lognormal(16, 0.5, 300).astype(np.int64)]
+    parts = []
+    for mine in times:
+        counts = RequestCounts()
+        for nanoseconds in mine.tolist():
+            counts.add(ServedBy.NETWORK, nanoseconds, 1000)
+        parts.append(json.loads(json.dumps(record(counts))))
+    everything = np.concatenate(times) * 1e-9
+    found = told_requests(merged_requests(parts, at_once=True))["network"]
+    assert (found["count"], found["bytes"], found["per_second"]) == (5300, 5_300_000, 2650)
+    assert found["latency"]["mean"] == pytest.approx(everything.mean())
+    for percent in (50, 90, 95, 99, 99.9):
+        exact = np.percentile(everything, percent, method="inverted_cdf")
+        assert found["latency"][f"p{percent:g}"] == pytest.approx(exact, rel=0.032)
+    assert found["latency"]["max"] == pytest.approx(everything.max(), rel=0.032)
+    # Epochs ran one after the other: their requests add up, and their rates do not.
+    found = told_requests(merged_requests(parts, at_once=False))["network"]
+    assert (found["count"], found["per_second"]) == (5300, 1325)
+    assert latency_summary({}, 0.0) is None
+
+
+def test_local_requests_are_not_told_apart_where_the_kernel_does_not_count() -> None:
+    counts = RequestCounts()
+    counts.add(ServedBy.PAGE_CACHE, 1000, 10)
+    assert list(record(counts)) == ["page_cache"]
+    assert list(record(counts, told=False)) == ["local"]
+    counts.add(ServedBy.DEVICE, 1000, 10, fetched=512)  # which the kernel has counted
+    assert list(record(counts, told=False)) == ["device", "page_cache"]
+
+
+def test_a_series_holds_all_bytes_in_few_bins(tmp_path: Path) -> None:
+    rows = 4000
+    rising = np.arange(rows, dtype=np.int64)
+    paths = []
+    for rank in range(2):
+        counters = np.full((rows, len(COLUMNS)), -1, np.int64)
+        counters[:, COLUMNS.index("device_requests") :] = 0
+        counters[:, 0] = counters[:, COLUMNS.index("device_request_bytes")] = rising * 1000
+        counters[:, COLUMNS.index("page_cache_request_bytes")] = rising * 500
+        counters[:, COLUMNS.index("device_requests")] = rising
+        paths.append(tmp_path / f"{rank}.npz")
+        np.savez(paths[-1], moments=1000 + np.linspace(0, 400, rows), counters=counters)
+    found = storage_series(paths, 1000.0, 1400.0, 1)
+    assert found is not None
+    assert len(found["requests"]["device"]) == MOST_BINS == len(found["bytes"]["device"])
+    assert found["bin_seconds"] == pytest.approx(400 / MOST_BINS)
+    assert sum(found["requests"]["device"]) == 2 * (rows - 1)
+    assert sum(found["bytes"]["device"]) == 2 * 1000 * (rows - 1)
+    assert sum(found["bytes"]["page_cache"]) == 2 * 500 * (rows - 1)
+    assert found["block_device"] is None  # which nobody looked at
+    many = storage_series(paths, 1000.0, 1400.0, 100)
+    assert many is not None
+    assert len(many["bytes"]["device"]) == 60
+    assert sum(many["bytes"]["device"]) == 2 * 1000 * (rows - 1)
+    paths[1].write_bytes(b"no archive")
+    assert storage_series(paths, 1000.0, 1400.0, 1) is None
+
+
+def test_looks_become_rarer_in_long_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    series = StorageSeries(RequestCounts(), None)
+    waits = iter([False] * (10 * MOST_BINS))
+    monkeypatch.setattr(series._stopped, "wait", lambda _: next(waits, True))
+    series.start()
+    series._thread.join(60)
+    moments, counters = series.arrays()
+    assert len(moments) == len(counters) <= 2 * MOST_BINS
+    assert (np.diff(moments) >= 0).all()
+    assert (np.diff(counters, axis=0) >= 0).all()
+    series.close()
+
+
+def test_results_from_before_requests_were_counted_are_read(data: str, tmp_path: Path) -> None:
+    real_run(tmp_path / "out", *SETTINGS, url=data)
+    path = tmp_path / "out" / RESULTS
+    older = copy.deepcopy(dict(read(tmp_path / "out").result))
+    del older["requests"]
+    for epoch in older["epochs"]:
+        del epoch["requests"], epoch["storage_series"]
+        for rank in epoch["ranks"]:
+            del rank["requests"]
+    path.write_text(json.dumps(older))
+    assert "from storage" in bench_page([read(tmp_path / "out")])
