@@ -71,7 +71,7 @@ def test_requests_of_the_device_and_the_page_cache_stand_apart(
             series = epoch["storage_series"]
             assert sum(series["requests"][source]) == found["count"]
             if source == "device":
-                assert FILES * SIZE <= sum(series["bytes"]["device"]) <= epoch["device_bytes"]
+                assert sum(series["bytes"]["device"]) == pytest.approx(FILES * SIZE, rel=0.2)
                 assert series["block_device"]["mean_seconds"] > 0 < series["block_device"]["mean_bytes"]
         whole = result["requests"]["train"][source]
         assert whole["count"] == sum(whole["latency_histogram"]["count"])

@@ -52,6 +52,8 @@ def storage_series(paths: Sequence[Path], began: float, ended: float, epochs: in
         if rank is None:
             return None
         moments, counters = rank
+        # Looks that were taken a moment before and after the epoch are of its begin and end, so that no byte is left out.
+        moments = np.clip(moments, began, ended)
         columns += np.stack([np.diff(np.interp(edges, moments, column)) for column in counters.T], axis=1)
     known = [all(rank is not None and (rank[1][:, at] >= 0).all() for rank in ranks) for at in range(len(COLUMNS))]
     requests, sizes = columns[:, _REQUESTS:_REQUEST_BYTES], columns[:, _REQUEST_BYTES:]
