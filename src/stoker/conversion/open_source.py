@@ -26,6 +26,8 @@ from stoker.conversion.source import ConversionSource, FileSource, ShardSource, 
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSourceFile
+from stoker.formats.lance.reader import NAME as LANCE
+from stoker.formats.lance.reader import LanceSpan
 from stoker.formats.one_file import SUFFIXES, content_column
 from stoker.formats.parquet.footer.schema import DECLARED_KEY, declared_array
 from stoker.formats.registry import get_format
@@ -202,11 +204,11 @@ def _open(
         table = open_table(
             found.kind,
             first if isinstance(found.given, str | os.PathLike) else found.given,
-            local,
+            None if found.kind == LANCE else local,
             None,
             options=format_options,
             columns=None,
-            settings=settings,
+            settings=CacheSettings() if found.kind == LANCE else settings,
             storage_options=options,
         )
         return table, None if table.cache.store is None else cache
@@ -229,6 +231,8 @@ def _declared(location: DatasetLocation) -> dict[str, ColumnType]:
         return {}
     words: Mapping[str, str] = shards[0].spec["columns"]
     form = shards[0].format
+    if isinstance(shards[0].detail, LanceSpan):
+        return _of_schema(shards[0].detail.table.schema, location.index.columns, arrays=True)
     if form in ("parquet", "arrow"):
         return _of_schema(_arrow_schema(location, shards[0]), location.index.columns, arrays=form == "parquet")
     if get_format(form).text:

@@ -120,6 +120,8 @@ class ShardSource(ConversionSource):
     def where(self, shard: int, row: int) -> str:
         info = self.location.index.shards[shard]
         number = int(self.sizes[:shard].sum()) + row
+        if not info.raw:  # rows of a table
+            return f"{self.name}: sample {number} (row {row} of {self.location.cache.describe(info)})"
         file = info.raw[-1].part.key if info.raw[-1].part is not None else info.raw[0].basename
         return f"{self.name}: sample {number} (row {row} of {file})"
 

@@ -170,6 +170,13 @@ class Format(ABC):
         values = self.iterate_many([shard], _FIRST, np.array([row], dtype=np.int64), columns)
         return {name: next(iter(items)) for name, items in values.items()}
 
+    def read_ahead(self, shard: Any) -> None:  # noqa: B027 - there may be nothing to do
+        """Begin to read what an open shard, from :meth:`open`, will be asked for. Default: nothing.
+
+        For formats whose shards are not files, which a cache reads ahead. It is called in a thread of its own, as far ahead
+        as files are fetched.
+        """
+
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
         """Row (if it is of one) and message of each checksum in a shard that its bytes do not have. Default: none.
 

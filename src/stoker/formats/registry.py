@@ -42,6 +42,8 @@ _OWN: Final[dict[str, str]] = {
     "tsv": "stoker.formats.text.xsv_shards:TSVFormat",
     "xsv": "stoker.formats.text.xsv_shards:XSVFormat",
 }
+# What tables are read as, which no index and no file names.
+_OF_TABLES: Final = {"lance": "stoker.formats.lance.reader:LanceFormat"}
 
 
 class _Names(tuple[str, ...]):
@@ -98,8 +100,8 @@ def get_format(name: str) -> Format:
     Raises:
         FormatError: there is none, or another package's can not be loaded; lists those that exist.
     """
-    if name in _OWN:
-        own: Format = load(_OWN[name])()
+    if path := _OWN.get(name) or _OF_TABLES.get(name):
+        own: Format = load(path)()
         return own
     entry = _others().get(name)
     if entry is None:

@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.arguments import checked
+from stoker.cache.base import CacheSettings
 from stoker.catalog.detect import dataset_url, detect
+from stoker.catalog.tables.lance import find_lance, open_lance
 from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.tables.open_table import find_version
 from stoker.catalog.tables.snapshot import TableSnapshot
 from stoker.catalog.unindexed.files_location import source_of
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
+from stoker.formats.lance.reader import NAME as LANCE
 from stoker.formats.registry import format_name
 from stoker.index.index import Index, load_index
 from stoker.inspection.facts import ColumnFacts, DatasetFacts, shape_of
-from stoker.inspection.previews import preview_shard
+from stoker.inspection.previews import preview_files, preview_shard
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.render import Shown
 from stoker.inspection.unindexed.facts import inspect_unindexed
@@ -87,6 +90,8 @@ def inspect(
             store = open_store(text, options)
             return _indexed(store, load_index(store), FileReader(store, Path(scratch)), samples)
         settings, table = dict(format_options or {}), None
+        if name == LANCE:
+            return _of_lance(text, settings, options, samples)
         if name in TABLE_FORMATS:
             table, settings = find_version(name, text, settings, options)
         source = source_of(text) if table is None else table.files
@@ -95,6 +100,37 @@ def inspect(
             return inspect_unindexed(source, files, name, settings, samples, count=count)
         facts = inspect_unindexed(source, files, "parquet", settings, samples, count=count)
         return _of_table(facts, table, name, text)
+
+
+def _of_lance(url: str, settings: Mapping[str, Any], options: StorageOptions | None, samples: int) -> DatasetFacts:
+    """The facts of a Lance table, and its first samples, of the columns whose values are read."""
+    table = find_lance(url, settings, options)
+    facts = table.facts
+    readable = [name for name in table.schema.names if name not in facts.unread]
+    location = open_lance(
+        url, {**settings, "version": facts.version}, readable, settings=CacheSettings(), storage_options=options
+    )
+    shards = location.index.shards
+    preview, notes = preview_files(shards[0], (), samples, location.cache.describe(shards[0])) if readable else ([], [])
+    left_out = [f"values of column {name!r} are not read: {why}" for name, why in facts.unread.items()]
+    sizes = [fragment.bytes for fragment in facts.fragments]
+    return DatasetFacts(
+        url=table.url,
+        format=LANCE,
+        indexed=False,
+        files=len(facts.fragments),
+        shards=len(shards),
+        samples=location.index.samples,
+        columns=tuple(ColumnFacts(one.name, str(one.type), shape_of(str(one.type))) for one in table.schema),
+        stored_bytes=sum(sizes),
+        raw_bytes=None,
+        compression=(),
+        hashes=(),
+        smallest_shard=min(sizes),
+        largest_shard=max(sizes),
+        notes=(f"this is version {facts.version} of the Lance table", *left_out, *notes),
+        preview=tuple(preview),
+    )
 
 
 def _of_table(facts: DatasetFacts, table: TableSnapshot, name: str, url: str) -> DatasetFacts:

@@ -15,7 +15,7 @@ import numpy as np
 
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.display import with_article
-from stoker.errors import CorruptDataError, DecodeError, StokerError, TransformError
+from stoker.errors import CorruptDataError, DatasetChangedError, DecodeError, StokerError, TransformError
 from stoker.formats.registry import get_format
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids, Sample, Transform
@@ -169,9 +169,10 @@ def decode_error(
 
 
 def _is_known(error: Exception) -> bool:
-    """Whether an error says all that there is to say: no column of that name, a package that is missing, the network."""
+    """Whether an error says all that there is to say: no column of that name, a package that is missing, the network, a
+    dataset that was written anew."""
     return isinstance(error, StokerError) and (
-        isinstance(error, DecodeError) or not isinstance(error, CorruptDataError)
+        isinstance(error, DecodeError | DatasetChangedError) or not isinstance(error, CorruptDataError)
     )
 
 

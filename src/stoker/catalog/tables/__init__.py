@@ -1,1 +1,1 @@
-"""Tables of Delta Lake and Iceberg: which files a version of them consists of."""
+"""Tables of Delta Lake, Iceberg and Lance: which files, or fragments, a version of them consists of."""

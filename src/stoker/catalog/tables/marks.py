@@ -25,7 +25,7 @@ _NAMES: Final = {"delta": "Delta Lake", "iceberg": "Iceberg", "hudi": "Hudi", "l
 _FOLDERS: Final = ("_delta_log", "metadata", ".hoodie", "_versions")
 # Those that are looked for above remote folders, at a request each.
 _REMOTE: Final = _FOLDERS[:2]
-TABLE_FORMATS: Final = ("delta", "iceberg")
+TABLE_FORMATS: Final = ("delta", "iceberg", "lance")
 """Kinds of tables that are read."""
 
 

@@ -12,11 +12,13 @@ from stoker.catalog.tables.delta import SETTINGS as DELTA_SETTINGS
 from stoker.catalog.tables.delta import delta_snapshot
 from stoker.catalog.tables.iceberg import SETTINGS as ICEBERG_SETTINGS
 from stoker.catalog.tables.iceberg import iceberg_snapshot
+from stoker.catalog.tables.lance import open_lance
 from stoker.catalog.tables.snapshot import TableSnapshot
 from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.common.inspect_header import only_settings
+from stoker.formats.lance.reader import NAME as LANCE
 from stoker.formats.registry import get_format
 from stoker.types import StorageOptions
 
@@ -41,7 +43,7 @@ def open_table(
     """Open a version of a table.
 
     Args:
-        name: ``delta`` or ``iceberg``.
+        name: ``delta``, ``iceberg`` or ``lance``.
         remote: directory or URL of the table.
         local: directory of the cache; without ``remote`` that of the table.
         split: must be ``None``: a table has none.
@@ -55,6 +57,16 @@ def open_table(
         ObjectNotFoundError: there is no such table or version, or files of it were removed since.
     """
     given = local if remote is None else remote
+    if name == LANCE:
+        if remote is not None and local is not None:
+            raise ConfigError(
+                f"format={name!r}: rows are read from the table itself and kept nowhere: leave out local="
+            )
+        unused = ("cache_limit", "retry", "stall_timeout")
+        reading = {key: value for key, value in reading.items() if key not in unused}
+        return open_lance(
+            given if split is None else None, options, columns, storage_options=storage_options, **reading
+        )
     table, chosen = find_version(name, given if split is None else None, options, storage_options)
     assert isinstance(given, str | os.PathLike)
     try:

@@ -57,7 +57,8 @@ def unindexed_format(name: str) -> Format:
     """
     if name in TABLE_FORMATS:
         raise ConfigError(
-            f"format={name!r}: tables are read by StreamingDataset, StreamingParquetLoader, convert and inspect alone"
+            f"format={name!r}: tables are read by StreamingDataset, convert and inspect alone, and those of Parquet files by "
+            "StreamingParquetLoader"
         )
     reader = get_format(name)
     if not reader.unindexed:

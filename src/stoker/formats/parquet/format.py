@@ -12,7 +12,7 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import HeaderFacts, Partition, only_settings
-from stoker.formats.common.merge import read_each
+from stoker.formats.common.merge import iterate_rows, read_each
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.parquet.footer.facts import RowGroup
 from stoker.formats.parquet.footer.footer import KnownSchema, read_facts, read_footer
@@ -20,7 +20,7 @@ from stoker.formats.parquet.footer.row_groups import describe_row_groups
 from stoker.formats.parquet.pages.page_headers import bad_pages
 from stoker.formats.parquet.pages.values import AddressedValues, gather
 from stoker.formats.parquet.reader import ParquetReader
-from stoker.types import Array, Batch, Buffer, Column, Ids
+from stoker.types import Array, Batch, Buffer, Ids
 
 _MOST_SCHEMAS: Final = 256
 
@@ -133,7 +133,7 @@ class ParquetFormat(Format):
         self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> dict[str, Iterable[Any]]:
         """See :class:`stoker.formats.format.Format`. Numbers are Python's; rows of array columns are arrays."""
-        return {name: _each(column) for name, column in self.read_many(shards, which, rows, columns).items()}
+        return iterate_rows(self.read_many(shards, which, rows, columns))
 
 
 def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -> Array | None:
@@ -152,10 +152,3 @@ def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -
     if (np.array([len(column) for column in columns])[which] <= rows).any():
         raise IndexError("row outside its shard")
     return gather(columns, which, rows)
-
-
-def _each(column: Column) -> Iterable[Any]:
-    if not isinstance(column, np.ndarray):
-        return column
-    # datetime64 would become integers where Python's own types are too coarse.
-    return column.tolist() if column.ndim == 1 and column.dtype.kind not in "mM" else list(column)

@@ -26,7 +26,7 @@ def main(parent: int) -> NoReturn:
     requests, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # whatever prints must not print into the answers
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    stores: dict[bytes, Store] = {}
+    stores: dict[bytes, Any] = {}
     lock = threading.Lock()
     threading.Thread(target=_beat, args=(answers, lock), daemon=True).start()
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -53,14 +53,14 @@ def _beat(answers: int, lock: threading.Lock) -> NoReturn:
         time.sleep(BEAT_SECONDS)
 
 
-def _serve(stores: dict[bytes, Store], lock: threading.Lock, answers: int, number: int, request: bytearray) -> None:
+def _serve(stores: dict[bytes, Any], lock: threading.Lock, answers: int, number: int, request: bytearray) -> None:
     ok, value = True, None
     try:
         pickled, method, args = pickle.loads(request)  # noqa: S301 - our own parent wrote it
         store = stores.get(pickled)
         if store is None:
             store = stores.setdefault(pickled, pickle.loads(pickled))  # noqa: S301
-        value = _call(store, method, args)
+        value = _call(store, method, args) if isinstance(store, Store) else getattr(store, method)(*args)
     except StokerError as error:
         ok, value = False, error
     except BaseException as error:  # noqa: BLE001 - the caller must get an answer

@@ -1,5 +1,7 @@
 """Object stores in a forked process: requests go to a helper process, which has a thread pool of its own.
 
+Other packages that do not survive a fork are used there, too: see :class:`RemoteObject`.
+
 A process that was forked from one with obstore loaded can not use obstore (see :mod:`stoker.storage.fork_proxy.fork`).
 It starts a fresh interpreter, once, and sends it requests through a pipe; many may be under way. Downloads
 are written by the helper, so their data do not cross the pipe. The helper ends when the pipe closes, that
@@ -52,8 +54,8 @@ class Helper:
     def __init__(self) -> None:
         if not sys.executable:
             raise StorageError(
-                "a forked process needs a helper process for object stores, but sys.executable is not known. "
-                "Start workers by 'spawn' or 'forkserver'."
+                "a helper process is needed, for object stores in a forked process or for tables of Lance, but "
+                "sys.executable is not known. Set it, or start workers by 'spawn' or 'forkserver'."
             )
         self._ids = itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
@@ -71,7 +73,7 @@ class Helper:
         except OSError as error:
             os.close(self._to)
             os.close(self._from)
-            raise StorageError(f"the helper process for object stores can not start: {error}.") from None
+            raise StorageError(f"the helper process can not start: {error}.") from None
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
@@ -194,6 +196,51 @@ class Silence:
             raise HelperDiedError
 
 
+class RemoteObject:
+    """An object in the process's helper, whose methods are called there.
+
+    Args:
+        url: of what it reads, for messages.
+        subject: pickled for the helper. Its methods may be called twice, and raise errors of stoker's own.
+        patience: seconds for which nothing need be heard of the helper.
+        needed: who needs the helper, for messages.
+
+    Raises:
+        ConfigError: the object can not be pickled.
+    """
+
+    def __init__(self, url: str, subject: object, patience: float, needed: str) -> None:
+        self._url = url
+        self._patience = patience
+        self._needed = needed
+        try:
+            self._pickled = pickle.dumps(subject, protocol=5)
+        except Exception as error:  # noqa: BLE001 - whatever the options hold
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"{url}: storage_options can not be pickled, which a forked process needs ({reason}). "
+                "Use a credential_provider of a module's top level, or start workers by 'spawn'."
+            ) from None
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method there.
+
+        Raises:
+            StokerError: what it raised, or a :class:`~stoker.errors.StorageError` where the helper died twice.
+        """
+        for _ in range(2):
+            try:
+                return _helper().request(self._pickled, method, args, self._patience)
+            except HelperDiedError:
+                continue
+        raise StorageError(
+            f"{self._url}: the helper process that {self._needed} died twice, or was stopped "
+            f"for {max(_LEAST_PATIENCE, self._patience):g} s. It may have been killed for memory, or be suspended "
+            "(SIGSTOP, a debugger, a frozen container); its messages are on stderr.",
+            url=self._url,
+        )
+
+
 class ProxyStore:
     """A store whose requests the process's helper carries out.
 
@@ -204,16 +251,8 @@ class ProxyStore:
     """
 
     def __init__(self, url: str, store: object, stall_timeout: float) -> None:
-        self._url = url
-        self._patience = stall_timeout
-        try:
-            self._store = pickle.dumps(store, protocol=5)
-        except Exception as error:  # noqa: BLE001 - whatever the options hold
-            reason = f"{type(error).__name__}: {error}"
-            raise ConfigError(
-                f"{url}: storage_options can not be pickled, which a forked process needs ({reason}). "
-                "Use a credential_provider of a module's top level, or start workers by 'spawn'."
-            ) from None
+        # Every request may be repeated: a put writes the same object, a download the same file.
+        self._call = RemoteObject(url, store, stall_timeout, "a forked process needs for object stores").call
 
     def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
         found: tuple[bytes, ObjectInfo] = self._call("read", key, max_bytes)
@@ -284,20 +323,6 @@ class ProxyStore:
 
     def delete(self, key: str) -> None:
         self._call("delete", key)
-
-    def _call(self, method: str, *args: Any) -> Any:
-        # Every request may be repeated: a put writes the same object, a download the same file.
-        for _ in range(2):
-            try:
-                return _helper().request(self._store, method, args, self._patience)
-            except HelperDiedError:
-                continue
-        raise StorageError(
-            f"{self._url}: the helper process that a forked process needs for object stores died twice, or was stopped "
-            f"for {max(_LEAST_PATIENCE, self._patience):g} s. It may have been killed for memory, or be suspended "
-            "(SIGSTOP, a debugger, a frozen container); its messages are on stderr.",
-            url=self._url,
-        )
 
 
 _current: Helper | None = None

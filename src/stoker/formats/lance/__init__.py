@@ -1,0 +1,1 @@
+"""Tables of Lance: rows of a version, read by the package ``lance`` in a helper process."""

@@ -1,0 +1,179 @@
+"""Spans of fragments of a Lance table, as shards: rows are taken one by one as long as few are wanted, else a span is read.
+
+Lance takes single rows at random at a fraction of the speed at which it reads rows that follow each other. So a span is
+read, and kept in the memory of decoded rows, as soon as the rows that were taken from it have cost as much as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final, NoReturn
+
+import numpy as np
+
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.checks import refuse
+from stoker.formats.common.merge import iterate_rows, scatter
+from stoker.formats.common.read_checks import check_rows, wanted_columns
+from stoker.formats.format import Format
+from stoker.formats.lance.table import LanceTable
+from stoker.formats.parquet.memory import Shelf, memory_of
+from stoker.formats.parquet.pages.values import ColumnValues, Fixed, gather
+from stoker.types import Batch, Buffer, Column, Ids
+
+NAME: Final = "lance"
+# Taking a row costs as much as to read so many bytes of rows that follow each other; measured on a local disk.
+_ROW_BYTES: Final = 20 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class LanceSpan:
+    """The rows of a fragment that are a shard; see :class:`stoker.formats.base.ShardDetail`.
+
+    Attributes:
+        bytes: of the rows, about.
+        identity: tells it from other spans of other fragments.
+        table: the version.
+        fragment: number of the fragment.
+        first: its first row, among those of the fragment that are not deleted.
+        number: number of that row in the version.
+    """
+
+    bytes: int
+    identity: str
+    table: LanceTable
+    fragment: int
+    first: int
+    number: int
+
+
+class _Decoded:
+    """Columns of all rows of a span, as what decoded memory keeps."""
+
+    def __init__(self, span: LanceSpan, samples: int, columns: Sequence[str]) -> None:
+        self.columns = span.table.scan(span.fragment, span.first, samples, columns)
+        self.nbytes = sum(column.nbytes for column in self.columns.values())
+
+
+class LanceShard:
+    """A span of a fragment."""
+
+    unsafe: ClassVar[Mapping[str, str]] = {}
+    __slots__ = ("__weakref__", "_cost", "_shelf", "columns", "format", "layout", "options", "samples", "span", "where")
+
+    def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
+        assert isinstance(info.detail, LanceSpan)
+        self.span = info.detail
+        self.columns: tuple[str, ...] = tuple(info.spec["columns"])
+        self.format = info.format
+        self.layout: Hashable = (info.format, id(self.span.table), repr(info.spec))
+        self.options = options
+        self.samples = info.samples
+        self.where = where
+        self._cost = 0
+        self._shelf = Shelf()
+
+    def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+        return _read_many([self], np.zeros(len(rows), np.int64), rows, columns)
+
+    def decoded(self, columns: Sequence[str], rows: int) -> Mapping[str, ColumnValues] | None:
+        """Columns of the whole span, where it is read or worth reading for ``rows`` more rows; ``None`` otherwise."""
+        names = set(columns)
+        for held in list(self._shelf.columns.values()):
+            if names <= held.columns.keys():
+                found: Mapping[str, ColumnValues] = held.columns
+                return found
+        self._cost += rows * max(_ROW_BYTES, self.span.bytes // self.samples)
+        if self._cost < self.span.bytes or self._has_blobs(columns):
+            return None
+        self._cost = 0  # if it is dropped, counting begins again
+        return self._decode(columns)
+
+    def read_ahead(self) -> None:
+        """Read all columns of the span, as far as decoded memory has room."""
+        memory = memory_of(self.options.decoded_bytes)
+        if memory.used + self.span.bytes <= memory.limit and not self._has_blobs(self.columns):
+            self._decode(self.columns)
+
+    def _has_blobs(self, columns: Sequence[str]) -> bool:
+        """Whether blobs are among the columns, of which a span may have more than memory holds."""
+        return not self.span.table.blobs.isdisjoint(columns)
+
+    def _decode(self, columns: Sequence[str]) -> Mapping[str, ColumnValues]:
+        decode = partial(_Decoded, self.span, self.samples, columns)
+        memory = memory_of(self.options.decoded_bytes)
+        found: Mapping[str, ColumnValues] = memory.get(self._shelf, "\0".join(columns), decode).columns
+        return found
+
+
+def _read_many(shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Sequence[str] | None) -> Batch:
+    """Rows of several spans of one table; see :meth:`stoker.formats.format.Format.read_many`."""
+    check_rows(rows, np.array([shard.samples for shard in shards], np.int64)[which])
+    names = wanted_columns(columns, shards[0].columns, shards[0].where)
+    counts = np.bincount(which, minlength=len(shards)).tolist()
+    spans = [shard.decoded(names, count) if count else None for shard, count in zip(shards, counts, strict=True)]
+    whole = np.array([span is not None for span in spans], np.bool_)[which]
+    parts: list[tuple[Ids, Batch]] = []
+    if (at := np.flatnonzero(whole)).size:
+        held = [span for span in spans if span is not None]
+        turn = (np.cumsum([span is not None for span in spans]) - 1)[which[at]]
+        parts.append((at, {name: _gathered([span[name] for span in held], turn, rows[at]) for name in names}))
+    if (at := np.flatnonzero(~whole)).size or not len(rows):
+        firsts = np.array([shard.span.number for shard in shards], np.int64)
+        numbers, place = np.unique(firsts[which[at]] + rows[at], return_inverse=True)
+        taken = shards[0].span.table.take(numbers, names)
+        parts.append((at, {name: taken[name].take(place) for name in names}))
+    return parts[0][1] if len(parts) == 1 else scatter(parts, len(rows))
+
+
+def _gathered(columns: Sequence[ColumnValues], which: Ids, rows: Ids) -> Column:
+    """Values of rows of a column of several spans."""
+    if len(columns) == 1:
+        return columns[0].take(rows)
+    fixed = [column for column in columns if isinstance(column, Fixed)]
+    first = fixed[0] if fixed else None
+    alike = all(one.dtype == first.dtype and one.shape == first.shape for one in fixed) if first is not None else False
+    if first is not None and alike and len(fixed) == len(columns) and first.width:
+        return gather(fixed, which, rows)
+    parts = [(np.flatnonzero(which == turn), column) for turn, column in enumerate(columns)]
+    return scatter([(at, {"": column.take(rows[at])}) for at, column in parts if at.size], len(rows))[""]
+
+
+class LanceFormat(Format):
+    """Spans of fragments of a Lance table."""
+
+    name = NAME
+    shard = "rows of a fragment"
+    extra = "lance"
+    types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
+
+    def parse_shard(self, obj: Mapping[str, Any], where: str) -> NoReturn:  # noqa: ARG002
+        """There are no entries of this format."""
+        refuse(where, 'rows of tables are in no index.json: open the table with format="lance"')
+
+    def open(
+        self,
+        info: ShardInfo,
+        files: Sequence[Buffer],  # noqa: ARG002
+        *,
+        where: str,
+        options: ReadOptions = ReadOptions(),
+    ) -> LanceShard:
+        return LanceShard(info, where, options)
+
+    def read_ahead(self, shard: LanceShard) -> None:
+        """See :class:`stoker.formats.format.Format`."""
+        shard.read_ahead()
+
+    def read_many(
+        self, shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> Batch:
+        return _read_many(shards, which, rows, columns)
+
+    def iterate_many(
+        self, shards: Sequence[LanceShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> dict[str, Iterable[Any]]:
+        """See :class:`stoker.formats.format.Format`. Values are those that Parquet has."""
+        return iterate_rows(_read_many(shards, which, rows, columns))
