@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,15 +27,28 @@ def test_the_search_and_replace_makes_our_imports_of_theirs(tmp_path: Path) -> N
     (command,) = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "one.py").write_text(THEIRS)
     (tmp_path / "two.py").write_text(
-        "from streaming.base import JSONWriter\n    from streaming.base import Stream\nimport streaming\n"
+        "from streaming.base import JSONWriter, Stream\n    from streaming.base.stream import Stream\nimport streaming\n"
+        "import streaming as stm\nfrom streaming.base.format.mds import MDSWriter\n"
+        "from streaming.base.format.mds.encodings import Encoding\nfrom streaming.base.dataset import StreamingDataset\n"
+        "streaming.base.util.clean_stale_shared_memory()\nstreaming.base.StreamingDataset\n"
     )
     subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=60)
     assert (tmp_path / "one.py").read_text() == OURS
     assert (tmp_path / "two.py").read_text().splitlines() == [
-        "from stoker.writers import JSONWriter",
+        "from stoker import JSONWriter, Stream",
         "    from stoker import Stream",
         "import stoker as streaming",
+        "import stoker as stm",
+        "from stoker import MDSWriter",
+        "from stoker.formats.mds.encodings import Encoding",
+        "from stoker import StreamingDataset",
+        "streaming.util.clean_stale_shared_memory()",
+        "streaming.StreamingDataset",
     ]
+    done = subprocess.run(
+        [sys.executable, "-c", (tmp_path / "two.py").read_text().replace("    from", "from")], timeout=60
+    )
+    assert done.returncode == 0
     assert all(OURS in block for block in BOTH)
 
 

@@ -204,7 +204,9 @@ class EpochReader:
                 point.epoch,
                 run.plan.padding,
                 run.plan.world_size,
-                ' (remainder="uneven" or "drop" repeats none)' if native else "",
+                ' (remainder="uneven" or "drop" repeats none)'
+                if native
+                else ", and all canonical nodes, as in mosaicml-streaming (fewer num_canonical_nodes= repeat fewer)",
             )
         return run
 

@@ -54,7 +54,14 @@ def mds_spec(
         except FormatError as error:
             raise FormatError(f"column {name!r}: {error}") from None
         if size != expected or isinstance(size, bool):
-            raise IndexFileError(f"column {name!r} ({encoding_name}) should have size {expected}, found {size!r}")
+            own = (
+                ". It was written with an encoding of the writer's own under a built-in name: write it anew under another, "
+                "which register_encoding of stoker.formats.mds.encodings takes"
+            )
+            raise IndexFileError(
+                f"column {name!r} ({encoding_name}) should have size {expected}, found {size!r}"
+                f"{own if (size is None) != (expected is None) else ''}"
+            )
         width += 4 if expected is None else expected
     spec = {
         "column_names": names,
