@@ -80,6 +80,8 @@ class DiskCache(ShardCache):
     ) -> None:
         super().__init__(root, store, settings, watch)
         self.directory = directory
+        # As text: making a Path takes longer than all else that opening a small file takes.
+        self._folder = str(root)
         self._private = root / PRIVATE
         self._quota: CacheQuota | None = None
         self._warned = False
@@ -104,12 +106,13 @@ class DiskCache(ShardCache):
         """See :class:`~stoker.cache.base.ShardCache`: the files are mapped."""
         files: list[Buffer] = []
         for file in info.raw:
-            found = self._map(self.root / file.basename, file)
+            path = f"{self._folder}/{file.basename}"
+            found = self._map(path, file)
             if found is None:
                 return None
             data, status = found
-            if self.store is None and not info.zip:
-                self._check_opened(file, data, file_info(file.basename, status, self.root / file.basename))
+            if self.store is None and not info.zip and self.watch is not None:
+                self._check_opened(file, data, file_info(file.basename, status, path))
             files.append(data)
         if self.store is None and self.watch is not None and info.zip:
             self.watch.look()
@@ -131,7 +134,7 @@ class DiskCache(ShardCache):
                 self._check(file, data, self.root / file.basename)
 
     def describe(self, info: ShardInfo) -> str:
-        path = str(self.root / info.raw[0].basename)
+        path = f"{self._folder}/{info.raw[0].basename}"
         if self.store is None:
             return path
         part = info.stored[0].part
@@ -322,12 +325,12 @@ class DiskCache(ShardCache):
 
     def _present(self, file: FileInfo) -> bool:
         try:
-            status = os.stat(self.root / file.basename)
+            status = os.stat(f"{self._folder}/{file.basename}")
             return stat.S_ISREG(status.st_mode) and file.whole in (status.st_size, UNKNOWN)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def _map(self, path: Path, file: FileInfo) -> tuple[Buffer, os.stat_result] | None:
+    def _map(self, path: str, file: FileInfo) -> tuple[Buffer, os.stat_result] | None:
         """A file's bytes and status; ``None`` if it is missing or has a wrong size."""
         try:
             descriptor, status = open_regular(path)
@@ -348,8 +351,8 @@ class DiskCache(ShardCache):
             if end <= first:
                 return b"", status
             if self.store is None:
-                return map_open_file(descriptor, first, end, str(path), status), status
-            mapped = MappedFile(descriptor, first, end, str(path), status)
+                return map_open_file(descriptor, first, end, path, status), status
+            mapped = MappedFile(descriptor, first, end, path, status)
             mapped.copied = True
             hold(self.root, file.basename, mapped)
             if self.settings.limit is not None:
@@ -436,7 +439,7 @@ class _Watch:
         return now - self._since > self._patience
 
 
-def _not_opened(error: OSError, path: Path) -> CacheError:
+def _not_opened(error: OSError, path: str) -> CacheError:
     remedy = ""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         remedy = ": something keeps all file descriptors that this process may have; raise the limit (ulimit -n)"

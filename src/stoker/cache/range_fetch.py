@@ -103,7 +103,7 @@ def _replaced(where: str | Path, problem: str) -> CorruptDataError:
     )
 
 
-def check_file(path: Path, status: os.stat_result, part: FilePart) -> None:
+def check_file(path: str | Path, status: os.stat_result, part: FilePart) -> None:
     """Check that a local file is the one that was indexed.
 
     Raises:

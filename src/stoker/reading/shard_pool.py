@@ -32,9 +32,16 @@ logger = logging.getLogger(__name__)
 
 # Seconds for which a mapped file that was found whole is taken to be so.
 _TRUSTED: Final = 0.05
+# Shards that one thread opens in one go where they are small and already here: handing over one costs as much as opening it.
+_GROUP: Final = 32
+_SMALL: Final = 1 << 16
 # Readers that one opening looks at for some to drop, so that it costs the same however many are open.
 _LOOKED_AT: Final = 16
 _USUAL_MAPS: Final = 65_530
+
+
+_Opened = dict[int, ShardReader | Exception | None]
+"""What came of opening shards: the reader, the error, or ``None`` where nobody demands it and it is not to be had now."""
 
 
 class ShardPool:
@@ -106,7 +113,7 @@ class ShardPool:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._coming: dict[int, Future[ShardReader | None]] = {}
+        self._coming: dict[int, Future[_Opened]] = {}
 
     @property
     def cache(self) -> ShardCache:
@@ -138,27 +145,54 @@ class ShardPool:
                     self._open.move_to_end(shard)
                     return reader
                 coming = self._coming.get(shard)
-                mine: Future[ShardReader | None] = Future()
+                mine: Future[_Opened] = Future()
                 if coming is None:
                     mine.set_running_or_notify_cancel()  # others wait for it: it can not be cancelled
                     self._coming[shard] = mine
             if coming is None:
                 return self._load_for_all(shard, mine)
             try:
-                reader = coming.result()
+                found = coming.result()[shard]
             except CancelledError:
-                reader = None
+                found = None
             finally:
                 self._arrived(shard, coming)
-            if reader is not None:
-                return reader
+            if isinstance(found, Exception):
+                raise found
+            if found is not None:
+                return found
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`."""
+        with self._lock:
+            wanted = [shard for shard in shards if shard not in self._open and shard not in self._coming]
+            group: list[int] = []
+            for shard in wanted:
+                group.append(shard)
+                if len(group) == _GROUP or not self._is_quick(shard):
+                    self._begin(group)
+                    group = []
+            self._begin(group)
+
+    def _begin(self, shards: list[int]) -> None:
+        if shards:
+            coming = self._threads.submit(partial(self._load_ahead, shards))
+            self._coming.update(dict.fromkeys(shards, coming))
+
+    def _is_quick(self, shard: int) -> bool:
+        """Whether opening a shard means to read a small file of this machine."""
+        return self.cache_of(shard).store is None and self.index.shards[shard].size <= _SMALL
+
+    def _load_ahead(self, shards: Sequence[int]) -> _Opened:
+        if len(shards) == 1:
+            return {shards[0]: self._load(shards[0], demanded=False)}
+        found: _Opened = {}
         for shard in shards:
-            with self._lock:
-                if shard not in self._open and shard not in self._coming:
-                    self._coming[shard] = self._threads.submit(partial(self._load, shard, demanded=False))
+            try:
+                found[shard] = self._load(shard, demanded=False)
+            except Exception as error:  # noqa: BLE001 - raised where the shard is asked for
+                found[shard] = error
+        return found
 
     def ready(self, shards: Collection[int]) -> int:
         """The number of these shards that are open."""
@@ -240,7 +274,7 @@ class ShardPool:
         self._maps.clear()
         self._due.clear()
 
-    def _load_for_all(self, shard: int, mine: Future[ShardReader | None]) -> ShardReader:
+    def _load_for_all(self, shard: int, mine: Future[_Opened]) -> ShardReader:
         """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
         try:
             reader = self._load(shard, demanded=True)
@@ -250,10 +284,10 @@ class ShardPool:
             mine.set_exception(error)
             raise
         self._arrived(shard, mine)
-        mine.set_result(reader)
+        mine.set_result({shard: reader})
         return reader
 
-    def _arrived(self, shard: int, coming: Future[ShardReader | None]) -> None:
+    def _arrived(self, shard: int, coming: Future[_Opened]) -> None:
         with self._lock:
             if self._coming.get(shard) is coming:
                 del self._coming[shard]

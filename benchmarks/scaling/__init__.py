@@ -1,0 +1,1 @@
+"""Directions in which stoker is to scale, for ``benchmarks/scale.py``."""

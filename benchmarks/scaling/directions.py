@@ -1,0 +1,479 @@
+"""The directions. Each is measured in processes of its own, which import only what they measure."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from scaling.direction import Direction, Figures
+from scaling.memory import in_child, own_mib, resident_mib
+
+SECONDS = 2.0
+"""Seconds for which a rate is measured at least."""
+
+
+def _rate(batches: Callable[[], Iterator[int]]) -> float:
+    """Items a second of iterations that give how many items each step had; the first is for warming up and is short."""
+    for _ in zip(range(3), batches(), strict=False):
+        pass
+    count, begin = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - begin) < SECONDS:
+        for items in batches():
+            count += items
+            if (seconds := time.perf_counter() - begin) > 4 * SECONDS:
+                return count / seconds
+    return count / seconds
+
+
+def _timed(task: Callable[[], Any]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    found = task()
+    return time.perf_counter() - begin, found
+
+
+# -- a file a sample -----------------------------------------------------------------------------------------------------
+
+_FILE_BYTES, _PER_FOLDER = 200, 1000
+
+
+def _write_files(folder: Path, size: int) -> None:
+    for number in range(size):
+        if number % _PER_FOLDER == 0:
+            inside = folder / "data" / f"{number // _PER_FOLDER:06}"
+            inside.mkdir(parents=True)
+        (inside / f"{number:08}.bin").write_bytes(number.to_bytes(8, "little") * (_FILE_BYTES // 8))
+
+
+def _open_files(folder: Path) -> Any:
+    from stoker import StreamingDataset
+
+    return StreamingDataset(folder / "data", format="files", shuffle=True, batch_size=256, columns=["data"])
+
+
+def _files(folder: Path) -> Figures:
+    import stoker  # noqa: F401  # its import is not what is measured
+
+    before = resident_mib()
+    opened, dataset = _timed(lambda: _open_files(folder))
+    grown = resident_mib() - before
+    rate = _rate(lambda: (len(batch["data"]) for batch in dataset.batches()))
+    return {"open_again_s": opened, "memory_MiB": grown, "read_per_s": rate}
+
+
+def _files_twice(folder: Path) -> Figures:
+    import stoker  # noqa: F401
+
+    first, _ = _timed(lambda: _open_files(folder))
+    again: Figures = in_child("spawn", _files, folder)
+    return {"open_first_s": first, **again}
+
+
+def _files_bound(folder: Path) -> Figures:
+    def walk() -> list[str]:
+        found, folders = [], [str(folder / "data")]
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        folders.append(entry.path)
+                    else:
+                        entry.stat()
+                        found.append(entry.path)
+        return found
+
+    import random
+
+    walked, paths = _timed(walk)
+    random.Random(1).shuffle(paths)
+
+    def read(path: str) -> int:
+        with open(path, "rb") as file:
+            return len(file.read())
+
+    with ThreadPoolExecutor(8) as pool:
+
+        def batches() -> Iterator[int]:
+            for at in range(0, len(paths), 256):
+                yield sum(1 for _ in pool.map(read, paths[at : at + 256], chunksize=32))
+
+        return {"open_first_s": walked, "open_again_s": walked, "read_per_s": _rate(batches)}
+
+
+# -- many small shards ---------------------------------------------------------------------------------------------------
+
+_ROW = 64
+
+
+def _shards_of(rows: int) -> Callable[[Path, int], None]:
+    def write(folder: Path, size: int) -> None:
+        import numpy as np
+
+        from stoker import MDSWriter
+
+        for name, limit in (("small", rows), ("large", 100_000)):
+            with MDSWriter({"id": "int", "x": f"ndarray:uint8:{_ROW}"}, folder / name, size_limit=None) as writer:
+                for first in range(0, size * rows, limit):
+                    ids = np.arange(first, min(first + limit, size * rows))
+                    writer.write_batch({"id": ids, "x": np.zeros((len(ids), _ROW), np.uint8)})
+                    writer.flush_shard()
+
+    return write
+
+
+def _shards(name: str, workers: int = 0) -> Callable[[Path], Figures]:
+    def measure(folder: Path) -> Figures:
+        from stoker import StreamingDataLoader, StreamingDataset
+
+        dataset = StreamingDataset(folder / name, shuffle=True, batch_size=256)
+        if not workers:
+            return {"rows_per_s": _rate(lambda: (len(batch["id"]) for batch in dataset.batches()))}
+        loader = StreamingDataLoader(dataset, batch_size=256, num_workers=workers, columnar=True)
+        return {"rows_per_s": _rate(lambda: (len(batch["id"]) for batch in loader))}
+
+    return measure
+
+
+# -- many small Parquet files of tokens ----------------------------------------------------------------------------------
+
+_TOKENS = 10_000
+
+
+def _write_parquet(folder: Path, size: int) -> None:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (folder / "data").mkdir()
+    tokens = pa.array(np.arange(_TOKENS, dtype=np.int32) % 50_000)
+    rows = pa.ListArray.from_arrays(pa.array([0, _TOKENS], pa.int32()), tokens)
+    pq.write_table(pa.table({"tokens": rows}), folder / "first")
+    for number in range(size):
+        os.link(folder / "first", folder / "data" / f"{number:06}.parquet")
+
+
+def _parquet(folder: Path) -> Figures:
+    from stoker import StreamingParquetLoader
+
+    loader = StreamingParquetLoader(str(folder / "data"), batch_size=16, seq_len=2048, shuffle=True)
+    batches = iter(loader)
+    next(batches)
+    count, begin = 0, time.perf_counter()
+    for _ in batches:
+        count += 16 * 2048
+        if time.perf_counter() - begin > 4 * SECONDS:
+            break
+    return {"tokens_per_s": count / (time.perf_counter() - begin)}
+
+
+def _parquet_bound(folder: Path) -> Figures:
+    import pyarrow.parquet as pq
+
+    paths = sorted((folder / "data").iterdir())
+    return {"tokens_per_s": _rate(lambda: (pq.read_table(path)["tokens"].nbytes // 4 for path in paths))}
+
+
+# -- streams that are mixed ----------------------------------------------------------------------------------------------
+
+
+def _write_streams(folder: Path, size: int) -> None:
+    import numpy as np
+
+    from stoker import MDSWriter
+
+    for number in range(size):
+        with MDSWriter({"id": "int"}, folder / f"{number:05}", size_limit=1 << 15) as writer:
+            writer.write_batch({"id": np.arange(number * 2000, (number + 1) * 2000)})
+
+
+def _streams(folder: Path) -> Figures:
+    from stoker import Stream, StreamingDataset
+
+    folders = sorted(folder.iterdir())
+    before = resident_mib()
+    begin = time.perf_counter()
+    streams = [Stream(local=one, proportion=1 / len(folders)) for one in folders]
+    dataset = StreamingDataset(streams=streams, shuffle=True, batch_size=256, epoch_size=len(folders) * 2000)
+    next(iter(dataset.batches()))
+    first = time.perf_counter() - begin
+    state = len(json.dumps(dataset.state_dict())) / 1000
+    rate = _rate(lambda: (len(batch["id"]) for batch in dataset.batches()))
+    return {"first_batch_s": first, "rows_per_s": rate, "memory_MiB": resident_mib() - before, "state_kB": state}
+
+
+# -- shards of an index, seen by many processes --------------------------------------------------------------------------
+
+
+def _write_index(folder: Path, size: int) -> None:
+    from order_scale import make_links
+
+    make_links(folder / "data", size * 100, size)
+
+
+def _first_batch(dataset: Any) -> Figures:
+    before = own_mib()
+    seconds, _ = _timed(lambda: next(iter(dataset.batches())))
+    return {"seconds": seconds, "memory": own_mib(), "grown": own_mib() - before}
+
+
+def _index(folder: Path) -> Figures:
+    from stoker import StreamingDataset
+
+    opened, dataset = _timed(lambda: StreamingDataset(folder / "data", shuffle=True, batch_size=256))
+    first, _ = _timed(lambda: next(iter(dataset.batches())))
+    forked, spawned = (in_child(method, _first_batch, dataset) for method in ("fork", "spawn"))
+    return {
+        "open_s": opened,
+        "first_batch_s": first,
+        "forked_first_batch_s": forked["seconds"],
+        "forked_memory_MiB": forked["memory"],
+        "spawned_first_batch_s": spawned["seconds"],
+        "spawned_memory_MiB": spawned["memory"],
+    }
+
+
+# -- parts that are merged -----------------------------------------------------------------------------------------------
+
+
+def _write_parts(folder: Path, size: int) -> None:
+    from stoker import MDSWriter
+
+    with MDSWriter({"id": "int"}, folder / "first") as writer:
+        writer.write({"id": 1})
+    for number in range(size):
+        part = folder / "data" / f"{number:06}"
+        part.mkdir(parents=True)
+        for file in (folder / "first").iterdir():
+            os.link(file, part / file.name)
+
+
+def _merge(folder: Path) -> Figures:
+    from stoker import merge_index
+
+    (folder / "data" / "index.json").unlink(missing_ok=True)
+    return {"merge_s": _timed(lambda: merge_index(str(folder / "data")))[0]}
+
+
+def _merge_bound(folder: Path) -> Figures:
+    parts = sorted(one for one in (folder / "data").iterdir() if one.is_dir())
+    return {"merge_s": _timed(lambda: [json.loads((part / "index.json").read_bytes()) for part in parts])[0]}
+
+
+# -- columns of one sample -----------------------------------------------------------------------------------------------
+
+
+def _write_columns(folder: Path, size: int) -> None:
+    import numpy as np
+
+    from stoker import MDSWriter
+
+    with MDSWriter({f"c{n}": "int" for n in range(size)}, folder / "data") as writer:
+        writer.write_batch({f"c{n}": np.arange(20_000) for n in range(size)})
+
+
+def _one_sample(folder: Path) -> Figures:
+    import numpy as np
+
+    from stoker import StreamingDataset
+
+    dataset = StreamingDataset(folder / "data")
+    ids = np.random.default_rng(1).integers(0, len(dataset), 20_000).tolist()
+    for number in ids[:1000]:
+        dataset[number]
+    return {"sample_us": min(_timed(lambda: [dataset[number] for number in ids])[0] for _ in range(5)) / len(ids) * 1e6}
+
+
+# -- lines of text -------------------------------------------------------------------------------------------------------
+
+
+def _write_lines(folder: Path, size: int) -> None:
+    import csv
+
+    with (folder / "data.jsonl").open("w") as lines, (folder / "data.csv").open("w", newline="") as values:
+        writer = csv.writer(values)
+        writer.writerow(["id", "label", "text"])
+        for number in range(size):
+            row = {"id": number, "label": number % 10, "text": f"sample {number} of a text that has some words"}
+            lines.write(json.dumps(row) + "\n")
+            writer.writerow(row.values())
+
+
+def _lines(name: str) -> Callable[[Path], Figures]:
+    def measure(folder: Path) -> Figures:
+        from stoker import StreamingDataset
+
+        dataset = StreamingDataset(folder / name, batch_size=1024)
+        return {"rows_per_s": _rate(lambda: (len(batch["id"]) for batch in dataset.batches()))}
+
+    return measure
+
+
+def _json_bound(folder: Path) -> Figures:
+    import pyarrow.json
+
+    return {"rows_per_s": _rate(lambda: iter([pyarrow.json.read_json(folder / "data.jsonl").num_rows]))}
+
+
+def _csv_bound(folder: Path) -> Figures:
+    import pyarrow.csv
+
+    return {"rows_per_s": _rate(lambda: iter([pyarrow.csv.read_csv(folder / "data.csv").num_rows]))}
+
+
+# -- a cache that is smaller than what is shuffled -----------------------------------------------------------------------
+
+
+def _write_limited(folder: Path, size: int) -> None:
+    import numpy as np
+
+    from stoker import MDSWriter
+
+    with MDSWriter({"x": "ndarray:uint8:1000"}, folder / "data", size_limit=1 << 18) as writer:
+        for _ in range(size):
+            writer.write_batch({"x": np.zeros((1000, 1000), np.uint8)})
+
+
+def _limited(folder: Path) -> Figures:
+    import shutil
+
+    from stoker import StreamingDataset
+
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    url = (folder / "data").as_uri()
+    limit = sum(shard.stat().st_size for shard in (folder / "data").glob("*.mds")) // 4
+    dataset = StreamingDataset(url, cache_limit=limit, shuffle=True, shuffle_algo="global", batch_size=256)
+    begin, rows = time.perf_counter(), 0
+    for batch in dataset.batches():
+        rows += len(batch["x"])
+        if time.perf_counter() - begin > 8 * SECONDS:
+            break
+    fetched = dataset.stats().bytes_fetched
+    return {
+        "rows_per_s": rows / (time.perf_counter() - begin),
+        "fetched_ratio": fetched / (rows * 1000),
+    }
+
+
+DIRECTIONS = (
+    Direction(
+        "files",
+        "files of 200 bytes, each a sample, 1,000 a folder",
+        (2_000, 8_000, 32_000),
+        (30_000, 300_000, 1_281_167),
+        _write_files,
+        {"stoker": _files_twice, "bound": _files_bound},
+        {"open_first_s": 1, "open_again_s": 1, "memory_MiB": 1, "read_per_s": 0},
+        "first opening at most twice a bare walk, second at most 0.5 s, 150 MB, reading 0.8 of plain threads",
+    ),
+    Direction(
+        "shards",
+        "shards of 1,400 rows (100 kB), shuffled",
+        (100, 400, 1_600),
+        (1_000, 3_000, 10_000),
+        _shards_of(1_400),
+        {"stoker": _shards("small"), "bound": _shards("large"), "workers": _shards("small", 2)},
+        {"rows_per_s": 0},
+        "half of the rate of large shards; two workers never slower than none",
+    ),
+    Direction(
+        "small-shards",
+        "shards of 28 rows (2 kB), shuffled",
+        (1_000, 4_000, 16_000),
+        (10_000, 30_000, 100_000),
+        _shards_of(28),
+        {"stoker": _shards("small"), "bound": _shards("large"), "workers": _shards("small", 2)},
+        {"rows_per_s": 0},
+        "300,000 rows/s; two workers never slower than none",
+    ),
+    Direction(
+        "parquet-files",
+        "Parquet files of 10,000 tokens",
+        (200, 800, 3_200),
+        (2_000, 6_000, 20_000),
+        _write_parquet,
+        {"stoker": _parquet, "bound": _parquet_bound},
+        {"tokens_per_s": 0},
+        "0.9 of pyarrow",
+    ),
+    Direction(
+        "streams",
+        "streams of 2,000 rows that are mixed",
+        (5, 20, 80),
+        (10, 100, 1_000),
+        _write_streams,
+        {"stoker": _streams},
+        {"first_batch_s": 1, "rows_per_s": 0, "memory_MiB": 1, "state_kB": 1},
+        "1,000 streams: 300,000 rows/s, first batch in 0.3 s, 200 MiB, a state of 20 kB",
+    ),
+    Direction(
+        "index",
+        "shards of an index of a dataset that several processes read",
+        (1_000, 4_000, 16_000),
+        (10_000, 100_000, 1_000_000),
+        _write_index,
+        {"stoker": _index},
+        {
+            "open_s": 1,
+            "first_batch_s": 1,
+            "forked_first_batch_s": 1,
+            "forked_memory_MiB": 1,
+            "spawned_first_batch_s": 1,
+            "spawned_memory_MiB": 1,
+        },
+        "100,000 shards opened in 0.2 s, a million in 2 s; 30 MiB for one more process; spawned as forked",
+    ),
+    Direction(
+        "merge",
+        "parts whose indexes are merged",
+        (200, 800, 3_200),
+        (1_000, 10_000, 100_000),
+        _write_parts,
+        {"stoker": _merge, "bound": _merge_bound},
+        {"merge_s": 1},
+        "10,000 parts in 0.5 s, 100,000 in 5 s",
+    ),
+    Direction(
+        "columns",
+        "columns of one sample, dataset[i]",
+        (1, 5, 20),
+        (1, 5, 20),
+        _write_columns,
+        {"stoker": _one_sample},
+        {"sample_us": 1},
+        "5 µs with one column, 25 µs with 20",
+    ),
+    Direction(
+        "json-lines",
+        "rows of JSON lines",
+        (5_000, 20_000, 80_000),
+        (10_000, 100_000, 1_000_000),
+        _write_lines,
+        {"stoker": _lines("data.jsonl"), "bound": _json_bound},
+        {"rows_per_s": 0},
+        "0.7 of pyarrow.json",
+    ),
+    Direction(
+        "csv",
+        "rows of CSV",
+        (5_000, 20_000, 80_000),
+        (10_000, 100_000, 1_000_000),
+        _write_lines,
+        {"stoker": _lines("data.csv"), "bound": _csv_bound},
+        {"rows_per_s": 0},
+        "0.7 of pyarrow.csv",
+    ),
+    Direction(
+        "limited-cache",
+        "MB shuffled whole (shuffle_algo='global') through a cache of a quarter of them",
+        (4, 16, 64),
+        (40, 120, 400),
+        _write_limited,
+        {"stoker": _limited},
+        {"fetched_ratio": 0},
+        "a tenth of the bytes that one shard a sample takes",
+    ),
+)
