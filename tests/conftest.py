@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from s3server import Bucket, S3Server, make_bucket, run_s3_server
+from s3server import Bucket, CountingProxy, S3Server, make_bucket, run_s3_server
 from stoker.types import Ids
 
 # A deadline for an example is a timed assert: it fails where the machine is busy.
@@ -99,6 +99,15 @@ def bucket(s3_server: S3Server) -> Iterator[Bucket]:
     """An empty bucket on it: ``url`` and ``storage_options`` open it."""
     with make_bucket(s3_server) as made:
         yield made
+
+
+@pytest.fixture
+def proxies(bucket: Bucket) -> Iterator[list[CountingProxy]]:
+    """Two more endpoints of the bucket's server."""
+    made = [CountingProxy(bucket.server.endpoint) for _ in range(2)]
+    yield made
+    for one in made:
+        one.close()
 
 
 @pytest.fixture

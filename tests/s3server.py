@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from typing import Any
 import boto3
 import botocore.config
 
-__all__ = ["Bucket", "S3Server", "make_bucket", "run_s3_server"]
+__all__ = ["Bucket", "CountingProxy", "S3Server", "make_bucket", "run_s3_server"]
 
 _REGION = "us-east-1"
 # Calls that moto answers before it begins to check signatures: those that make the user.
@@ -83,6 +84,40 @@ class Bucket:
         """All keys, by boto3."""
         pages = self.server.client().get_paginator("list_objects_v2").paginate(Bucket=self.name)
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
+
+class CountingProxy:
+    """Forwards connections to a server, and keeps the first lines of the requests in them."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.removeprefix("http://").rpartition(":")
+        self._server, self._listening = (host, int(port)), socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.requests: list[bytes] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(self._server)
+                threading.Thread(target=self._forward, args=(client, server, True), daemon=True).start()
+                threading.Thread(target=self._forward, args=(server, client, False), daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket, count: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if count and data.startswith((b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE ")):
+                    self.requests.append(data.split(b"\r\n", 1)[0])
+                target.sendall(data)
+        for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
 
 
 @contextlib.contextmanager

@@ -9,27 +9,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from s3server import Bucket
+from s3server import Bucket, CountingProxy
 from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import Resolved, read_workload
+from stoker.bench.settings.workload import Stage
 
 FILES, BATCH = 8, 2
 
 
-def resolved(client: str, bucket: Bucket) -> Resolved:
+def resolved(client: str, bucket: Bucket, *more: str) -> Resolved:
     pairs = ", ".join(f"{name}: {value!r}" for name, value in bucket.storage_options.items())
     settings = (
         *("dataset.format=npz", f"dataset.files={FILES}", "dataset.samples_per_file=1", "dataset.record_bytes=10000"),
         *("reader.loader=torch", f"reader.batch_size={BATCH}", "reader.threads=0", "reader.shuffle=false"),
         *("train.epochs=2", "compute.seconds=0", f"storage.client={client}", f"storage.options={{{pairs}}}"),
+        *more,
     )
     return read_workload(None, settings, environ={}, dotenv=None)
 
 
 @pytest.mark.s3
 @pytest.mark.processes
-@pytest.mark.parametrize("client", ["obstore", "s3dlio", "s3torchconnector", "minio"])
+@pytest.mark.parametrize("client", ["obstore", "s3dlio", "s3torchconnector", "minio", "boto3"])
 def test_a_run_through_this_client_reads_what_the_bucket_holds(
     client: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,3 +65,47 @@ def test_a_run_through_this_client_reads_what_the_bucket_holds(
         assert epoch["fingerprints"] == [fingerprint(batch) for batch in first]
         assert any(client in note for note in epoch["loader"]["notes"])
         assert client in epoch["loader"]["versions"]
+
+
+@pytest.mark.s3
+@pytest.mark.processes
+@pytest.mark.parametrize("per", ["request", "rank"])
+def test_a_run_over_two_endpoints_reads_through_both_by_the_library_that_was_asked_for(
+    per: str, bucket: Bucket, proxies: list[CountingProxy], tmp_path: Path
+) -> None:
+    client = "minio" if per == "rank" else "boto3"
+    pytest.importorskip(client)
+    settings = (
+        *("reader.loader=stoker", "train.epochs=1", f"storage.endpoints={[one.endpoint for one in proxies]}"),
+        *(f"storage.endpoint_per={per}", "storage.part_bytes=1MB", "storage.part_requests=2", "storage.attempts=3"),
+        *("dataset.record_bytes=1500000", "model.size_bytes=1000", "checkpoint.verify=true", "dataset.files=4"),
+    )
+    found = resolved(client, bucket, *settings)
+    stages: tuple[Stage, ...] = ("generate", "train", "checkpoint")
+    result = run_benchmark(found, results=tmp_path / "out", url=f"{bucket.url}/d", accelerators=2, stages=stages)
+    assert (result["complete"], result["failure"]) == (True, None)
+    epoch = result["epochs"][0]
+    assert (epoch["samples"], epoch["bytes"]) == (4, 4 * 1_500_000)
+    assert any(client in note for note in epoch["loader"]["notes"])
+    recorded = result["plan"]["workload"]["storage"]
+    assert [recorded[name] for name in ("endpoint_per", "part_bytes", "part_requests", "attempts")] == [
+        per,
+        1 << 20,
+        2,
+        3,
+    ]
+    for proxy in proxies:
+        reads = [line for line in proxy.requests if line.startswith(b"GET ") and b".npz" in line]
+        assert len(reads) >= 4  # of the 4 files of two parts, half of the requests
+        assert any(b"/checkpoints/" in line for line in proxy.requests)
+
+
+def test_keys_of_dlio_choose_library_attempts_and_direct_reads() -> None:
+    settings = ("storage.storage_library=minio", "storage.storage_options.s3_max_attempts=3")
+    found = read_workload(None, [f"++workload.{one}" for one in settings], environ={}, dotenv=None)
+    assert (found.workload.storage.client, found.workload.storage.attempts) == ("minio", 3)
+    assert found.workload.storage.store_options("s3://b/x") == {"attempts": 3}
+    assert found.workload.storage.read_options("s3://b/x") == {"attempts": 3, "library": "minio"}
+    direct = read_workload(None, ["reader.odirect=true", "storage.part_requests=3"], environ={}, dotenv=None)
+    assert direct.workload.storage.read_options("/d") == {"read_by": "direct", "part_requests": 3}
+    assert direct.workload.storage.store_options("/d") is None

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,17 +202,21 @@ def test_direct_reads_leave_the_page_cache_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("name", ["obstore", "s3dlio", "s3torchconnector", "minio"])
+@pytest.mark.parametrize("name", ["obstore", "s3dlio", "s3torchconnector", "minio", "boto3"])
 def test_a_client_of_objects_reads_all_bytes(name: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(name)
     for variable in [one for one in os.environ if one.startswith("AWS_")]:
         monkeypatch.delenv(variable)  # and what the client sets is taken back with them
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    data = os.urandom(3_000_001)
+    data = os.urandom(11_000_001)
     bucket.server.client().put_object(Bucket=bucket.name, Key="data/train/file", Body=data)
     options = dict(bucket.storage_options) | ({"allow_http": True} if name == "obstore" else {})
-    client = client_at(name, ClientLocation(f"{bucket.url}/data/train", options, 4))
+    place = ClientLocation(f"{bucket.url}/data/train", options, 4)
+    client = client_at(name, place)
     assert bytes(memoryview(client.read("file"))) == data
+    told: dict[str, Any] = {"part_bytes": 5 << 20, "part_requests": 2, "attempts": 3}
+    told = {setting: value for setting, value in told.items() if setting in type(client).heeds}
+    assert bytes(memoryview(client_at(name, replace(place, **told)).read("file"))) == data
     with pytest.raises(ObjectNotFoundError, match=f"{bucket.url}/data/train/none"):
         client.read("none")
     client.close()
@@ -267,9 +272,21 @@ def test_torch_reads_through_the_client_that_was_requested(name: str, decode: bo
 
 
 def test_a_client_that_can_not_read_there_or_is_missing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the loader 'stoker' fetches its files itself"):
-        check_client(workload("stoker", "storage.client=direct"), str(tmp_path))
-    with pytest.raises(ConfigError, match="does not read s3://b/x; obstore, s3dlio, s3torchconnector, minio do"):
+    here = str(tmp_path)
+    for loader, url, said, settings in (
+        ("webdataset", here, "fetches its files itself; .* direct are torch and stoker", ("client=direct",)),
+        ("stoker", "s3://b/x", "not s3torchconnector: take the loader torch", ("client=s3torchconnector",)),
+        ("stoker", "s3://b/x", "does not read s3://b/x", ("client=direct",)),
+        ("stoker", here, "storage.attempts: the loader stoker can not be told so", ("attempts=3",)),
+        ("stoker", here, "storage.part_bytes", ("part_bytes=8MB",)),
+        ("webdataset", "s3://b/x", "storage.endpoints: the loader webdataset", ("endpoints=['http://a']",)),
+        ("torch", here, "storage.part_requests: the storage client buffered", ("client=buffered", "part_requests=3")),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check_client(workload(loader, *(f"storage.{one}" for one in settings)), url)
+    check_client(workload("stoker", "storage.client=direct", "storage.part_requests=3"), here)
+    check_client(workload("stoker", "storage.part_requests=3", "storage.endpoints=['http://a']"), "s3://b/x")
+    with pytest.raises(ConfigError, match="does not read s3://b/x; obstore, s3dlio, s3torchconnector, minio, boto3 do"):
         find_client("mmap", "s3://b/x")
     with pytest.raises(ConfigError, match="did you mean 'minio'"):
         find_client("mini", "s3://b/x")

@@ -11,13 +11,14 @@ import pytest
 
 from stoker.bench.loaders import LoaderJob, get_loader
 from stoker.bench.loaders.decode import read_whole
+from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.measure.generation import make_data
 from stoker.bench.measure.page_cache import cached_files, resident_pages
 from stoker.bench.results.bytes_read import bytes_findings
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
-from stoker.errors import StokerError
+from stoker.errors import ConfigError, StokerError
 from stoker.storage.files import map_file
 
 SIZE, FILES = 24_000_000, 2
@@ -105,6 +106,40 @@ def test_changed_bytes_of_a_file_are_noticed_by_its_checksums(
     path.write_bytes(data)
     with pytest.raises(StokerError, match=rf"{path.name}.*(checksum|CRC-32)"):
         read()
+
+
+@pytest.mark.parametrize("loader", ["stoker", "torch"])
+@pytest.mark.parametrize("kind", ["npz", "parquet", "tfrecord", "mds"])
+def test_direct_reads_deliver_the_samples_and_leave_the_page_cache_alone(
+    kind: str, loader: str, tmp_path: Path
+) -> None:
+    if (loader, kind) == ("torch", "mds"):
+        pytest.skip("a format that this loader does not read")
+    settings = (
+        *(f"dataset.format={kind}", "dataset.files=3", "dataset.samples_per_file=1", "dataset.record_bytes=3000001"),
+        *("reader.shuffle=false", f"reader.loader={loader}", "storage.part_bytes=1MB", "storage.part_requests=3"),
+    )
+    found: dict[str, list[str | None]] = {}
+    for how in ("mmap", "direct"):
+        more = ("reader.odirect=true",) if how == "direct" else ("storage.client=mmap",)
+        workload = read_workload(None, [*settings, *more], environ={}, dotenv=None).workload
+        if how == "mmap":
+            make_data(workload, str(tmp_path))
+        else:
+            dropped(tmp_path)
+        opened = get_loader(loader).open(LoaderJob(workload, "train", str(tmp_path), World(), 0, 1))
+        try:
+            found[how] = [fingerprint(batch.data) for batch in opened.epoch(0)]
+            notes = opened.report().notes
+        except ConfigError as error:
+            assert "refuses O_DIRECT" in str(error)  # noqa: PT017 - some file systems do
+            return
+        finally:
+            opened.close()
+        assert how == "mmap" or any("direct" in note for note in notes)
+    assert len(set(found["mmap"])) == 3
+    assert found["direct"] == found["mmap"]
+    assert resident(tmp_path / "train") < 0.02  # a format's own index, and what is listed
 
 
 def test_values_in_any_nesting_are_touched_to_their_last_byte(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import secrets
 import threading
@@ -43,6 +44,28 @@ class TestLocal(StoreTests):
             self.open("folder").put_stream("key", lambda: iter([b"x"]))
 
 
+class TestLocalRead(TestLocal):
+    """Local files that are read by calls, in parts, and not mapped."""
+
+    def open(self, path: str) -> Store:
+        return open_store(self.root / path, {"read_by": "buffered", "part_size": "1MB"})
+
+
+class TestLocalDirect(TestLocal):
+    """Local files that are read around the page cache."""
+
+    @pytest.fixture(autouse=True)
+    def _takes_direct(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"1")
+        try:
+            os.close(os.open(tmp_path / "file", os.O_RDONLY | os.O_DIRECT))
+        except OSError:
+            pytest.skip("this file system refuses O_DIRECT")
+
+    def open(self, path: str) -> Store:
+        return open_store(self.root / path, {"read_by": "direct", "part_size": "1500000"})
+
+
 class TestMemory(StoreTests):
     """This process's memory."""
 
@@ -65,6 +88,28 @@ class TestS3(StoreTests):
 
     def open(self, path: str) -> Store:
         return open_store(f"{self.bucket.url}/{path}", self.bucket.storage_options)
+
+
+@pytest.mark.s3
+class TestBoto3(ReadOnlyStoreTests):
+    """An S3 server, from which boto3 fetches, in parts."""
+
+    bucket: Bucket
+    more: Mapping[str, str] = {"library": "boto3", "part_size": "1MB"}
+
+    @pytest.fixture(autouse=True)
+    def _bucket(self, bucket: Bucket) -> None:
+        pytest.importorskip(self.more["library"])
+        self.bucket = bucket
+
+    def open(self, path: str) -> Store:
+        return open_store(f"{self.bucket.url}/{path}", {**self.bucket.storage_options, **self.more})
+
+
+class TestMinio(TestBoto3):
+    """An S3 server, from which minio fetches."""
+
+    more: Mapping[str, str] = {"library": "minio"}
 
 
 class TestHelper(TestS3):

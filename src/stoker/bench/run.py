@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from stoker.bench.checkpoint.layout import layout_of
+from stoker.bench.clients import check_requests, reads_objects
 from stoker.bench.loaders import check_client, get_loader
 from stoker.bench.measure.generation import check_space, check_spec
 from stoker.bench.ranks.abort import clear_unfinished, finish_without
@@ -26,10 +27,10 @@ from stoker.bench.ranks.world import find_world, forget_meeting, meet
 from stoker.bench.results.record import save_record
 from stoker.bench.results.results import RESULTS, collect, write_results
 from stoker.bench.settings.sources import Resolved
-from stoker.bench.settings.workload import Stage, Workload
+from stoker.bench.settings.workload import Stage, Storage, Workload
 from stoker.cluster import World
 from stoker.errors import ConfigError, StokerError, StorageError
-from stoker.storage import is_local
+from stoker.storage import is_local, open_store
 from stoker.storage.file_errors import file_errors
 
 _LEAVING_SECONDS: Final = 5.0
@@ -91,10 +92,12 @@ def run_benchmark(
         url=None if saved is None else _absolute(saved),
         options=workload.checkpoint.options or options,
     )
-    if options and is_local(data_url):  # a workload of an object store, with local data for once
-        notes = (*notes, f"storage.options are not used: {data_url} is local")
-        options = {}
     storage = replace(workload.storage, url=data_url, options=options)
+    elsewhere = workload.storage.url is not None and not is_local(workload.storage.url)
+    if (options or elsewhere) and is_local(data_url):  # a workload of an object store, with local data for once
+        storage, unused = _without_store(storage)
+        if unused:
+            notes = (*notes, f"{' and '.join(unused)} are not used: {data_url} is local")
     workload = replace(workload, stages=stages, storage=storage, checkpoint=checkpoint)
     if stages == ("checkpoint",) and not (workload.checkpoint.writes or workload.checkpoint.reads):
         raise ConfigError("nothing to do: without training, checkpoint.writes or checkpoint.reads say how many")
@@ -135,6 +138,17 @@ def run_benchmark(
         return _run_launched(plan, folder, world, unsaved)
 
 
+def _without_store(storage: Storage) -> tuple[Storage, list[str]]:
+    """Settings of storage without those of an object store; and the names of what was left out."""
+    unused: dict[str, Any] = {"options": {}} if storage.options else {}
+    if storage.client != "auto" and reads_objects(storage.client):
+        unused["client"] = "auto"
+    unused |= {name: () if name == "endpoints" else None for name in storage.transfer}
+    if storage.client in ("direct", "buffered"):
+        unused = {name: value for name, value in unused.items() if name not in ("part_bytes", "part_requests")}
+    return replace(storage, **unused), [f"storage.{name}" for name in unused]
+
+
 def _absolute(url: str) -> str:
     """The same URL for all processes."""
     if is_local(url):
@@ -146,6 +160,11 @@ def _check_packages(plan: RunPlan) -> None:
     """Check that this process can do what is asked for, with what is installed here."""
     get_loader(plan.workload.reader.loader)
     check_client(plan.workload, plan.url)
+    storage = plan.workload.storage
+    if not is_local(plan.url):
+        open_store(plan.url, storage.store_options(plan.url))  # which refuses settings that make no sense
+    elif "train" not in plan.workload.stages and is_local(plan.workload.checkpoint.url or plan.url):
+        check_requests(storage, plan.url, (), "a run without training")
     if "generate" in plan.workload.stages:
         check_spec(plan.workload)
 

@@ -28,10 +28,15 @@ def make_cache(
         root: the directory of files that are read where they lie, or of the cache.
         store, settings, watch: see :class:`~stoker.cache.base.ShardCache`.
         known: see :class:`~stoker.cache.disk.DiskCache`.
+
+    Raises:
+        ConfigError: local files are to be read into memory, and not held there.
     """
     directory, path = (root, root.path) if isinstance(root, CacheDirectory) else (None, root)
     if settings.in_memory and store is not None:
         return MemoryCache(path, store, settings, watch)
+    if store is not None and store.transfer.read_by is not None:
+        raise ConfigError(f"storage_options['read_by'] of {store.url} needs cache='memory', which files are read into")
     return DiskCache(path, store, settings, known, watch, directory)
 
 

@@ -116,8 +116,13 @@ def locate(
     source = None if remote is None else join_url(remote, *([split] if split else []))
     root = None if local is None else Path(os.path.expanduser(local)) / (split or "")
     directory = None if source is None else is_local(source)
+    mapped = not (storage_options and storage_options.get("read_by"))
+    if not mapped and source is None:
+        raise ConfigError(
+            "storage_options['read_by'] is for files that are fetched into memory: give the directory as remote="
+        )
     if root is None:
-        root = directory if directory is not None else default_cache(str(source), storage_options)
+        root = directory if directory is not None and mapped else default_cache(str(source), storage_options)
     root = root.absolute()
     return SourceLocation(source, root, source is None or (directory is not None and _same(directory, root)))
 

@@ -57,7 +57,7 @@ class LocalStore(Store):
             for start, end in zip(starts, ends, strict=True):
                 check_range(start, end, size, path)
             parts: list[BufferLike] = [_read(fd, start, end - start) for start, end in zip(starts, ends, strict=True)]
-            _check_version(fd, version, path)  # asked last, as the file may be written over meanwhile
+            check_local_version(fd, version, path)  # asked last, as the file may be written over meanwhile
             return parts
 
     def read_into(
@@ -77,7 +77,7 @@ class LocalStore(Store):
                 check_range(first, first + len(into), size, path)
                 digest = None if new_hash is None else new_hash()
                 fill(fd, into, first, digest)
-            _check_version(fd, version, path)  # asked last, as the file may be written over meanwhile
+            check_local_version(fd, version, path)  # asked last, as the file may be written over meanwhile
             return file_info(key, os.fstat(fd), path).with_digest(digest)
 
     def download(
@@ -100,7 +100,7 @@ class LocalStore(Store):
             check_range(start, end, size, source)
             with open_target(path) as target:
                 copy_part(fd, target, start, end, at)
-            _check_version(fd, version, source)  # asked last, as the file may be written over meanwhile
+            check_local_version(fd, version, source)  # asked last, as the file may be written over meanwhile
 
     def put(self, key: str, data: PutData) -> None:
         target, parts = self._path(key), as_parts(data)
@@ -248,7 +248,12 @@ def file_info(key: str, status: os.stat_result, path: str | os.PathLike[str] | N
     return ObjectInfo(key, status.st_size, local_version(status), modified)
 
 
-def _check_version(fd: int, version: str, path: str) -> None:
+def check_local_version(fd: int, version: str, path: str) -> None:
+    """See that an open file is of a version, unless that is empty.
+
+    Raises:
+        StorageError: it is of another one.
+    """
     if version and not same_version(version, local_version(os.fstat(fd))):
         raise StorageError(f"{path}: the file was written to since its version {version}.", url=path)
 

@@ -9,6 +9,7 @@ from stoker.errors import ConfigError
 from stoker.storage.local import LocalStore
 from stoker.storage.retry import RetryPolicy
 from stoker.storage.store import Store
+from stoker.storage.transfer.settings import split_transfer
 from stoker.storage.url import parse_url
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def open_store(
             ...; ``client_options`` for those of the HTTP client; of ``hf://``, ``token`` and ``endpoint``). Each
             overrides the environment
             (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole. Besides,
-            ``endpoints``, ``part_size``, ``part_requests`` and ``attempts``: see
+            ``endpoints``, ``library``, ``part_size``, ``part_requests``, ``attempts`` and, of files, ``read_by``: see
             :class:`~stoker.storage.transfer.settings.Transfer`.
         retry: when to try again; the default tries 6 times in at most 300 s.
         stall_timeout: seconds without a byte after which a request fails. Beyond them, what is read must come at
@@ -53,7 +54,11 @@ def open_store(
         return HubStore(url, options, retry=retry, stall_timeout=stall_timeout)
     if location.kind != "file":
         return Store(url, options, retry=retry, stall_timeout=stall_timeout)
-    store = LocalStore(url, options, retry=retry, stall_timeout=stall_timeout)
-    if options:
-        raise ConfigError(f"{store.url}: storage_options {sorted(options)} mean nothing for local files.")
-    return store
+    transfer, rest = split_transfer(location, options or {})
+    if rest:
+        raise ConfigError(f"{location.url}: storage_options {sorted(rest)} mean nothing for local files.")
+    if transfer.read_by is not None:
+        from stoker.storage.transfer.file_reads import CalledStore
+
+        return CalledStore(url, options, retry=retry, stall_timeout=stall_timeout)
+    return LocalStore(url, retry=retry, stall_timeout=stall_timeout)

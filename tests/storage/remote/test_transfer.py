@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import random
-import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from s3server import Bucket
+from s3server import Bucket, CountingProxy
 from stoker.errors import ConfigError, StorageError, StorageTimeoutError
 from stoker.storage import RetryPolicy, open_store
 from stoker.storage.transfer.settings import LEAST_PART
 
 PARTS = {"part_size": "1MB", "part_requests": 3}
 SIZES = (0, 1, LEAST_PART - 1, LEAST_PART, LEAST_PART + 1, 3 * LEAST_PART, 7 * LEAST_PART + 12_345)
-
-
-class CountingProxy:
-    """Forwards connections to a server, and counts the requests in them."""
-
-    def __init__(self, endpoint: str) -> None:
-        host, _, port = endpoint.removeprefix("http://").rpartition(":")
-        self._server, self._listening = (host, int(port)), socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self.requests: list[bytes] = []
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listening.accept()
-                server = socket.create_connection(self._server)
-                threading.Thread(target=self._forward, args=(client, server, True), daemon=True).start()
-                threading.Thread(target=self._forward, args=(server, client, False), daemon=True).start()
-
-    def _forward(self, source: socket.socket, target: socket.socket, count: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                if count and data.startswith((b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE ")):
-                    self.requests.append(data.split(b"\r\n", 1)[0])
-                target.sendall(data)
-        for one in (source, target):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-
-
-@pytest.fixture
-def proxies(bucket: Bucket) -> Iterator[list[CountingProxy]]:
-    made = [CountingProxy(bucket.server.endpoint) for _ in range(2)]
-    yield made
-    for one in made:
-        one.close()
 
 
 def options(bucket: Bucket, **more: Any) -> dict[str, Any]:

@@ -26,12 +26,11 @@ from stoker.storage.files import existing_path
 _NAP: Final = 0.05
 
 
-def open_checkpoint_store(plan: RunPlan, *, retry: RetryPolicy | None = None) -> Store:
-    """Open the store of a run's checkpoints."""
+def open_checkpoint_store(plan: RunPlan, *, rank: int = 0, retry: RetryPolicy | None = None) -> Store:
+    """Open the store of a run's checkpoints, as a rank uses it."""
     settings = plan.workload.checkpoint
     url = settings.url or f"{plan.url.rstrip('/')}/checkpoints"
-    options = None if is_local(url) else settings.options or None
-    return open_store(url, options, retry=retry)
+    return open_store(url, plan.workload.storage.store_options(url, rank, settings.options), retry=retry)
 
 
 class Saver:
@@ -50,7 +49,7 @@ class Saver:
         self._plan, self._world, self._link, self._record, self._note = plan, world, link, record, rank.save
         settings = plan.workload.checkpoint
         self._settings = settings
-        self._store = open_checkpoint_store(plan)
+        self._store = open_checkpoint_store(plan, rank=world.rank)
         self._local = bool(is_local(self._store.url))
         self._layout = layout_of(plan.workload.model, world.world_size, all_write=settings.ranks == "all")
         self._seed = draw_seed(plan.run, plan.workload.dataset.seed)

@@ -23,11 +23,17 @@ class ClientLocation:
         url: a directory, or ``s3://bucket/prefix`` and the like.
         options: credentials and settings by obstore's names.
         connections: how many reads there may be at once.
+        part_bytes: most bytes of a request; ``None``: as the client has it.
+        part_requests: requests of an object at once; ``None``: as the client has it.
+        attempts: tries of a request in all; ``None``: as the client has it.
     """
 
     url: str
     options: Mapping[str, Any] = field(repr=False)
     connections: int = 1
+    part_bytes: int | None = None
+    part_requests: int | None = None
+    attempts: int | None = None
 
     @property
     def bucket(self) -> str:
@@ -50,11 +56,13 @@ class Client(ABC):
     Attributes:
         package: that does the work, whose version is recorded; empty for Python itself.
         counts_requests: whether it reads through a store of stoker's, which counts the requests that it makes.
+        heeds: settings of requests that it can be told, of ``part_bytes``, ``part_requests`` and ``attempts``.
         location: where it reads.
     """
 
     package: ClassVar[str] = ""
-    counts_requests: ClassVar[bool] = False
+    counts_requests: bool = False
+    heeds: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, location: ClientLocation) -> None:
         self.location = location

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 from abc import abstractmethod
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from stoker.bench.clients.base import Client, ClientLocation, Data
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import is_local, open_store
+from stoker.storage.remote.libraries import boto3_client, minio_client
+from stoker.storage.remote.options import ClientSpec, client_spec, detect_cloud
+from stoker.storage.url import parse_url
 
 # Of one object, which is in memory whole, whatever the package.
 _MOST_BYTES: Final = 1 << 36
@@ -21,10 +24,17 @@ class Obstore(Client):
 
     package = "obstore"
     counts_requests = True
+    heeds = frozenset({"part_bytes", "part_requests", "attempts"})
 
     def __init__(self, location: ClientLocation) -> None:
         super().__init__(location)
-        self._store = open_store(location.url, dict(location.options) or None)
+        given = {
+            "part_size": location.part_bytes,
+            "part_requests": location.part_requests,
+            "attempts": location.attempts,
+        }
+        options = {**location.options, **{name: value for name, value in given.items() if value is not None}}
+        self._store = open_store(location.url, options or None)
 
     @classmethod
     def reads(cls, url: str) -> bool:
@@ -71,13 +81,18 @@ class S3Torch(_Objects):
     """The reader of s3torchconnector's ``S3Checkpoint``: one object, in one piece."""
 
     package = "s3torchconnector"
+    heeds = frozenset({"part_bytes", "attempts"})
 
     def __init__(self, location: ClientLocation) -> None:
         super().__init__(location)
         _give_keys(location)
         from s3torchconnector import S3Checkpoint, S3ClientConfig
 
-        config = S3ClientConfig(force_path_style=not location.option("virtual_hosted_style_request"))
+        given: dict[str, Any] = {"part_size": location.part_bytes, "max_attempts": location.attempts}
+        config = S3ClientConfig(
+            force_path_style=not location.option("virtual_hosted_style_request"),
+            **{name: value for name, value in given.items() if value is not None},
+        )
         self._client = S3Checkpoint(
             region=str(location.option("region") or os.environ.get("AWS_REGION") or "us-east-1"),
             endpoint=location.option("endpoint"),
@@ -94,26 +109,11 @@ class Minio(_Objects):
     """``Minio.get_object``."""
 
     package = "minio"
+    heeds = frozenset({"attempts"})
 
     def __init__(self, location: ClientLocation) -> None:
         super().__init__(location)
-        import minio
-        import urllib3
-
-        endpoint = urlsplit(str(location.option("endpoint") or "https://s3.amazonaws.com"))
-        # As many connections as there are readers: urllib3 would throw away all above ten.
-        self._pool = urllib3.PoolManager(
-            maxsize=max(10, location.connections), timeout=urllib3.Timeout(connect=60, read=60)
-        )
-        self._client = minio.Minio(
-            endpoint=endpoint.netloc,
-            access_key=location.option("access_key_id") or os.environ.get("AWS_ACCESS_KEY_ID"),
-            secret_key=location.option("secret_access_key") or os.environ.get("AWS_SECRET_ACCESS_KEY"),
-            session_token=location.option("session_token") or os.environ.get("AWS_SESSION_TOKEN"),
-            secure=endpoint.scheme == "https",
-            region=location.option("region"),
-            http_client=self._pool,
-        )
+        self._client = minio_client(_spec(location), max(10, location.connections), attempts=location.attempts or 6)
 
     def _read(self, bucket: str, key: str) -> Data:
         response = self._client.get_object(bucket_name=bucket, object_name=key)
@@ -125,7 +125,45 @@ class Minio(_Objects):
             response.release_conn()
 
     def close(self) -> None:
-        self._pool.clear()
+        self._client._http.clear()
+
+
+class Boto3(_Objects):
+    """boto3's ``get_object``; with parts ``download_fileobj``, which reads an object by several requests at once."""
+
+    package = "boto3"
+    heeds = frozenset({"part_bytes", "part_requests", "attempts"})
+
+    def __init__(self, location: ClientLocation) -> None:
+        super().__init__(location)
+        at_once = location.part_requests or 4
+        connections = max(10, location.connections * at_once)
+        self._client = boto3_client(_spec(location), connections, attempts=location.attempts or 6)
+        self._config: Any = None
+        if location.part_bytes is not None:
+            from boto3.s3.transfer import TransferConfig
+
+            self._config = TransferConfig(
+                multipart_threshold=location.part_bytes,
+                multipart_chunksize=location.part_bytes,
+                max_concurrency=at_once,
+            )
+
+    def _read(self, bucket: str, key: str) -> Data:
+        if self._config is None:
+            data: bytes = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
+            return data
+        into = io.BytesIO()
+        self._client.download_fileobj(bucket, key, into, Config=self._config)
+        return into.getbuffer().toreadonly()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _spec(location: ClientLocation) -> ClientSpec:
+    """The settings that obstore would have."""
+    return client_spec(parse_url(location.url), location.options, os.environ, stall_timeout=60.0, cloud=detect_cloud)
 
 
 def _give_keys(location: ClientLocation, endpoint: str | None = None) -> None:

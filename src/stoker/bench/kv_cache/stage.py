@@ -112,7 +112,7 @@ class KvCacheStage:
             )
         else:
             free = _UNLIMITED
-            entries = ObjectEntries(_store(self._plan), f"{FOLDER}/{name}", check=self._check)
+            entries = ObjectEntries(_store(self._plan, self._world.rank), f"{FOLDER}/{name}", check=self._check)
         entries.prepare()
         try:
             yield entries, min(settings.capacity_bytes or free, free)
@@ -135,8 +135,8 @@ def remove_entries(plan: RunPlan, *, retry: RetryPolicy) -> None:
         with contextlib.suppress(OSError):  # another run's entries are there
             os.rmdir(root)
     else:
-        ObjectEntries(_store(plan, retry), f"{FOLDER}/{plan.run}", check=lambda: None).clear()
+        ObjectEntries(_store(plan, 0, retry), f"{FOLDER}/{plan.run}", check=lambda: None).clear()
 
 
-def _store(plan: RunPlan, retry: RetryPolicy | None = None) -> Store:
-    return open_store(plan.url, dict(plan.workload.storage.options) or None, retry=retry)
+def _store(plan: RunPlan, rank: int, retry: RetryPolicy | None = None) -> Store:
+    return open_store(plan.url, plan.workload.storage.store_options(plan.url, rank), retry=retry)

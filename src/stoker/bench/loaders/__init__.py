@@ -7,10 +7,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arguments import unknown_name
-from stoker.bench.clients import find_client
+from stoker.bench.clients import check_requests, find_client
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport, LoaderUnderTest, OpenLoader
 from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError, MissingPackageError
+from stoker.storage import is_local
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -30,6 +31,8 @@ __all__ = [
 GROUP: Final = "stoker.bench.loaders"
 """Group of entry points: the name is the loader's, the object a class of :class:`LoaderUnderTest`'s shape."""
 
+_OF_STOKER: Final = ("auto", "mmap", "buffered", "direct", "obstore", "boto3", "minio")
+"""Storage clients that stoker's own loader reads through."""
 _OWN: Final[dict[str, str]] = {
     "huggingface": "huggingface:HuggingFaceLoader",
     "litdata": "litdatas:LitDataLoader",
@@ -86,13 +89,31 @@ def check_client(workload: Workload, url: str) -> None:
         ConfigError: the loader does not read through one, or the client not there.
         MissingPackageError: the client can not be used here; says what is missing.
     """
-    name, loader = workload.storage.client, workload.reader.loader
-    if name != "auto" and loader in _OWN and loader != "torch":
-        raise ConfigError(
-            f"storage.client: the loader {loader!r} fetches its files itself; the one that reads through {name} is torch"
-        )
+    storage, loader = workload.storage, workload.reader.loader
+    name = storage.client
+    if loader not in _OWN or "train" not in workload.stages:
+        return
+    if loader not in ("stoker", "torch"):
+        if name != "auto":
+            raise ConfigError(
+                f"storage.client: the loader {loader!r} fetches its files itself; those that read through {name} are torch"
+                f"{' and stoker' if name in _OF_STOKER else ''}"
+            )
+        check_requests(storage, url, (), f"the loader {loader}")
+        return
+    client = find_client(name, url)
     if loader == "torch":
-        find_client(name, url)
+        heeds = {*client.heeds, "endpoints"} if client.package not in ("", "s3dlio") else client.heeds
+        check_requests(storage, url, heeds, f"the storage client {client.__name__.lower()}")
+        return
+    if name not in _OF_STOKER:
+        raise ConfigError(
+            f"storage.client: the loader stoker reads through {', '.join(_OF_STOKER)}, not {name}: take the loader torch "
+            "(--loader torch), which does"
+        )
+    called = is_local(url) is not None and name in ("direct", "buffered")
+    heeds = {"part_bytes", "part_requests"} if called else set[str]() if is_local(url) else set(storage.transfer)
+    check_requests(storage, url, heeds, "the loader stoker")
 
 
 def _imported(name: str) -> Any:

@@ -68,7 +68,7 @@ def data_files(job: LoaderJob) -> list[str]:
 
 
 def _store(job: LoaderJob) -> Store:
-    return open_store(job.split_url, job.workload.storage.options or None)
+    return open_store(job.split_url, job.workload.storage.store_options(job.split_url, job.world.rank))
 
 
 def _of_format(job: LoaderJob, listed: dict[str, ObjectInfo]) -> list[ObjectInfo]:

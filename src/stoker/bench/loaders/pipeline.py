@@ -75,14 +75,20 @@ class StokerLoader(RankLoader):
         self._names: list[str] | None = None
         if job.listing is not None:
             check_listing(job, job.listing)
-        dataset, reader = job.workload.dataset, job.workload.reader
-        self._held = reader.options.get("cache") == "memory"
+        dataset = job.workload.dataset
+        self._read_options = job.workload.storage.read_options(job.split_url, job.world.rank)
+        self._called = self._local and self._read_options is not None
+        if self._called:
+            self.options["cache"] = "memory"
+        self._held = self.options.get("cache") == "memory"
         self._format, self._transform = self._plan()
         self._format_options: Mapping[str, Any] | None = self.options.pop("format_options", self._axis())
         self._made: StreamingDataset | None = None
         self._seed = job.workload.train.seed
         if self._transform is not None and not dataset.resize_bytes and dataset.record_bytes_stdev:
             self.notes.append("samples of different sizes are handed over as a list, not stacked")
+        if job.workload.storage.client != "auto":
+            self.notes.append(f"files were fetched by the storage client {job.workload.storage.client}")
         if not self._local:
             self.notes.append(
                 "shards are held in memory, by each rank" if self._held else "each epoch begins with an empty cache"
@@ -94,7 +100,7 @@ class StokerLoader(RankLoader):
         job = self.job
         dataset, reader = job.workload.dataset, job.workload.reader
         size = dataset.resize_bytes
-        if open_store(job.split_url, job.workload.storage.options or None).exists("index.json"):
+        if open_store(job.split_url, self._read_options).exists("index.json"):
             if not reader.decode:
                 raise ConfigError(
                     f"reader.decode: false: {job.split_url} has an index.json, and shards are always decoded"
@@ -121,7 +127,7 @@ class StokerLoader(RankLoader):
         dataset = self.job.workload.dataset
         if self._format not in _ALONE or dataset.samples_per_file == 1:
             return None
-        store = open_store(self.job.split_url, self.job.workload.storage.options or None)
+        store = open_store(self.job.split_url, self._read_options)
         ends = suffixes(self._format)
         first = next((one for one in store.list() if one.key.lower().endswith(ends)), None)
         last = first is not None and samples_last(store.get(first.key, max_bytes=first.size), dataset.samples_per_file)
@@ -140,7 +146,7 @@ class StokerLoader(RankLoader):
             None if self._local or self._held else f"{job.scratch}/{job.split}-{epoch}",
             format=self._format,
             format_options=self._format_options,
-            storage_options=None if self._local else workload.storage.options or None,
+            storage_options=self._read_options,
             name=job.split,
         )
         try:
@@ -166,7 +172,7 @@ class StokerLoader(RankLoader):
     def _files(self) -> list[str]:
         """The files that the workload says, by their URLs; listed once."""
         if self._names is None:
-            store = open_store(self.job.split_url, self.job.workload.storage.options or None)
+            store = open_store(self.job.split_url, self._read_options)
             self._names = [store.url_of(name) for name in data_files(self.job)]
         return self._names
 

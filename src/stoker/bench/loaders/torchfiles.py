@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.bench.clients import Client, ClientLocation, find_client
+from stoker.bench.clients import Client, find_client, open_client
 from stoker.bench.clients.base import Data
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.decode import FORMATS, FileSamples, compare_checksums, open_samples, read_whole, resized
@@ -29,8 +29,7 @@ class _Files:
         self._local = bool(is_local(job.url))
         dataset, reader, storage = job.workload.dataset, job.workload.reader, job.workload.storage
         self._names = names
-        self._location = ClientLocation(job.split_url, storage.options, 1)
-        self._kind = find_client(storage.client, job.split_url)
+        self._storage, self._url, self._rank = storage, job.split_url, job.world.rank
         self._client: Client | None = None
         self._format = dataset.format if reader.decode else "files"
         self._checksums = reader.checksums and self._format != "npz"  # whose checksums NumPy compares in any case
@@ -49,14 +48,14 @@ class _Files:
         number, row = divmod(int(index), self._per_file)
         if self._held is None or self._held[0] != number:
             if self._client is None:
-                self._client = self._kind(self._location)
+                self._client = open_client(self._storage, self._url, self._rank)
                 observe(self._requests)
             name = self._names[number]
             data = self._read(self._client, name)
             self._counts.add(len(data))
             if self._format in ("files", "tfrecord") and not isinstance(data, bytes):
                 data = bytes(data)  # which also reads what was only mapped
-            where = f"{self._location.url.rstrip('/')}/{name}"
+            where = f"{self._url.rstrip('/')}/{name}"
             if self._checksums:
                 compare_checksums(self._format, data, where)
             samples = self._per_file if self._format != "files" else 1

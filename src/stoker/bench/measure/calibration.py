@@ -9,9 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from stoker.bench.ranks.plan import RunPlan
+from stoker.bench.settings.workload import Storage
 from stoker.cluster import World
 from stoker.errors import StokerError
 from stoker.storage import open_store
+
+
+def in_memory(storage: Storage, url: str) -> Storage:
+    """Settings of storage for a copy in memory: read in the same way, as far as that is one for files."""
+    called = storage.client in ("direct", "buffered")
+    return Storage(
+        url=url,
+        cache="keep",
+        client="buffered" if called else "mmap" if storage.client == "mmap" else "auto",
+        part_bytes=storage.part_bytes if storage.client == "direct" else None,
+        part_requests=storage.part_requests if storage.client == "direct" else None,
+    )
 
 
 def copy_files(plan: RunPlan, world: World) -> dict[str, Any]:
@@ -27,7 +40,7 @@ def copy_files(plan: RunPlan, world: World) -> dict[str, Any]:
         return {"error": "this host has no /dev/shm, where a copy could be kept in memory"}
     folder = Path(tempfile.mkdtemp(prefix="stoker-bench-", dir=parent))
     try:
-        store = open_store(f"{plan.url.rstrip('/')}/train", workload.storage.options or None)
+        store = open_store(f"{plan.url.rstrip('/')}/train", workload.storage.store_options(plan.url, world.rank))
         listed = sorted(
             (one for one in store.list() if not Path(one.key).name.startswith(".")), key=lambda one: one.key
         )

@@ -140,7 +140,7 @@ def make_data(
     world = World() if world is None else world
     begun = time.monotonic()
     data_url = _data_url(workload, url)
-    options = workload.storage.options or None
+    options = workload.storage.store_options(url, world.rank)
     threads = max(1, processors() // world.local_world_size)
     report = generate(
         spec,
@@ -181,7 +181,7 @@ def await_listing(workload: Workload, url: str) -> float:
     if not limit:
         return 0.0
     begun = time.monotonic()
-    store = open_store(_data_url(workload, url), workload.storage.options or None)
+    store = open_store(_data_url(workload, url), workload.storage.store_options(url))
     wanted = file_names(spec_of(workload))
     while True:
         missing = set(wanted).difference(one.key for one in store.list())

@@ -20,7 +20,7 @@ from stoker.bench.loaders.base import LoaderJob, OpenLoader, Split, SplitListing
 from stoker.bench.loaders.listing import list_split
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
-from stoker.bench.measure.calibration import copy_files
+from stoker.bench.measure.calibration import copy_files, in_memory
 from stoker.bench.measure.compute import ComputeStep, make_step
 from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.measure.metrics import block_metrics, epoch_metrics, percentiles, stalls
@@ -288,7 +288,7 @@ class Training:
                 workload,
                 dataset=dataset,
                 stages=("train",),
-                storage=replace(workload.storage, url=copied["url"], cache="keep", options={}),
+                storage=in_memory(workload.storage, copied["url"]),
             )
             compute = make_step(small, self.world)
             loader = self._open("train", small.reader.batch_size, copied["url"], small)

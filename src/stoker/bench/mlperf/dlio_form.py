@@ -7,14 +7,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.bench.clients import reads_objects
 from stoker.bench.measure.step_files import RankSteps, read_steps, steps_path
 from stoker.bench.settings.dlio_keys import KEYS, OLD_NAMES
 from stoker.bench.settings.workload import Workload, as_plain
 
 _APART: Final = frozenset(
-    {"stages", "storage.url", "storage.options", "compute.seconds", "evaluation.seconds", "dataset.settings"}
+    {
+        *("stages", "storage.url", "storage.options", "storage.client"),
+        *("compute.seconds", "evaluation.seconds", "dataset.settings"),
+    }
 )
-"""Settings that several of DLIO's keys make together."""
+"""Settings that several of DLIO's keys make together, or apart."""
 
 _LOADERS: Final = {"stoker": "pytorch", "torch": "pytorch"}
 _GIB: Final = float(1 << 30)
@@ -44,6 +48,10 @@ def dlio_parameters(workload: Workload, url: str, *, generating: bool = False) -
         if value is not None and value not in ((), []):
             _put(made, path, _theirs(path, value))
     _put(made, "dataset.data_folder", url)
+    if workload.storage.client == "direct":
+        _put(made, "reader.odirect", True)
+    elif reads_objects(workload.storage.client):
+        _put(made, "storage.storage_library", workload.storage.client)
     _put(made, "train.computation_time", as_plain(workload.compute.seconds))
     stages = ("generate",) if generating else workload.stages
     flags = (

@@ -82,14 +82,9 @@ _STORE: Final = "storage.options"
 
 CHANGES: Final = frozenset(
     {
-        *(
-            "storage.storage_library",
-            "storage.storage_options.storage_library",
-            "storage.storage_options.s3_max_attempts",
-        ),
         *("dataset.num_subfolders_eval", "dataset.compression_level", "dataset.enable_chunking", "dataset.chunk_size"),
         *("dataset.parquet.partition_by", "reader.shuffle_size", "reader.file_access", "reader.read_type"),
-        *("reader.preprocess_time", "reader.preprocess_time_stdev", "reader.odirect", "reader.dont_use_mmap"),
+        *("reader.preprocess_time", "reader.preprocess_time_stdev", "reader.dont_use_mmap"),
         *("reader.transformed_record_dims", "reader.transformed_record_element_type", "reader.reader_classname"),
         *("reader.data_loader_classname", "reader.data_loader_sampler", "checkpoint.mode"),
         *("checkpoint.checkpoint_mechanism_classname", "checkpoint.fsync", "checkpoint.recovery_rank_shift"),
@@ -128,9 +123,7 @@ KEYS: Final[dict[str, Key]] = {
     "workflow.debug": Key(said="no key of DLIO's LoadConfig", ignored=True),
     "storage.storage_type": Key("storage.url", said="part of the URL: local_fs is a path, s3 is s3://"),
     "storage.storage_root": Key("storage.url"),
-    "storage.storage_library": Key(
-        said="ML; stoker's own pipeline reads through obstore; others are loaders of their own"
-    ),
+    "storage.storage_library": Key("storage.client", said="ML; s3torchconnector and s3dlio need --loader torch"),
     "storage.post_generation_settle_seconds": Key(
         "storage.settle_seconds", said="ML; here a limit on waiting until all files are listed"
     ),
@@ -139,8 +132,8 @@ KEYS: Final[dict[str, Key]] = {
     "storage.storage_options.endpoint_url": Key(_STORE, said="obstore's endpoint"),
     "storage.storage_options.region": Key(_STORE),
     "storage.storage_options.s3_force_path_style": Key(_STORE, said="obstore's virtual_hosted_style_request, inverted"),
-    "storage.storage_options.s3_max_attempts": Key(said="stoker retries 6 times in at most 300 s"),
-    "storage.storage_options.storage_library": Key(said="ML; see storage.storage_library"),
+    "storage.storage_options.s3_max_attempts": Key("storage.attempts", said="in at most 300 s"),
+    "storage.storage_options.storage_library": Key("storage.client", said="ML; see storage.storage_library"),
     "dataset.data_folder": Key("storage.url"),
     "dataset.format": Key("dataset.format", _format),
     "dataset.num_files_train": Key("dataset.files"),
@@ -201,7 +194,7 @@ KEYS: Final[dict[str, Key]] = {
     "reader.preprocess_time_stdev": Key(said="preprocessing is real here, never slept"),
     "reader.multiprocessing_context": Key(said="processes are never forked from ones with threads"),
     "reader.pin_memory": Key(said="memory is pinned where compute.kind is torch and the device is a GPU"),
-    "reader.odirect": Key(said="storage.cache: drop, and the share of bytes that came from the device is measured"),
+    "reader.odirect": Key("storage.client", lambda value: "direct" if value else None, said="client direct"),
     "reader.dont_use_mmap": Key(said="stoker maps local files where the format allows"),
     "reader.transformed_record_dims": Key(said="dataset.resize_bytes"),
     "reader.transformed_record_element_type": Key(said="dataset.resize_bytes"),

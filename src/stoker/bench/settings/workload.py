@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from stoker.bench.settings.duration import Duration, parse_duration
 from stoker.bench.settings.schema import ContradictionError, Section, setting
@@ -18,6 +18,8 @@ from stoker.bench.settings.workload_inference import KvCacheSettings, UserKind, 
 from stoker.bench.settings.workload_model import WIDTHS, CheckpointSettings, ModelSettings
 from stoker.display import is_secret
 from stoker.errors import ConfigError
+from stoker.storage import is_local
+from stoker.storage.transfer.settings import LEAST_PART, LIBRARIES
 
 __all__ = [
     "WIDTHS",
@@ -40,6 +42,8 @@ __all__ = [
     "without_credentials",
 ]
 
+ENDPOINT_NAMES: Final = ("endpoint", "endpoint_url", "endpoint_url_s3")
+"""Options that name one endpoint."""
 Stage = Literal["generate", "train", "evaluate", "checkpoint", "kv_cache", "vectors"]
 """The stages, in the order in which they run. ``evaluate`` runs between epochs of ``train``."""
 
@@ -96,12 +100,60 @@ class Storage(Section):
     )
     client: str = setting(
         "auto",
-        "what reads files for the loader torch: buffered, direct (O_DIRECT), mmap; obstore, s3dlio, s3torchconnector, minio",
+        "what reads for the loaders stoker and torch: buffered, direct (O_DIRECT), mmap; obstore, boto3, minio; for torch "
+        "s3torchconnector and s3dlio, too",
     )
+    endpoints: tuple[str, ...] = setting((), "S3: servers of the same data, instead of the endpoint in options")
+    endpoint_per: Literal["request", "rank"] = setting(
+        "request", "of several endpoints: requests go to them in turn, or each rank has one"
+    )
+    part_bytes: int | None = setting(
+        None,
+        "most bytes of a request for a part of an object; null: an object a request",
+        unit="bytes",
+        least=LEAST_PART,
+    )
+    part_requests: int | None = setting(None, "requests of one object at once; null: 4", least=1)
+    attempts: int | None = setting(None, "tries of a request, the first counted; null: 6", least=1)
     settle_seconds: float = setting(0.0, "wait until all generated objects are listed, at most so long", least=0)
     options: dict[str, Any] = setting(
         dict, "credentials and settings by obstore's names, such as endpoint", secret=True
     )
+
+    @property
+    def transfer(self) -> dict[str, Any]:
+        """The settings of requests that were given, by their names here."""
+        given = {name: getattr(self, name) for name in ("endpoints", "part_bytes", "part_requests", "attempts")}
+        return {name: value for name, value in given.items() if value not in ((), None)}
+
+    def store_options(self, url: str, rank: int = 0, options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """The ``storage_options`` of a store; ``None`` for a directory.
+
+        Args:
+            url: of the store.
+            rank: the one that asks.
+            options: credentials and settings instead of ``options``, as of checkpoints.
+        """
+        if is_local(url):
+            return None
+        made = dict(self.options if options is None else options)
+        names = {"part_bytes": "part_size"}
+        made |= {names.get(name, name): value for name, value in self.transfer.items()}
+        if self.endpoints:
+            made = {name: value for name, value in made.items() if name.removeprefix("aws_") not in ENDPOINT_NAMES}
+            if self.endpoint_per == "rank":
+                made["endpoint_number"] = rank
+        return made or None
+
+    def read_options(self, url: str, rank: int = 0) -> dict[str, Any] | None:
+        """``storage_options`` of the store that stoker's own loader reads through: those of ``client``, too."""
+        made = dict(self.store_options(url, rank) or {})
+        if self.client in LIBRARIES:
+            made["library"] = self.client
+        if is_local(url) and self.client in ("direct", "buffered"):
+            requests = {"part_size": self.part_bytes, "part_requests": self.part_requests}
+            made |= {"read_by": self.client, **{name: value for name, value in requests.items() if value is not None}}
+        return made or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import ConfigError
 from stoker.storage.remote.faults import classify, is_panic
+from stoker.storage.remote.libraries import fetch_by
 from stoker.storage.remote.options import ClientSpec, milliseconds
-from stoker.storage.remote.response_bodies import BRIEF_STALLS
+from stoker.storage.remote.response_bodies import BRIEF_STALLS, ObjectAnswer
 from stoker.storage.url import Location
 
 if TYPE_CHECKING:
@@ -91,9 +92,21 @@ def _provider(spec: ClientSpec) -> Any:
 class EndpointClients:
     """The clients of one endpoint, of which each has other limits in time."""
 
-    def __init__(self, location: Location, spec: ClientSpec, stall_timeout: float) -> None:
+    def __init__(self, location: Location, spec: ClientSpec, stall_timeout: float, library: str | None = None) -> None:
         self._location, self.spec, self._stall_timeout = location, spec, stall_timeout
         self.plain = build_client(location, spec, {})
+        self._fetch = None if library is None else fetch_by(library, location.host, spec)
+
+    def get(self, path: str, wanted: tuple[int, int] | None = None, version: str = "") -> ObjectAnswer:
+        """Ask for an object, or for bytes ``[start, end)`` of it, of this ETag where one is given."""
+        if self._fetch is not None:
+            return self._fetch(path, wanted, version)
+        import obstore
+
+        options: Any = {} if wanted is None else {"range": wanted}
+        if version:
+            options["if_match"] = version
+        return obstore.get(self.plain, path, options=options)
 
     @cached_property
     def upload(self) -> ObjectStore:

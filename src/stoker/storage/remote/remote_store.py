@@ -19,7 +19,7 @@ from stoker.storage.files import open_regular
 from stoker.storage.remote.clients import EndpointClients
 from stoker.storage.remote.faults import classify, error_for, exhausted, is_panic
 from stoker.storage.remote.options import client_spec, detect_cloud
-from stoker.storage.remote.response_bodies import AnswerError, body, read_ranges
+from stoker.storage.remote.response_bodies import AnswerError, ObjectAnswer, body, read_ranges
 from stoker.storage.retry import RetryPolicy, TransientError, run
 from stoker.storage.transfer.settings import Transfer, over_parts
 from stoker.storage.transfer.stream import PART, Made, first_part
@@ -27,7 +27,6 @@ from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_
 from stoker.storage.url import UNSENDABLE, Location
 
 if TYPE_CHECKING:
-    from obstore import GetResult
     from obstore.store import ObjectStore
 
 T = TypeVar("T")
@@ -59,7 +58,9 @@ class RemoteStore:
         self._transfer = transfer
         several: list[Mapping[str, Any]] = [{**options, "endpoint": one} for one in transfer.used_endpoints]
         make = partial(client_spec, location, environ=os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
-        self._clients = [EndpointClients(location, make(one), stall_timeout) for one in several or [options]]
+        self._clients = [
+            EndpointClients(location, make(one), stall_timeout, transfer.library) for one in several or [options]
+        ]
         self._spec = self._clients[0].spec
         # Processes that begin together do not all begin at the same endpoint.
         self._turn = itertools.count(os.getpid())
@@ -104,20 +105,18 @@ class RemoteStore:
 
     def _first(self, key: str, take: Callable[[ObjectInfo, Iterator[bytes]], None]) -> ObjectInfo:
         """Ask for an object, or for the first part of it; ``take`` gets what the answer says, and its bytes."""
-        import obstore
-
         path, size = self._path(key), self._transfer.part_size
 
         def attempt(_: int) -> ObjectInfo:
-            result = None
+            result: ObjectAnswer | None = None
             if size is not None:
                 try:
-                    result = obstore.get(self._client, path, options={"range": (0, size)})
+                    result = self._next.get(path, (0, size))
                 except Exception as error:
                     if classify(error).kind != "range":  # as an empty object has no range
                         raise
             if result is None:
-                result = obstore.get(self._client, path)
+                result = self._next.get(path)
             info = _info(key, result.meta)
             take(info, body(result, info.size if size is None else min(size, info.size), self._stall_timeout))
             return info
@@ -128,18 +127,13 @@ class RemoteStore:
         """A range of this version of the object; of another, obstore's error."""
         return b"".join(body(self._ask(key, (start, end), version), end - start, self._stall_timeout))
 
-    def _ask(self, key: str, wanted: tuple[int, int] | None, version: str) -> GetResult:
+    def _ask(self, key: str, wanted: tuple[int, int] | None, version: str) -> ObjectAnswer:
         """The answer to a request for a part of the object, or for all of it.
 
         Raises:
             StorageError: the part reaches beyond the object.
         """
-        import obstore
-
-        options: Any = {} if wanted is None else {"range": wanted}
-        if version and not version.startswith(_TIME):
-            options["if_match"] = version
-        result = obstore.get(self._client, self._path(key), options=options)
+        result = self._next.get(self._path(key), wanted, "" if version.startswith(_TIME) else version)
         if version.startswith(_TIME) and _version(result.meta) != version:  # which servers need not compare
             url = self._url(key)
             raise StorageError(f"{url}: it was written to since its version {version}.", url=url)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from stoker.storage.remote.faults import Fault
 from stoker.storage.types import BufferLike
-
-if TYPE_CHECKING:
-    from obstore import GetResult
 
 SLOWEST: Final = 4096
 """Bytes a second that an answer's body must reach, on the whole, after the first ``stall_timeout`` seconds."""
@@ -28,6 +25,20 @@ _WATCHED: Final = 1 << 18
 _GAP: Final = 1 << 20
 
 
+class ObjectAnswer(Protocol):
+    """An answer to a request for an object, as obstore's ``GetResult`` is.
+
+    Attributes:
+        meta: ``size`` of the whole object, ``e_tag``, ``last_modified``.
+    """
+
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
+
+    def stream(self, min_chunk_size: int) -> Iterator[Any]:
+        """The body, in pieces of at least so many bytes but for the last."""
+
+
 class AnswerError(Exception):
     """A body that is not what was asked for.
 
@@ -43,7 +54,7 @@ class AnswerError(Exception):
 
 
 def body(
-    result: GetResult, size: int, stall_timeout: float, *, clock: Callable[[], float] = time.monotonic
+    result: ObjectAnswer, size: int, stall_timeout: float, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[bytes]:
     """The chunks of a body of ``size`` bytes, as buffers. Nothing is allocated for bytes that have not arrived.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
+from stoker.arguments import unknown_name
 from stoker.concurrency.threads import Threads
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, MissingPackageError
 from stoker.storage.transfer.stream import PART
 from stoker.storage.url import Location
 from stoker.units import parse_bytes, parse_count
@@ -18,6 +21,8 @@ T = TypeVar("T")
 
 LEAST_PART: Final = 1 << 20
 """Bytes below which requests would cost more than what they carry."""
+LIBRARIES: Final = ("boto3", "minio")
+"""Packages that can fetch objects of S3, besides obstore."""
 LEAST_UPLOAD_PART: Final = 5 << 20
 """Bytes below which S3 takes a part of an upload only as the last one."""
 _USUAL_REQUESTS: Final = 4
@@ -34,6 +39,9 @@ class Transfer:
             in parts of 8 MiB.
         part_requests: requests of one object at once, where it comes or goes in parts.
         attempts: tries of a request in all; ``None`` for those of the store's :class:`~stoker.storage.retry.RetryPolicy`.
+        library: the package that fetches objects of S3; ``None`` for obstore, by which all else is done in any case.
+        read_by: local files are read into memory: ``"direct"`` by ``O_DIRECT``, around the page cache, ``"buffered"`` through
+            it; ``None``: they are mapped.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -41,6 +49,8 @@ class Transfer:
     part_size: int | None = None
     part_requests: int = _USUAL_REQUESTS
     attempts: int | None = None
+    library: str | None = None
+    read_by: Literal["direct", "buffered"] | None = None
 
     @property
     def used_endpoints(self) -> tuple[str, ...]:
@@ -74,6 +84,10 @@ def split_transfer(location: Location, options: Mapping[str, Any]) -> tuple[Tran
         raise ConfigError("storage_options has endpoint and endpoints: give one of them")
     if "endpoint_number" in given and "endpoints" not in given:
         raise ConfigError("storage_options['endpoint_number'] is one of endpoints, which are not given")
+    if location.kind == "file" and given and "read_by" not in given:
+        raise ConfigError(
+            f"storage_options {[*given]} mean nothing for {location.url} without read_by: files are mapped"
+        )
     return Transfer(**given), rest
 
 
@@ -125,12 +139,36 @@ def _count(name: str, value: Any, least: int = 1) -> int:
     return found
 
 
+def _library(name: str, value: Any) -> str | None:
+    if value == "obstore":
+        return None
+    if value not in LIBRARIES:
+        raise ConfigError(unknown_name(f"library in storage_options[{name!r}]", str(value), ("obstore", *LIBRARIES)))
+    if importlib.util.find_spec(value) is None:
+        raise MissingPackageError(f"storage_options[{name!r}]: {value} is not installed: pip install {value}")
+    return str(value)
+
+
+def _read_by(name: str, value: Any) -> str:
+    if value not in ("direct", "buffered"):
+        raise ConfigError(f"storage_options[{name!r}] is {value!r}: 'direct' (O_DIRECT) or 'buffered'")
+    if value == "direct" and not hasattr(os, "O_DIRECT"):
+        raise ConfigError(f"storage_options[{name!r}]: this system has no O_DIRECT")
+    return str(value)
+
+
 _READ: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "endpoints": _endpoints,
     "endpoint_number": partial(_count, least=0),
     "part_size": _part_size,
     "part_requests": _count,
     "attempts": _count,
+    "library": _library,
+    "read_by": _read_by,
 }
-_MEANT: Final[Mapping[str, tuple[str, ...]]] = {"s3": tuple(_READ), "hf": ("attempts",), "file": ()}
+_MEANT: Final[Mapping[str, tuple[str, ...]]] = {
+    "s3": tuple(name for name in _READ if name != "read_by"),
+    "hf": ("attempts",),
+    "file": ("read_by", "part_size", "part_requests"),
+}
 """Settings that a kind of store understands; others understand those that are not of S3 alone."""

@@ -1,0 +1,187 @@
+"""Objects of S3 fetched by other packages than obstore: boto3 and minio, by the settings that obstore would get."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from stoker.errors import ConfigError
+from stoker.storage.remote.faults import Fault
+from stoker.storage.remote.options import ClientSpec
+from stoker.storage.remote.response_bodies import AnswerError, ObjectAnswer
+
+_CONNECTIONS: Final = 64
+"""Requests of one process at once that keep their connections."""
+_LEAST_READ: Final = 64 << 10
+_SETTINGS: Final = frozenset(
+    {"endpoint", "region", "skip_signature", "virtual_hosted_style_request", "aws_endpoint_url_s3"}
+)
+
+
+class LibraryError(Exception):
+    """A server's refusal, in the words of obstore's errors, by which :mod:`stoker.storage.remote.faults` reads it."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(f"status: {status}, <Code>{code}</Code><Message>{message[:300]}</Message>")
+
+
+Fetch = Callable[[str, tuple[int, int] | None, str], ObjectAnswer]
+"""From key, wanted bytes ``[start, end)`` or ``None`` for all, and the ETag that it must have, to the answer."""
+
+
+class _LibraryAnswer:
+    def __init__(self, headers: Mapping[str, Any], pieces: Callable[[int], Iterator[bytes]]) -> None:
+        names = {name.lower(): value for name, value in headers.items()}
+        whole = str(names.get("content-range", "")).rpartition("/")[2] or names["content-length"]
+        modified = names.get("last-modified")
+        self.meta = {
+            "size": int(whole),
+            "e_tag": names.get("etag"),
+            "last_modified": modified if isinstance(modified, datetime | None) else parsedate_to_datetime(modified),
+        }
+        self._pieces = pieces
+
+    def stream(self, min_chunk_size: int) -> Iterator[bytes]:
+        with _failures():
+            yield from self._pieces(max(min_chunk_size, _LEAST_READ))
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Errors of a package to those that stoker's store reads; what no server said may pass with the next attempt."""
+    try:
+        yield
+        return
+    except (LibraryError, AnswerError, GeneratorExit):
+        raise
+    except Exception as error:  # noqa: BLE001 - each package has its own
+        told = getattr(error, "response", None)  # of botocore's errors and of minio's
+        if isinstance(told, dict) and "Error" in told:
+            status = int(told.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            refusal = LibraryError(status, str(told["Error"].get("Code", "")), str(told["Error"].get("Message", "")))
+        elif told is not None and hasattr(told, "status"):
+            refusal = LibraryError(told.status, str(getattr(error, "code", "")), str(getattr(error, "message", "")))
+        else:
+            raise AnswerError(Fault("transient", f"the request failed ({type(error).__name__})")) from None
+    raise refusal
+
+
+def fetch_by(library: str, bucket: str, spec: ClientSpec) -> Fetch:
+    """Requests for objects of a bucket, made by a package.
+
+    Raises:
+        ConfigError: settings that can not be passed on to it.
+    """
+    unknown = sorted(set(spec.config) - _SETTINGS)
+    if unknown:
+        raise ConfigError(
+            f"storage_options {unknown} can not be passed on to {library}: leave them out, or read by obstore"
+        )
+    if spec.credential_provider is not None:
+        raise ConfigError(f"credential_provider can not be passed on to {library}: give keys, or read by obstore")
+    return _boto3(bucket, spec) if library == "boto3" else _minio(bucket, spec)
+
+
+def _boto3(bucket: str, spec: ClientSpec) -> Fetch:
+    client = boto3_client(spec)
+
+    def fetch(key: str, wanted: tuple[int, int] | None, version: str) -> ObjectAnswer:
+        given: dict[str, Any] = {"IfMatch": version} if version else {}
+        if wanted is not None:
+            given["Range"] = f"bytes={wanted[0]}-{wanted[1] - 1}"
+        with _failures():
+            found = client.get_object(Bucket=bucket, Key=key, **given)
+        return _LibraryAnswer(found["ResponseMetadata"]["HTTPHeaders"], found["Body"].iter_chunks)
+
+    return fetch
+
+
+def _minio(bucket: str, spec: ClientSpec) -> Fetch:
+    client = minio_client(spec)
+
+    def fetch(key: str, wanted: tuple[int, int] | None, version: str) -> ObjectAnswer:
+        start, end = wanted or (0, 0)
+        headers: Any = {"If-Match": version} if version else None
+        with _failures():
+            found = client.get_object(
+                bucket_name=bucket, object_name=key, offset=start, length=end - start, request_headers=headers
+            )
+
+        def pieces(size: int) -> Iterator[bytes]:
+            try:
+                yield from found.stream(size)
+            finally:
+                found.close()
+                found.release_conn()
+
+        return _LibraryAnswer(found.headers, pieces)
+
+    return fetch
+
+
+def boto3_client(spec: ClientSpec, connections: int = _CONNECTIONS, *, attempts: int = 1) -> Any:
+    """boto3's client of S3 with a store's settings.
+
+    Args:
+        spec: the settings.
+        connections: that are kept.
+        attempts: tries of a request that boto3 makes itself.
+    """
+    import boto3
+    import botocore
+    import botocore.config
+
+    keys = spec.credentials
+    config = botocore.config.Config(
+        signature_version=botocore.UNSIGNED if spec.config.get("skip_signature") is True else None,
+        s3={"addressing_style": "virtual" if _virtual(spec) else "path"},
+        retries={"total_max_attempts": attempts, "mode": "standard"},
+        max_pool_connections=connections,
+    )
+    return boto3.Session(profile_name=spec.profile).client(
+        "s3",
+        endpoint_url=spec.config.get("endpoint"),
+        region_name=spec.config.get("region"),
+        aws_access_key_id=None if keys is None else keys.access_key_id,
+        aws_secret_access_key=None if keys is None else keys.secret_access_key,
+        aws_session_token=None if keys is None else keys.session_token,
+        config=config,
+    )
+
+
+def minio_client(spec: ClientSpec, connections: int = _CONNECTIONS, *, attempts: int = 1) -> Any:
+    """minio's client with a store's settings; arguments as of :func:`boto3_client`.
+
+    Raises:
+        ConfigError: credentials that minio would have to look for.
+    """
+    import minio
+    import urllib3
+
+    if spec.profile is not None or spec.finds_credentials:
+        raise ConfigError(f"{spec.identity} can not be passed on to minio: give keys, or read by boto3")
+    endpoint = urlsplit(str(spec.config.get("endpoint") or "https://s3.amazonaws.com"))
+    keys = spec.credentials
+    # As many connections as there are readers: urllib3 would throw away all above ten.
+    pool = urllib3.PoolManager(
+        maxsize=connections,
+        timeout=urllib3.Timeout(connect=60, read=60),
+        retries=urllib3.Retry(total=attempts - 1, status_forcelist=(500, 502, 503, 504), backoff_factor=0.2),
+    )
+    return minio.Minio(
+        endpoint=endpoint.netloc,
+        access_key=None if keys is None else keys.access_key_id,
+        secret_key=None if keys is None else keys.secret_access_key,
+        session_token=None if keys is None else keys.session_token,
+        secure=endpoint.scheme == "https",
+        region=spec.config.get("region"),
+        http_client=pool,
+    )
+
+
+def _virtual(spec: ClientSpec) -> bool:
+    return str(spec.config.get("virtual_hosted_style_request", "")).lower() == "true"
