@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any, TypeAlias
 
-from stoker.cluster import World
+from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.mesh import DeviceMesh, Mesh, model_parallel
 from stoker.cluster.outer_division import OuterDivision, outer_division
@@ -36,6 +38,7 @@ class DataRankFinder:
         if isinstance(replication, int) and replication < 1:
             raise ConfigError(f"replication must be at least 1, got {replication}")
         self._given = world
+        self._made_in = os.getpid()
         self._inherited: World | None = None
         # A world of one was given to each rank that is to read by itself.
         self._comparison = RankComparison() if compare and (world is None or world.world_size > 1) else None
@@ -102,6 +105,8 @@ class DataRankFinder:
         Raises:
             ConfigError: there are such ranks, and neither ``replication`` nor ``world`` tells of them.
         """
+        if division is None and self._given is None and self._made_in == os.getpid() and not in_user_code():
+            self._check_made_in_worker()
         told = division or self._given or self._mesh or self._replication > 1
         if (
             told
@@ -115,6 +120,28 @@ class DataRankFinder:
                 f"the ranks along {', '.join(f'{name}={size}' for name, size in sizes.items())} of the device mesh read the "
                 "same samples, and accelerate does not divide here: tell the dataset, with replication=Mesh.of(mesh, "
                 "data=[...]) or the number of ranks that read the same; or, where each is to read its own, with world="
+            )
+
+    def _check_made_in_worker(self) -> None:
+        """See that this dataset was not made in a spawned DataLoader worker, where its loader may be one of accelerate's.
+
+        Where accelerate's dispatcher reads on rank 0 for all ranks, nothing in such a worker tells of it.
+
+        Raises:
+            ConfigError: it was; says what to do.
+        """
+        uses_accelerate = "accelerate" in sys.modules or any(name.startswith("ACCELERATE_") for name in os.environ)
+        if (
+            uses_accelerate
+            and LoaderWorker.detect().token is not None
+            and called_from("multiprocessing.spawn")
+            and self.world.world_size > 1
+        ):
+            raise ConfigError(
+                f"this dataset is made in a spawned worker of a DataLoader, in a world of {self.world.world_size} ranks that "
+                "uses accelerate: whether accelerate divides among the ranks what the worker reads can not be seen here. "
+                "Make the dataset before the loader, and the worker gets a copy; or say it: world=World() where accelerate "
+                "divides, world=World.detect() where each rank reads its own part"
             )
 
     def compare(self, order: SampleOrder, point: EpochPosition, batch_size: int, loads: int) -> None:

@@ -4,7 +4,8 @@
 else rank 0 dispatches), ``split`` (``split_batches``), ``own``
 (divided by the dataset alone), ``stateful``, ``drop_last``, ``spawn``, ``static`` (a
 partition that gives each rank its part), ``parquet`` (StreamingParquetLoader); and between loader and dataset ``ahead`` (a
-thread that reads ahead), ``map`` (a function in C), ``chain`` (two datasets, one after the other); ``tp`` (a
+thread that reads ahead), ``map`` (a function in C), ``chain`` (two datasets, one after the other), ``there`` (it is
+opened where it is read; ``told`` that accelerate divides); ``tp`` (a
 device mesh along which all ranks read the same), ``replicated`` (the dataset knows).
 """
 
@@ -25,7 +26,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset
 
-from stoker import KeepIds, StreamingDataLoader, StreamingDataset, StreamingParquetLoader
+from stoker import KeepIds, StreamingDataLoader, StreamingDataset, StreamingParquetLoader, World
 from stoker.partitions import RoundRobin
 from trainers.launch import arguments, record
 
@@ -60,6 +61,16 @@ class Mapped(IterableDataset[Any]):
         return map(dict, iter(self.dataset))
 
 
+class MadeThere(IterableDataset[Any]):
+    """A dataset that is opened where it is read."""
+
+    def __init__(self, data: str, batch_size: int, world: World | None) -> None:
+        self.data, self.how = data, {"batch_size": batch_size, "world": world}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(StreamingDataset(self.data, **self.how))
+
+
 def main() -> None:
     options = arguments(__doc__)
     words = set(options.variant.split())
@@ -79,6 +90,8 @@ def main() -> None:
         partition=partition,
         replication=2 if "replicated" in words else None,
     )
+    if "there" in words:
+        dataset = MadeThere(options.data, batch_size, World() if "told" in words else None)
     if "ahead" in words:
         dataset = Ahead(dataset)
     if "map" in words:

@@ -50,6 +50,7 @@ def run(data: Path, variant: str, workers: int, *more: object, ranks: int = 2) -
         ("ahead shard", 2, 100, 4),
         ("map shard", 0, 100, 4),
         ("chain", 1, 100, 0),
+        ("there told spawn", 1, 100, 0),
     ],
 )
 def test_each_sample_comes_once(data: Path, variant: str, workers: int, unique: int, twice: int) -> None:
@@ -72,6 +73,10 @@ def test_what_would_lose_samples_is_refused(data: Path, variant: str, said: str)
     seen = run(data, variant, 0)
     assert said in seen.error
     assert "num_processes=1" in seen.error
+
+
+def test_a_dataset_made_in_a_spawned_worker_is_refused_where_nobody_says_who_divides(data: Path) -> None:
+    assert "world=World() where accelerate divides" in run(data, "there spawn", 1).error.replace("\n", " ")
 
 
 def test_what_accelerate_would_lose_of_unequal_workers_is_refused(data: Path) -> None:
