@@ -56,13 +56,14 @@ def _loaded(result: Mapping[str, Any], workload: Workload) -> Iterator[Found]:
         device = load["device_bytes"]
         if device is None:
             memory = min((rank["memory_bytes"] for rank in result["ranks"]), default=0)
-            if load["bytes"] < _MEMORIES * memory * len(result["world"]["hosts"]):
-                reason = (
-                    f"the checkpoint has {load['bytes'] / 1e9:.3g} GB, less than {_MEMORIES} times the memory of its hosts, "
-                    "and the kernel does not say what came from the device"
-                )
-                yield "page cache", True, reason
-                return
+            small = load["bytes"] < _MEMORIES * memory * len(result["world"]["hosts"])
+            than = f"{'less than' if small else 'at least'} {_MEMORIES} times the memory of its hosts"
+            reason = (
+                f"what came from memory is not known: the kernel does not count what is read of {storage['kind']}; the "
+                f"checkpoint has {load['bytes'] / 1e9:.3g} GB, {than}"
+            )
+            yield "page cache", small, reason
+            return
         elif device < _FROM_DEVICE * load["bytes"]:
             how = "" if workload.storage.cache == "drop" else " (storage.cache is keep)"
             reason = (

@@ -50,7 +50,8 @@ class Saver:
         settings = plan.workload.checkpoint
         self._settings = settings
         self._store = open_checkpoint_store(plan, rank=world.rank)
-        self._local = bool(is_local(self._store.url))
+        folder = is_local(self._store.url)
+        self._local, self._path = folder is not None, None if folder is None else str(folder)
         self._layout = layout_of(plan.workload.model, world.world_size, all_write=settings.ranks == "all")
         self._seed = draw_seed(plan.run, plan.workload.dataset.seed)
         self._mover = Mover(
@@ -264,7 +265,7 @@ class Saver:
     @contextlib.contextmanager
     def _timed(self, entry: dict[str, Any]) -> Iterator[None]:
         """Note how long the block takes, and what it uses."""
-        before, begun = usage.measure(), time.perf_counter()
+        before, begun = usage.measure(self._path), time.perf_counter()
         entry["began_at"] = time.time()
         self._mover.spent()
         try:
@@ -273,7 +274,7 @@ class Saver:
             entry["ended_at"] = time.time()
             entry["seconds"] = time.perf_counter() - begun
             entry |= {f"{name}_seconds": value for name, value in asdict(self._mover.spent()).items()}
-            entry["usage"] = usage.measure().since(before)
+            entry["usage"] = usage.measure(self._path).since(before)
 
 
 def source_rank(shift: int | str, world: World) -> int:

@@ -59,17 +59,14 @@ def _page_cache(found: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
             continue
         device = repeat["device_bytes"]
         if device is None or read["bytes"] < _TOLD:
-            if not storage["direct"]:
-                why = (
-                    "the kernel does not say what came from the device"
-                    if device is None
-                    else f"{read['bytes'] / 1e6:.3g} MB are too few to tell from what else the processes read"
-                )
-                yield (
-                    "page cache",
-                    True,
-                    f"whether the device was read is not known: {why}, and kv_cache.direct is false",
-                )
+            why = (
+                f"the kernel does not count what is read of {storage['kind']}"
+                if device is None
+                else f"{read['bytes'] / 1e6:.3g} MB are too few to tell from what else the processes read"
+            )
+            how = f"kv_cache.direct is {'true' if storage['direct'] else 'false'}"
+            if not storage["direct"] or device is None:
+                yield "page cache", not storage["direct"], f"whether the device was read is not known: {why}, and {how}"
                 return
         elif device < _FROM_DEVICE * read["bytes"]:
             part = 1 - device / read["bytes"]

@@ -62,7 +62,8 @@ class KvCacheStage:
                 f"{most:,}: give less, or start fewer ranks"
             )
         users = draw_users(settings.kinds, settings.users, settings.seed + world.rank)
-        local = bool(is_local(self._plan.url))
+        folder = is_local(self._plan.url)
+        local, path = folder is not None, None if folder is None else str(folder)
         record = self._rank.record["kv_cache"] = {
             "storage": {"url": self._root, "local": local, "direct": local and settings.direct},
             "bytes_per_token": self._plan.workload.model.kv_bytes,
@@ -81,9 +82,9 @@ class KvCacheStage:
                     check=self._link.check,
                     abandon=self._abandon,
                 )
-                before = usage.measure()
+                before = usage.measure(path)
                 found = run.run()
-                found["usage"] = usage.measure().since(before)
+                found["usage"] = usage.measure(path).since(before)
                 record["repeats"].append({"repeat": repeat, "capacity_bytes": capacity, **found})
                 self._rank.save()
                 self._link.barrier("kv_cache")  # nobody removes entries while others measure

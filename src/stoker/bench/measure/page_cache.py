@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,17 @@ from typing import Final
 
 import numpy as np
 
-from stoker.storage.files import file_system_of
+from stoker.storage.files import file_system_of, mount_of
 
 _MOST_PAGES: Final = 1 << 20
 """Pages that are asked about, of all files: 4 GiB."""
 _MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_COUNTED: Final = frozenset({"overlay", "nfs", "nfs4"})
+"""File systems without a device of their own whose reads Linux counts for the process that reads, as those of devices."""
+_NFS_UNCOUNTED: Final = ((5, 18), (6, 4))
+"""Versions of Linux, from the first to before the second, that did not count buffered reads of NFS."""
+_IN_PAGES: Final = frozenset({"nfs", "nfs4", "lustre", "ceph", "cifs", "smb3"})
+"""Network file systems of whose files this host has in memory what is in its page cache, and no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,25 @@ def file_system(path: str | os.PathLike[str]) -> tuple[str, bool]:
     """The kind of file system that holds a path, and whether that is memory; ``("unknown", False)`` where nobody says."""
     kind = file_system_of(path) or "unknown"
     return kind, kind in _MEMORY
+
+
+@functools.cache
+def counts_device_reads(path: str) -> bool:
+    """Whether the kernel counts for a process what it reads of a path's file system from the device, or over the network.
+
+    Not so where another process reads it (FUSE, virtiofs), where the file system does not tell (Lustre, Ceph, 9P), or counts
+    what its own cache had, too (ZFS).
+    """
+    _, kind, device = mount_of(path)
+    if kind in {"nfs", "nfs4"}:
+        version = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
+        return not _NFS_UNCOUNTED[0] <= version < _NFS_UNCOUNTED[1]
+    return kind in _COUNTED or (device.startswith("/dev/") and kind != "fuseblk")
+
+
+def cached_in_pages(kind: str) -> bool:
+    """Whether this host has of a network file system's files in memory what its page cache holds, and no more."""
+    return kind in _IN_PAGES
 
 
 def memory_bytes() -> int:

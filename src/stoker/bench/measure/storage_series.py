@@ -36,10 +36,11 @@ class StorageSeries:
         counts: of the rank's requests.
         block: of the block device that holds the data, as :func:`block_device` gives it; ``None`` for none, or where another
             rank of this host looks at it.
+        path: of the data, where it is a directory.
     """
 
-    def __init__(self, counts: RequestCounts, block: Path | None) -> None:
-        self._counts, self._block = counts, block
+    def __init__(self, counts: RequestCounts, block: Path | None, path: str | None = None) -> None:
+        self._counts, self._block, self._path = counts, block, path
         self._every, self._stopped = _EVERY, threading.Event()
         self._moments: list[float] = []
         self._found: list[list[int]] = []
@@ -71,7 +72,7 @@ class StorageSeries:
                 self._every *= 2
 
     def _look(self) -> None:
-        device, read = bytes_read()
+        device, read = bytes_read(self._path)
         block = [None] * 3 if self._block is None else _block_counts(self._block)
         table = self._counts.table()
         known = [-1 if one is None else one for one in (device, read, *block)]

@@ -61,12 +61,15 @@ class Training:
         self.results = Path(rank.plan.results)
         self.first_here = rank.first_on_host
         self.listings: dict[Split, SplitListing] = {}
+        folder = is_local(rank.plan.url)
+        self._path = None if folder is None else str(folder)
         self.requests = RequestCounts()
-        local = is_local(self.plan.url)
-        block = None if local is None else block_device(str(local))
+        block = None if self._path is None else block_device(self._path)
         self.block = block if self.first_here else None
         # What is in memory comes from memory.
-        self.told = usage.bytes_read()[0] is not None and (block is not None or pagecache.file_system(self.plan.url)[1])
+        self.told = usage.bytes_read(self._path)[0] is not None and (
+            block is not None or pagecache.file_system(self.plan.url)[1]
+        )
 
     def list_files(self) -> None:
         """List the splits that are read, once for all ranks, before anything is timed."""
@@ -118,7 +121,7 @@ class Training:
     def _epoch(
         self, runs: dict[Split, _Run], stack: contextlib.ExitStack, split: Split, repeat: int, epoch: int
     ) -> None:
-        with contextlib.closing(StorageSeries(self.requests, self.block)) as series:
+        with contextlib.closing(StorageSeries(self.requests, self.block, self._path)) as series:
             self._watched_epoch(runs, stack, split, repeat, epoch, series)
 
     def _watched_epoch(
@@ -137,7 +140,7 @@ class Training:
         self.link.barrier("epoch")
         counted = self.requests.table()
         series.start()
-        before = usage.measure()
+        before = usage.measure(self._path)
         if is_local(self.plan.url):
             at_first = before.device
         began_at, began, begun = time.time(), time.perf_counter_ns(), time.monotonic()
@@ -179,7 +182,7 @@ class Training:
                     at_block_end=None if saving is None else self._unwatched(saving.at_step),
                 )
         finally:
-            ended, last = time.monotonic(), usage.measure()
+            ended, last = time.monotonic(), usage.measure(self._path)
             series.close()
             read = Moment(ended, self.requests.table())
             entry["ended_at"] = time.time()  # after the last look at the counters
@@ -227,7 +230,7 @@ class Training:
 
     def _from_storage(self, loader: OpenLoader) -> int | None:
         """Bytes that have come from storage so far; ``None`` where nobody knows."""
-        return usage.measure().device if is_local(self.plan.url) else loader.report().bytes_fetched
+        return usage.measure(self._path).device if is_local(self.plan.url) else loader.report().bytes_fetched
 
     def _step_barrier(self) -> None:
         self.link.gather("step")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from stoker.bench.measure.page_cache import counts_device_reads
+
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -44,8 +46,12 @@ class Usage:
         }
 
 
-def measure() -> Usage:
-    """Now. Takes some tens of microseconds a process."""
+def measure(path: str | None = None) -> Usage:
+    """Now. Takes some tens of microseconds a process.
+
+    Args:
+        path: of the storage; where the kernel does not count what is read of its file system, ``device`` is not known.
+    """
     own = os.getpid()
     times = os.times()
     cpu = times.user + times.system + times.children_user + times.children_system
@@ -58,15 +64,18 @@ def measure() -> Usage:
         from_device, from_calls = _io(child)
         device = None if device is None or from_device is None else device + from_device
         read = None if read is None or from_calls is None else read + from_calls
+    if path is not None and not counts_device_reads(path):
+        device = None
     return Usage(cpu, memory, peak, device, read)
 
 
-def bytes_read() -> tuple[int | None, int | None]:
-    """``device`` and ``read`` of :class:`Usage` alone, which takes less time."""
+def bytes_read(path: str | None = None) -> tuple[int | None, int | None]:
+    """``device`` and ``read`` of :func:`measure` alone, which takes less time."""
     own = os.getpid()
     found = [_io(pid) for pid in (own, *descendants(own))]
     device, read = zip(*found, strict=True)
-    return None if None in device else sum(device), None if None in read else sum(read)
+    told = None not in device and (path is None or counts_device_reads(path))
+    return sum(device) if told else None, None if None in read else sum(read)
 
 
 def descendants(pid: int) -> list[int]:

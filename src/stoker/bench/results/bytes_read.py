@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from stoker.bench.measure.page_cache import cached_in_pages
 from stoker.bench.results.counts import ENCODED, SPREAD
 from stoker.bench.settings.workload import Workload
 
@@ -46,25 +47,57 @@ def _from_device(
 ) -> Iterator[tuple[str, bool, str]]:
     for epoch in epochs:
         device, needed = epoch["device_bytes"], needed_bytes(result, epoch, workload)
-        if device is None or needed is None or needed < _TOLD:
-            listing = result["listing"].get("train")
-            size = workload.dataset.bytes if listing is None else listing["bytes"]
-            memory = min((rank["memory_bytes"] for rank in result["ranks"]), default=0)
-            unknown = (
-                "the kernel does not say what came from the device"
-                if device is None
-                else f"{(needed or 0) / 1e6:.3g} MB an epoch are too few to tell from what else the processes read"
-            )
-            if size < _MEMORIES * memory:
-                reason = (
-                    f"the data set has {size / 1e9:.3g} GB, less than {_MEMORIES} times the memory of a host "
-                    f"({memory / 1e9:.3g} GB), and {unknown}"
-                )
-                yield "page cache", True, reason
-                return
-        elif device < _ENOUGH * needed:
+        if device is None:
+            yield from _uncounted(result, epoch, needed, workload)
+            return
+        if needed is None or needed < _TOLD:
+            few = f"{(needed or 0) / 1e6:.3g} MB an epoch are too few to tell from what else the processes read"
+            yield _not_known(result, workload, few)
+            return
+        if device < _ENOUGH * needed:
             yield from _missing(epoch, device, needed, workload)
             return
+    if cached_in_pages(kind := result["storage"]["kind"]):
+        yield "page cache", False, f"what the servers of {kind} had in memory is not known"
+
+
+def _not_known(result: Mapping[str, Any], workload: Workload, why: str) -> tuple[str, bool, str]:
+    """Caching does not matter where a data set is much larger than a host's memory; else nobody knows."""
+    listing = result["listing"].get("train")
+    size = workload.dataset.bytes if listing is None else listing["bytes"]
+    memory = min((rank["memory_bytes"] for rank in result["ranks"]), default=0)
+    small = size < _MEMORIES * memory
+    than = f"{'less than' if small else 'at least'} {_MEMORIES} times the memory of a host ({memory / 1e9:.3g} GB)"
+    return (
+        "page cache",
+        small,
+        f"what came from memory is not known: {why}; the data set has {size / 1e9:.3g} GB, {than}",
+    )
+
+
+def _uncounted(
+    result: Mapping[str, Any], epoch: Mapping[str, Any], needed: float | None, workload: Workload
+) -> Iterator[tuple[str, bool, str]]:
+    """Of a file system of which the kernel does not count what came from the device, or over the network."""
+    kind, state, called = result["storage"]["kind"], epoch["cache"], epoch["read_bytes"]
+    resident = None if state is None else state["resident"]
+    if resident is not None and resident > 1 - _ENOUGH:
+        how = "" if workload.storage.cache == "drop" else " (storage.cache is keep)"
+        yield "page cache", True, f"{resident:.0%} of the files were in the page cache when {_name(epoch)} began{how}"
+    elif resident is not None and cached_in_pages(kind):
+        reason = (
+            f"this host's page cache had {resident:.0%} of the files when {_name(epoch)} began; what the servers of {kind} "
+            "had in memory is not known, nor how much came over the network"
+        )
+        yield "page cache", False, reason
+    else:
+        yield _not_known(result, workload, f"the kernel does not count what is read of {kind}")
+    if needed and (called is None or called < _ENOUGH * needed):
+        reason = (
+            f"whether samples were read whole is not known: {(called or 0) / needed:.0%} of their bytes came by read calls, "
+            f"and of {kind} the kernel does not count what is read of mapped files"
+        )
+        yield "whole samples", False, reason
 
 
 def _missing(

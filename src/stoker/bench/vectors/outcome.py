@@ -98,12 +98,15 @@ def _page_cache(found: Mapping[str, Any], direct: bool) -> Iterator[tuple[str, b
         for name, key in (("search", "device_bytes"), ("replay", "replay_device_bytes")):
             read, device = repeat[name]["bytes"], repeat[key]
             if device is None or read < _TOLD:
-                if not direct:
-                    yield (
-                        "page cache",
-                        True,
-                        "whether the device was read is not known: read more, or set vectors.direct=true",
+                if device is None:
+                    why = (
+                        f"the kernel does not count what is read of {found['kind']}; vectors.direct is {direct}".lower()
                     )
+                    yield "page cache", not direct, f"whether the device was read is not known: {why}"
+                    return
+                if not direct:
+                    reason = "whether the device was read is not known: read more, or set vectors.direct=true"
+                    yield "page cache", True, reason
                     return
             elif device < _FROM_DEVICE * read:
                 part = 1 - device / read

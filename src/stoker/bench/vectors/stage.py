@@ -110,18 +110,18 @@ class VectorStage:
             searcher.replay(hops[number], timer)
             replay.add(index.unit * sum(map(len, hops[number])), timer.end())
 
-        before = usage.measure()
+        before = usage.measure(str(self._folder))
         index.open()  # of a mapped index this may read much
         seconds = self._all(index, ask)
-        used = usage.measure().since(before)
+        used = usage.measure(str(self._folder)).since(before)
         replay_seconds, replay_used = None, None
         if index.unit:
             if not self._settings.direct and self._rank.first_on_host:
                 pagecache.cached_files(self._folder, drop=True)
             self._link.barrier("vectors")
-            before = usage.measure()
+            before = usage.measure(str(self._folder))
             replay_seconds = self._all(index, read_again)
-            replay_used = usage.measure().since(before)
+            replay_used = usage.measure(str(self._folder)).since(before)
         return {
             "seconds": seconds,
             "replay_seconds": replay_seconds,
