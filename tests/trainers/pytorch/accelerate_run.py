@@ -65,7 +65,8 @@ class MadeThere(IterableDataset[Any]):
     """A dataset that is opened where it is read."""
 
     def __init__(self, data: str, batch_size: int, world: World | None) -> None:
-        self.data, self.how = data, {"batch_size": batch_size, "world": world}
+        self.data = data
+        self.how: dict[str, Any] = {"batch_size": batch_size, "world": world}
 
     def __iter__(self) -> Iterator[Any]:
         return iter(StreamingDataset(self.data, **self.how))
