@@ -14,7 +14,7 @@ _TRAINING: Final = ("compute", "dataset", "reader", "train", "metric")
 _CHECKPOINTING: Final = ("model", "checkpoint")
 _OURS: Final = frozenset(
     {
-        *("train.repeats", "train.seed", "reader.decode", "reader.options", "reader.batch_size_eval"),
+        *("train.repeats", "train.seed", "reader.decode", "reader.bind", "reader.options", "reader.batch_size_eval"),
         "reader.checksums",
         *("dataset.files_eval", "metric.rules", "metric.calibrate", "metric.calibrate_bytes", "model.data"),
         *("checkpoint.url", "checkpoint.options", "checkpoint.keep", "checkpoint.verify", "checkpoint.shift"),

@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure.generation import make_data
 from stoker.bench.measure.training import Training
 from stoker.bench.ranks.abort import finish_without
+from stoker.bench.ranks.binding import bound, own_processors
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.plan import RunPlan, load_plan
 from stoker.bench.ranks.rank_context import RankContext
@@ -54,6 +56,7 @@ class Member:
             "memory_bytes": pagecache.memory_bytes(),
             "ranks_on_host": world.local_world_size,
             "read_threads": read_threads(plan.workload.reader.threads, world.local_world_size),
+            "binding": None,
             "complete": False,
             "error": None,
             "generate": None,
@@ -83,6 +86,25 @@ class Member:
                 prepare(workload, self.plan.url)
             self.save()
             self.link.barrier("prepared")
+        with self._bound():
+            self._measure(context)
+        self.record["complete"] = True
+        self.save()
+
+    @contextlib.contextmanager
+    def _bound(self) -> Iterator[None]:
+        """This rank bound to processors, where that is asked for; generating takes all that there are."""
+        how, host = self.plan.workload.reader.bind, self.record["host"]
+        told = self.link.gather("processors", [host, own_processors()]) if how != "none" else []
+        here = [processors for other, processors in told if other == host]
+        before = sum(other == host for other, _ in told[: self.world.rank])
+        with bound(how, here, before) as binding:
+            self.record["binding"] = None if binding is None else asdict(binding)
+            yield
+
+    def _measure(self, context: RankContext) -> None:
+        """The stages after ``generate``."""
+        workload = self.plan.workload
         saver = None
         if "checkpoint" in workload.stages:
             saver = Saver(context)
@@ -103,8 +125,6 @@ class Member:
             KvCacheStage(context).run()
         if "vectors" in workload.stages:
             VectorStage(context).run()
-        self.record["complete"] = True
-        self.save()
 
     def leave(self, said: str, *, told: bool = False) -> None:
         """Keep what is known of this rank, which ends early, and tell all others why unless they told it."""

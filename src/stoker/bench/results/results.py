@@ -16,6 +16,7 @@ from stoker.bench.checkpoint.outcome import checkpoint_result
 from stoker.bench.kv_cache.outcome import kv_cache_result
 from stoker.bench.measure.metrics import deciding_au, spread, step_seconds
 from stoker.bench.measure.page_cache import file_system
+from stoker.bench.ranks.binding import describe_bindings
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.environment import describe, volume_of
 from stoker.bench.results.epochs import epoch_results
@@ -86,7 +87,15 @@ def collect(
             "reported": len(records),
             "hosts": hosts,
             "launcher": launcher,
-            "said": _said(ranks, hosts, launcher, workload.compute.kind),
+            "said": "; ".join(
+                filter(
+                    None,
+                    (
+                        _said(ranks, hosts, launcher, workload.compute.kind),
+                        describe_bindings([record.get("binding") for record in records]),
+                    ),
+                )
+            ),
         },
         "storage": _storage(plan),
         "listing": next((record["listing"] for record in records if record.get("listing")), {}),
@@ -102,8 +111,17 @@ def collect(
         "requests": {"train": over_epochs(records, "train"), "evaluate": over_epochs(records, "valid")},
         "ranks": [
             {
-                name: record[name]
-                for name in ("rank", "host", "processors", "memory_bytes", "read_threads", "complete", "error")
+                name: record.get(name)
+                for name in (
+                    "rank",
+                    "host",
+                    "processors",
+                    "memory_bytes",
+                    "read_threads",
+                    "binding",
+                    "complete",
+                    "error",
+                )
             }
             for record in records
         ],

@@ -87,6 +87,9 @@ class ReaderSettings(Section):
         False, "compare the checksums that files carry (npz, tfrecord, png, parquet) before samples are delivered"
     )
     last_batch: Literal["drop", "keep"] = setting("drop", "the last batch where it is not full")
+    bind: Literal["none", "cores", "numa"] = setting(
+        "none", "ranks with all that they start to processors: equal parts of the host's cores, or a NUMA node each"
+    )
     options: dict[str, Any] = setting(dict, "what else the loader understands")
 
 
