@@ -175,3 +175,20 @@ def test_a_damaged_shard_is_an_error_of_stoker_that_names_it(tmp_path: Path) -> 
     shard.write_bytes(shard.read_bytes()[:4] + b"\xff" * 8 + shard.read_bytes()[12:])
     with pytest.raises(CorruptDataError, match=shard.name):
         stoker.ray.read(str(tmp_path)).take_all()
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_splits_for_workers_have_each_sample_once(data: str, equal: bool) -> None:
+    """40 samples for 3 workers: with ``equal=True`` Ray leaves one out."""
+
+    def numbers_of(part: Any) -> list[list[int]]:
+        """The samples that one of the workers gets, in each of two epochs."""
+        return [[int(n) for batch in part.iter_batches(batch_size=7) for n in batch["id"]] for _ in range(2)]
+
+    parts = stoker.ray.read(data, columns=["id"]).streaming_split(3, equal=equal)
+    task = ray.remote(num_cpus=0.2)(numbers_of)
+    seen = ray.get([task.remote(part) for part in parts], timeout=200)
+    for epoch in zip(*seen, strict=True):
+        ids = [n for part in epoch for n in part]
+        assert len(set(ids)) == len(ids) == (39 if equal else 40)
+        assert not equal or {len(part) for part in epoch} == {13}
