@@ -24,6 +24,8 @@ from stoker.bench.kv_cache.requests import KvUser, draw_requests, draw_users
 from stoker.bench.kv_cache.tiers import TierTable
 from stoker.bench.kv_cache.workers import plan_request
 from stoker.bench.measure.call_times import CallTimer
+from stoker.bench.mlperf.submit import Submission, write_submission
+from stoker.bench.results.report_files import find_runs
 from stoker.bench.results.results import schema
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
@@ -193,6 +195,15 @@ def test_ranks_add_up(tmp_path: Path) -> None:
     assert repeat["requests"] == 20
     assert repeat["tiers"]["storage"]["read"]["count"] == sum(counts["read storage"] for counts in both)
     assert sum(result["kv_cache"]["users"].values()) == 12
+    told = json.loads((tmp_path / "results" / "summary.json").read_text())["metric"]
+    read = repeat["tiers"]["storage"]["read"]
+    assert told["kvcache_aggregated_read_bandwidth_gbps"] == pytest.approx(read["bytes_per_second"] / 2**30)
+    assert told["kvcache_aggregated_device_read_p95_ms"] == pytest.approx(1e3 * read["device_latency"]["p95"])
+    assert told["kvcache_aggregated_avg_throughput_tokens_per_sec"] == repeat["generated_tokens"] / repeat["seconds"]
+    run = find_runs([tmp_path / "results"])
+    with pytest.raises(ConfigError, match="kv_cache, which has no place in a submission"):
+        write_submission(tmp_path / "tree", Submission("acme", "fast"), run)
+    assert not (tmp_path / "tree").exists()
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from io import StringIO
 from pathlib import Path
@@ -129,6 +130,13 @@ def test_a_run_counts_its_reads_and_the_next_one_finds_the_index(tmp_path: Path)
         assert repeat["replay_device_bytes"] >= replay["bytes"]
         assert repeat["recall"] > 0.9
     assert result["valid"], result["findings"]
+    told = json.loads((tmp_path / "results" / "summary.json").read_text())["metric"]
+    assert told["vdb_throughput_qps"] == pytest.approx(found["queries_per_second"]["mean"])
+    assert told["vdb_recall"] == found["recall"]["mean"]
+    names = ("mean", "p95", "p99", "p999")
+    times = [told[f"vdb_{name}_latency_ms"] for name in names]
+    assert times[0] > 0
+    assert times[1:] == sorted(times[1:])
     again = bench(tmp_path, name="again")
     assert again["vectors"]["build_seconds"] is None
     Path(found["path"]).write_bytes(Path(found["path"]).read_bytes()[:-4096])

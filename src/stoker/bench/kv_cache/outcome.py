@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, Final
 
 from stoker.bench.kv_cache.tiers import TIERS
@@ -11,6 +12,7 @@ from stoker.bench.measure.metrics import spread
 from stoker.bench.measure.page_cache import file_system
 
 _RATES: Final = ("bytes_per_second", "per_second", "host_share", "queue_share")
+_GIB: Final = float(1 << 30)
 _COUNTS: Final = ("requests", "generated_tokens", "hits", "misses", "moves", "deletes", "workers")
 
 
@@ -73,3 +75,24 @@ def _over(repeats: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any] | N
         },
         **{name: spread([one["latency"][name] for one in done]) for name in ("p50", "p95", "p99")},
     }
+
+
+def kv_cache_summary(found: Mapping[str, Any] | None) -> dict[str, float]:
+    """Numbers for ``summary.json``, under the names that MLPerf Storage's reports give them; GB are GiB.
+
+    Bandwidths and tokens are sums over ranks and means over repeats, latencies those of the worst rank and repeat.
+    """
+    if found is None:
+        return {}
+    done: dict[str, float] = {}
+    for kind in ("read", "write"):
+        if found[kind] is None:
+            continue
+        done[f"kvcache_aggregated_{kind}_bandwidth_gbps"] = found[kind]["bytes_per_second"]["mean"] / _GIB
+        worst = [one["tiers"]["storage"][kind] for one in found["repeats"]]
+        slowest = max(one["device_latency"]["p95"] for one in worst if one is not None)
+        done[f"kvcache_aggregated_device_{kind}_p95_ms"] = slowest * 1e3
+    rates = [one["generated_tokens"] / one["seconds"] for one in found["repeats"] if one["seconds"]]
+    if rates:
+        done["kvcache_aggregated_avg_throughput_tokens_per_sec"] = fmean(rates)
+    return done

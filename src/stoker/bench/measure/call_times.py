@@ -15,7 +15,7 @@ from stoker.bench.measure.metrics import percentiles
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_PERCENTILES: Final = (50.0, 95.0, 99.0)
+_PERCENTILES: Final = (50.0, 95.0, 99.0, 99.9)
 
 
 class CallTime(NamedTuple):

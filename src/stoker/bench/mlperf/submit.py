@@ -80,6 +80,14 @@ def write_submission(
     """
     runs = sorted(runs, key=lambda run: str(run.result["began"]))
     _check_versions(runs)
+    for run in runs:
+        other = sorted({"kv_cache", "vectors"} & set(workload_of(run).stages))
+        if other:
+            raise ConfigError(
+                f"{run.folder} has measured {' and '.join(other)}, which has no place in a submission of stoker's: MLPerf "
+                "Storage takes KV caches of its own kv-cache.py (6.3) and vectors of Milvus (5.6.2), and its rule for "
+                "the directories names training and checkpointing alone (2.1.10). Leave it out"
+            )
     for file in (description, document):
         if file is not None and not file.is_file():
             raise ConfigError(f"{file} is no file: give the path of the system's description or document")

@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.bench.checkpoint.outcome import checkpoint_summary
+from stoker.bench.kv_cache.outcome import kv_cache_summary
+from stoker.bench.vectors.outcome import vector_summary
 
 MOMENT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _MIB: Final = float(1 << 20)
@@ -67,6 +69,7 @@ def dlio_summary(result: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name}_io_stdev_MB_per_second": pstdev(io) / _MIB,
             }
     metric |= checkpoint_summary(result)
+    metric |= kv_cache_summary(result["kv_cache"]) | vector_summary(result["vectors"])
     return {
         "start": result["began"],
         "end": (datetime.fromisoformat(result["began"]) + timedelta(seconds=result["seconds"])).strftime(MOMENT),

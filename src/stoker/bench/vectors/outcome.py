@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any, Final
 
 from stoker.bench.measure.call_times import merged
@@ -58,6 +59,19 @@ def _repeat(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "device_bytes_a_query": None if None in device else sum(device) / queries,
         "replay_device_bytes": None if None in again or not again else sum(again),
         "cpu_seconds": sum(part["usage"]["cpu_seconds"] for part in parts),
+    }
+
+
+def vector_summary(found: Mapping[str, Any] | None) -> dict[str, float]:
+    """Numbers for ``summary.json``, under the names that MLPerf Storage's reports give them: means over the repeats."""
+    if found is None or not found["repeats"]:
+        return {}
+    latency = [one["search"]["latency"] for one in found["repeats"]]
+    named = {"mean": "mean", "p95": "p95", "p99": "p99", "p999": "p99.9"}
+    return {
+        "vdb_throughput_qps": found["queries_per_second"]["mean"],
+        "vdb_recall": found["recall"]["mean"],
+        **{f"vdb_{name}_latency_ms": 1e3 * fmean([one[key] for one in latency]) for name, key in named.items()},
     }
 
 
