@@ -338,6 +338,8 @@ def test_the_source_needs_no_name(root: Path) -> None:
         (("a",), {"download_threads": 2}, r"read=ReadOptions\(download_threads=...\)"),
         (("a",), {"mesh": 2}, "it is replication="),
         (("a",), {"max_cache_size": "1gb"}, "it is cache_limit="),
+        (("a",), {"data_files": "x"}, "it is remote=, which takes a pattern"),
+        (("a",), {"resampled": True}, "it is epoch_size="),
         (("a",), {"drop_last": True}, 'remainder="drop"'),
         (("a",), {"streams": [Stream("b")]}, "give streams=, or remote="),
         (([Stream("a")],), {}, r"remote\[0\] must be .*write streams=\["),

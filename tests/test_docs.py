@@ -84,6 +84,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @each_page
 def test_pages_are_short(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # it grows, and nobody reads it from one end to the other
     assert len(page.read_text().splitlines()) <= (MOST_LINES_OF_THE_README if page == README else MOST_LINES)
 
 

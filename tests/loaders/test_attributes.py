@@ -314,3 +314,39 @@ def test_small_functions_of_the_utilities() -> None:
     assert get_list_arg("") == []
     assert bytes_to_int("1.5kb") == 1536
     assert number_abbrev_to_int("10k") == 10_000
+
+
+class Lazy:
+    def __getattr__(self, name: str) -> str:
+        if name.startswith("lazy_"):
+            return name
+        raise AttributeError(name)
+
+
+class Mixed(StreamingDataset, Lazy):
+    pass
+
+
+class Broken(StreamingDataset):
+    @property
+    def broken(self) -> int:
+        raise AttributeError("inside of the property")
+
+
+def test_what_other_libraries_have_is_named_with_its_counterpart(root: Path) -> None:
+    dataset = StreamingDataset(root / "a" / "train")
+    for name, remedy in (
+        ("map", "give transform="),
+        ("select", "KeepIds"),
+        ("features", "inspect"),
+        ("oddity", "$"),
+    ):
+        assert not hasattr(dataset, name)
+        with pytest.raises(AttributeError, match=f"'StreamingDataset' object has no attribute '{name}.*{remedy}"):
+            getattr(dataset, name)
+
+
+def test_a_subclass_may_have_attributes_that_are_looked_up(root: Path) -> None:
+    assert Mixed(root / "a" / "train").lazy_one == "lazy_one"
+    with pytest.raises(AttributeError, match="inside of the property"):
+        _ = Broken(root / "a" / "train").broken

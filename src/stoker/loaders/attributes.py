@@ -10,6 +10,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.index.concat_index import JoinedIndex
 from stoker.index.index import Index
+from stoker.loaders.dataset_checks import no_attribute
 from stoker.loaders.overrides import SAMPLE_METHODS
 from stoker.order.global_batches import Remainder
 from stoker.order.shuffle.shard_table import ShardTable
@@ -43,6 +44,15 @@ class DatasetAttributes:
                 self._check_same(name, value)
             else:
                 object.__setattr__(self, name, value)
+
+        def __getattr__(self, name: str) -> Any:
+            # Asked for what nothing else has, by programs that were written for other datasets.
+            following = getattr(super(), "__getattr__", None)
+            if following is not None:  # of another base of a subclass
+                return following(name)
+            if isinstance(getattr(type(self), name, None), property):
+                return object.__getattribute__(self, name)  # raises the property's own error again
+            raise no_attribute(self, name)
 
     def _check_same(self, name: str, value: Any) -> None:
         """See that setting an attribute would not change it. What is set before the constructor runs, that decides.

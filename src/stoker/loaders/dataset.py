@@ -22,7 +22,7 @@ from stoker.loaders.attributes import DatasetAttributes
 from stoker.loaders.by_id import SamplesById
 from stoker.loaders.composer_progress import ended_by_composer, nothing_left_for_composer
 from stoker.loaders.consumers import check_divides_by_id, check_sampling
-from stoker.loaders.dataset_checks import check_columns, check_limit
+from stoker.loaders.dataset_checks import OTHER_ARGUMENTS, check_columns, check_limit
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.overrides import (
     SAMPLE_METHODS,
@@ -59,16 +59,6 @@ logger = logging.getLogger(__name__)
 
 _HELD_BYTES: Final = 8 << 30
 _ABSENT: Final = object()
-
-
-# Arguments as other libraries name them, by which programs are moved.
-_OTHER_NAMES: Final = {
-    "max_cache_size": "it is cache_limit=",
-    "drop_last": 'it is remainder="drop"',
-    "seed": "it is shuffle_seed=",
-    "input_dir": "it is remote=",
-    "item_loader": 'samples of token chunks are format="litdata", format_options={"block_size": ...}',
-}
 
 
 class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterable[Any]):
@@ -164,7 +154,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
         **{name: f"it is in read=ReadOptions({name}=...)" for name in ("views", "decoded_limit", "read_threads")},
         download_threads="it is in read=ReadOptions(download_threads=...)",
         **MOVED,
-        **_OTHER_NAMES,
+        **OTHER_ARGUMENTS,
     )
     def __init__(
         self,

@@ -1,9 +1,10 @@
-"""Checks of a dataset's arguments against its data, once it is open."""
+"""Checks of a dataset's arguments against its data, and what other libraries' arguments and methods are called here."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from stoker.arguments import unknown_name
 from stoker.errors import ConfigError
@@ -13,6 +14,58 @@ from stoker.order.capabilities import shards_at_once
 from stoker.order.sample_order import SampleOrder
 
 logger = logging.getLogger(__name__)
+
+_DIVIDED: Final = "leave it out: samples are divided among ranks and workers"
+
+OTHER_ARGUMENTS: Final[Mapping[str, str]] = {
+    # litdata
+    "max_cache_size": "it is cache_limit=",
+    "drop_last": 'it is remainder="drop"',
+    "seed": "it is shuffle_seed=",
+    "input_dir": "it is remote=",
+    "item_loader": 'samples of token chunks are format="litdata", format_options={"block_size": ...}',
+    "subsample": "it is subset=HashSplit(0, share)",
+    # Hugging Face's datasets
+    "path": "it is remote=",
+    "data_files": "it is remote=, which takes a pattern or a list, too",
+    "data_dir": "it is the folder in remote=",
+    "revision": "it is in the URL, hf://datasets/owner/name@revision",
+    "token": 'it is storage_options={"token": ...}',
+    "streaming": "leave it out: data is always streamed",
+    "buffer_size": "leave it out: shuffle=True shuffles the whole dataset",
+    # webdataset
+    "urls": "it is remote=",
+    "shardshuffle": "it is shuffle=True",
+    "resampled": "it is epoch_size=, or repeat= of a Stream",
+    "handler": 'files that can not be read are left out by format_options={"on_bad_files": "skip"}',
+    "nodesplitter": _DIVIDED,
+    "workersplitter": _DIVIDED,
+    "cache_dir": "it is local=",
+    "cache_size": "it is cache_limit=",
+}
+
+"""Arguments as other libraries name them, by which programs are moved, and what to write."""
+_TRANSFORM: Final = "give transform= to the constructor"
+_COLUMNS: Final = "give columns= to the constructor"
+_BATCHES: Final = "give batch_size= to the constructor, and iterate batches()"
+_METHODS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("map", "map_dict", "map_tuple", "rename", "to_tuple", "rename_column", "set_transform"), _TRANSFORM
+    ),
+    "decode": f'{_TRANSFORM}; of tars, format_options={{"encodings": {{"jpg": "jpeg"}}}} decodes images',
+    "filter": "give subset=Where(...) to the constructor",
+    "take": "give subset=KeepIds(range(n)) to the constructor",
+    "skip": "give subset=SkipIds(range(n)) to the constructor",
+    "select": "give subset=KeepIds(ids) to the constructor",
+    **dict.fromkeys(("select_columns", "remove_columns"), _COLUMNS),
+    **dict.fromkeys(("batch", "batched", "iter"), _BATCHES),
+    "with_epoch": "give epoch_size= to the constructor",
+    "repeat": "each iteration is an epoch",
+    "shard": "samples are divided among ranks and workers",
+    **dict.fromkeys(("with_format", "set_format"), "batches() has NumPy arrays, and StreamingDataLoader tensors"),
+    "train_test_split": "give subset=, of train_validation_split(), to the constructor",
+    **dict.fromkeys(("features", "column_names", "num_rows"), "stoker.inspect(url) describes a dataset; len() counts"),
+}
 
 
 def check_columns(columns: Sequence[str] | None, known: Collection[str]) -> None:
@@ -47,3 +100,15 @@ def check_limit(limit: int | None, index: Index | JoinedIndex, sample_order: Sam
             limit,
             needed,
         )
+
+
+def no_attribute(owner: object, name: str) -> AttributeError:
+    """The error for an attribute that a dataset lacks; of those that others have, it says what to write.
+
+    Args:
+        owner: the dataset.
+        name: of the attribute.
+    """
+    meant = f": {_METHODS[name]}" if name in _METHODS else ""
+    told: dict[str, Any] = {"name": name, "obj": owner}
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{meant}", **told)

@@ -234,3 +234,34 @@ def test_digits_that_fit_no_column_are_corrupt_and_foreign_claims_refused(tmp_pa
     index.write_text(index.read_text().replace('"digit_columns": ["id"]', '"digit_columns": ["__key__"]'))
     with pytest.raises(IndexFileError, match="'digit_columns' names '__key__'"):
         StreamingDataset(local=tmp_path)
+
+
+def test_the_last_part_of_an_extension_tells_how_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(
+        archive_of([("a.meta.json", b'{"n": 1}'), ("a.left.cls", b"7"), ("a.x.seg", b"s")])
+    )
+    sample = StreamingDataset(tmp_path)[0]
+    assert (sample["meta.json"], sample["left.cls"], sample["x.seg"]) == ({"n": 1}, 7, b"s")
+
+
+def test_the_archives_name_is_a_column_where_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for number, name in enumerate(("a.tar", "sub/b.tar")):
+        members = [(f"{number}-{i}.txt", str(number).encode()) for i in range(8)]
+        (tmp_path / name).write_bytes(archive_of(members))
+    dataset = StreamingDataset(
+        tmp_path, format="tar", format_options={"url": True}, shuffle=True, batch_size=4, shuffle_algo="global"
+    )
+    names = {"0": "a.tar", "1": "sub/b.tar"}
+    seen = [pair for batch in dataset.batches() for pair in zip(batch["txt"], batch["__url__"], strict=True)]
+    assert all(names[text] == name for text, name in seen)
+    assert len(seen) == 16
+    assert "__url__" not in StreamingDataset(tmp_path)[0]
+
+
+def test_an_empty_file_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(archive_of([]))
+    (tmp_path / "b.tar").touch()
+    assert StreamingDataset(tmp_path / "a.tar").size == 0
+    with pytest.raises(CorruptDataError, match=r"b\.tar: the file is empty"):
+        StreamingDataset(tmp_path)

@@ -83,6 +83,7 @@ _KINDS: Final[Mapping[str, Any]] = {
     "header": bool,
     "hive": bool,
     "raw": bool | None,
+    "url": bool,
 }
 
 

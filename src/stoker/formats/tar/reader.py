@@ -35,6 +35,8 @@ from stoker.types import Array, Buffer, Column, Ids
 
 KEY: Final = "__key__"
 """Column of the samples' keys."""
+URL: Final = "__url__"
+"""Column of the archive's name below the dataset, where it is asked for."""
 
 _BLOCK: Final = 512
 _LONGEST: Final = 1 << 16
@@ -78,6 +80,8 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
         CorruptDataError: it is no archive, is cut off, a sample has two files of one extension, or the files of a sample do
             not follow each other.
     """
+    if not len(data):
+        raise CorruptDataError(f"{where}: the file is empty (0 bytes), so it is no tar archive")
     heads, names, begins, lengths = _walk(data, where)
     _check_sums(data, heads, where)
     keys: list[bytes] = []
@@ -228,7 +232,12 @@ def _octal(field: bytes) -> int:
 
 def is_number(extension: str, encoding: str) -> bool:
     """Whether values of an encoding are whole numbers, and readers take an extension's files for such, in digits."""
-    return _TEXTS.get(extension) == "str_int" and _WHOLE_NUMBER.fullmatch(encoding) is not None
+    return _encoding_of(extension) == "str_int" and _WHOLE_NUMBER.fullmatch(encoding) is not None
+
+
+def _encoding_of(extension: str) -> str:
+    """How files of an extension are read; of one with dots, such as ``meta.json``, its last part tells, as in WebDataset."""
+    return _TEXTS.get(extension.rpartition(".")[2], "bytes")
 
 
 def _text(name: bytes) -> str:
@@ -238,7 +247,7 @@ def _text(name: bytes) -> str:
 class TarShard(PackedShard):
     """An open archive."""
 
-    __slots__ = ("_data", "_digits", "_members", "_own")
+    __slots__ = ("_data", "_digits", "_members", "_own", "_url")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
@@ -246,6 +255,7 @@ class TarShard(PackedShard):
         self._data = files[0]
         self._members = read_members(self._data, where)
         self._own = "column_names" in info.spec
+        self._url = info.raw[0].basename
         self._digits = frozenset(info.spec.get(DIGITS, ()))
         if len(self._members.keys) != info.samples:
             raise CorruptDataError(
@@ -258,6 +268,8 @@ class TarShard(PackedShard):
         if name == KEY:
             keys = members.keys
             return decode_values(encoding, [keys[row] for row in rows.tolist()], rows, name, self.where)
+        if name == URL and not self._own:
+            return [self._url] * len(rows)
         index = members.indices.get(name)
         chosen = np.full(len(rows), -1, np.int64) if index is None else index[rows]
         there = chosen >= 0
@@ -335,7 +347,7 @@ class TarFormat(PackedFormat):
     packed = True
     whole = True
     steps = True
-    settings = ("columns", "encodings")
+    settings = ("columns", "encodings", "url")
 
     def parse_more(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """See :class:`~stoker.formats.common.container.PackedFormat`: which columns are digits."""
@@ -352,7 +364,8 @@ class TarFormat(PackedFormat):
         """See :class:`~stoker.formats.common.container.PackedFormat`.
 
         Settings: ``columns`` (extensions to read, default all, and ``__key__``), ``encodings`` (extension to how its files
-        are decoded, ``{"jpg": "jpeg"}``; default text, whole numbers and JSON for their usual extensions, else bytes).
+        are decoded, ``{"jpg": "jpeg"}``; default text, whole numbers and JSON for their usual extensions, else bytes) and
+        ``url`` (whether the archive's name is a column, too, ``__url__``).
         """
         only_settings(settings, self.settings, self.name)
         members = read_members(heads_of(source), source.where)
@@ -361,12 +374,14 @@ class TarFormat(PackedFormat):
         if chosen is not None and not chosen:
             raise ConfigError("columns is empty: give at least one")
         columns = {
-            name: given.get(name, _TEXTS.get(name, "bytes"))
+            name: given.get(name, _encoding_of(name))
             for name in (KEY, *members.indices)
             if chosen is None or name in chosen
         }
         if KEY in columns:
             columns[KEY] = "str"
+        if settings.get("url"):
+            columns[URL] = "str"
         for encoding in given.values():
             get_encoding(encoding)
         return HeaderFacts(check_count(len(members.keys), source.where), _spec_of(columns))
