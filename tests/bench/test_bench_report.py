@@ -147,8 +147,17 @@ def test_the_numbers_are_those_of_results_json(folders: list[Path], tmp_path: Pa
 
 def test_all_plots_are_there_and_said_in_words(runs: list[RunFiles]) -> None:
     alone, both = Page(bench_page(runs[:1])), Page(bench_page(runs))
+    series = [epoch["storage_series"] for epoch in runs[0].result["epochs"]]
+    of_block_device = any(one["block_device"] is not None and any(one["block_device"]["reads"]) for one in series)
+    of_page_cache = any(label.startswith("bytes a second from the page cache") for label in labels(alone))
     said = [
         "bytes a second from storage over time",
+        *(("bytes a second from the page cache over time",) if of_page_cache else ()),
+        "requests a second over time",
+        *(("reads a second of the block device",) if of_block_device else ()),
+        "latency of requests to storage",
+        "part of the requests that took at most so long",
+        "requests by size",
         "utilization over time",
         "where the time of each epoch goes",
         "computation of a step of each epoch, drawn and measured",
@@ -157,12 +166,12 @@ def test_all_plots_are_there_and_said_in_words(runs: list[RunFiles]) -> None:
     ]
     assert [label[: len(start)] for label, start in zip(labels(alone), said, strict=True)] == said
     more = [*labels(both)]
-    assert len(more) == 9
+    assert len(more) == 12
     assert more[1] == "bytes a second from storage of each run"
     assert any(label.startswith("utilization of each run") for label in more)
     assert all(("svg", "role", "img") in page.attributes for page in (alone, both))
-    # Each plot but utilization over time has its numbers as a table, too.
-    assert alone.tags.count("details") == 5 + 1  # and all settings
+    # Each section but utilization over time and the distribution of latency has its numbers as a table, too.
+    assert alone.tags.count("details") == 7 + 1  # and all settings
     rates = {
         rank["rank"]: math.fsum(epoch["ranks"][rank["rank"]]["metrics"]["samples_per_second"] for epoch in epochs) / 2
         for epochs in [runs[0].result["epochs"]]
@@ -224,7 +233,7 @@ def test_a_folder_of_runs_and_runs_without_steps_are_shown(
     assert file == tmp_path / "all" / "report.html"
     page = Page(file.read_text())
     assert not [label for label in labels(page) if label.startswith(("utilization over time", "how many steps"))]
-    assert len(labels(page)) == 7
+    assert len(labels(page)) == 10
     assert [path.name for path in file.parent.iterdir() if path.is_file()] == ["report.html"]
     assert main(["bench", "report", str(tmp_path / "nowhere")]) == 1
     assert "is no directory" in capsys.readouterr().err
@@ -257,6 +266,7 @@ def test_checkpoints_have_their_chart_and_numbers(tmp_path: Path) -> None:
 
 def test_a_run_that_measured_nothing_has_a_page(runs: list[RunFiles]) -> None:
     nothing = copy.deepcopy(dict(runs[0].result)) | {"epochs": [], "train": None, "evaluate": None, "passed": None}
+    nothing["requests"] = {"train": None, "evaluate": None}
     page = Page(bench_page([RunFiles(runs[0].folder / "none", "nothing", nothing | {"failure": "rank 0 was killed"})]))
     assert not labels(page)
     empty = {"au": None, "stall_part": None, "barrier_part": None, "overhead_part": None, "stall_seconds": None}

@@ -46,8 +46,10 @@ def titles(text: str) -> list[str]:
 def stored(run: RunFiles, *, local: bool, **values: Any) -> RunFiles:
     """The run with two epochs of two seconds, of a device or of objects."""
     moments = ({"began_at": 100.0, "ended_at": 102.0}, {"began_at": 103.0, "ended_at": 105.0})
-    made = variant(run, [each | values for each in moments], a_repeat=2)
+    uncounted = {"requests": None, "storage_series": None}
+    made = variant(run, [each | uncounted | values for each in moments], a_repeat=2)
     made.result["storage"]["local"] = local
+    made.result["requests"]["train"] = None
     return made
 
 
@@ -81,9 +83,9 @@ def test_bytes_of_the_device_the_page_cache_and_the_network_stand_apart(run: Run
 def test_storage_comes_before_what_it_did_to_the_training(run: RunFiles) -> None:
     text = bench_page([run])
     headings = re.findall(r"<h2>([^<]*)</h2>", text)
-    assert headings[:3] == ["Summary", "Storage over time", "Utilization over time"]
+    assert headings[:3] == ["Summary", "Storage over time", "Requests: latency"]
     tiles = re.findall(r'<div class="tile"><b>.*?</b><span>([^<]*)</span>', text)
-    assert tiles[:3] == ["verdict", "bytes a second from storage", "bytes a second to the step"]
+    assert tiles[:3] == ["verdict", "bytes a second from storage", "requests a second to storage"]
 
 
 def test_times_that_no_run_has_are_not_drawn(run: RunFiles) -> None:
@@ -91,6 +93,14 @@ def test_times_that_no_run_has_are_not_drawn(run: RunFiles) -> None:
         text = bench_page([variant(run, [{"began_at": began, "ended_at": ended}])])
         assert "Storage over time" not in text
         assert "nan" not in text
+
+
+@pytest.mark.parametrize("width", [1e9, 1e308])
+def test_a_series_of_more_time_than_its_epoch_is_not_drawn(run: RunFiles, width: float) -> None:
+    series = {"began_at": 0.0, "bin_seconds": width, "bytes": {"device": [7, 8]}, "requests": {}, "block_device": None}
+    text = bench_page([stored(run, local=True, storage_series=series)])
+    assert not [one for one in titles(text) if "over time" in one]
+    assert not [one for one in re.findall(r'points="([^"]*)"', text) if "nan" in one or "inf" in one]
 
 
 def test_the_delivered_rate_holds_all_bytes(run: RunFiles) -> None:
@@ -105,10 +115,12 @@ def test_the_delivered_rate_holds_all_bytes(run: RunFiles) -> None:
 
 
 def test_pages_of_many_epochs_stay_small(run: RunFiles) -> None:
-    epochs = [{"began_at": float(k), "ended_at": k + 1.0} for k in range(500)]
+    bins = {"device": [1000] * 100}
+    series = {"began_at": 0.0, "bin_seconds": 0.01, "bytes": bins, "requests": bins, "block_device": None}
+    epochs = [{"began_at": float(k), "ended_at": k + 1.0, "storage_series": series} for k in range(500)]
     lines = re.findall(r'<polyline class="line"[^>]* points="([^"]*)"', bench_page([variant(run, epochs)]))
     points = sum(len(one.split()) for one in lines)
-    assert 1000 <= points < 3000
+    assert 1000 <= points < 6000
     assert len(bench_page([variant(run, epochs)])) < 2_000_000
 
 

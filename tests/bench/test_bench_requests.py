@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from bench_example import real_run
+from rich.console import Console
 
+from stoker.bench.compare.compare import compare_runs
 from stoker.bench.measure.requests import Moment, latency_summary, request_record
 from stoker.bench.measure.storage_series import COLUMNS, MOST_BINS, StorageSeries, block_device
 from stoker.bench.results.report_files import RunFiles, find_runs
@@ -18,6 +23,7 @@ from stoker.bench.results.requests import merged_requests, told_requests
 from stoker.bench.results.results import RESULTS
 from stoker.bench.results.storage_over_time import storage_series
 from stoker.cli.bench.page import bench_page
+from stoker.cli.bench.requests_table import SERVED_BY, show_requests
 from stoker.concurrency.request_counts import WIDTH, RequestCounts
 from stoker.concurrency.request_observer import ServedBy
 
@@ -166,11 +172,75 @@ def test_looks_become_rarer_in_long_epochs(monkeypatch: pytest.MonkeyPatch) -> N
     series.close()
 
 
+@pytest.fixture(scope="module")
+def run(data: str, tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
+    folder = tmp_path_factory.mktemp("run") / "out"
+    real_run(folder, *SETTINGS, "train.epochs=3", url=data)
+    return read(folder)
+
+
+def with_source(run: RunFiles, source: str, factor: float) -> RunFiles:
+    """The run, as if this source had served it, and each request had taken longer."""
+    result = copy.deepcopy(dict(run.result))
+    for epoch in result["epochs"]:
+        epoch["requests"] = {source: copy.deepcopy(next(iter(epoch["requests"].values())))}
+        latency = epoch["requests"][source]["latency"]
+        latency |= {name: factor * value for name, value in latency.items()}
+        series = epoch["storage_series"]
+        epoch["storage_series"] = series | {
+            kind: {source: next(iter(series[kind].values()))} for kind in ("bytes", "requests")
+        }
+    result["requests"] = {"train": {source: next(iter(result["requests"]["train"].values()))}, "evaluate": None}
+    return RunFiles(run.folder, "made", result)
+
+
+@pytest.mark.parametrize("source", ["device", "page_cache", "cache_directory", "network", "local"])
+def test_latency_sizes_and_rates_of_each_source_are_drawn_and_told(run: RunFiles, source: str) -> None:
+    made = with_source(run, source, 1.0)
+    if source == "local":
+        for epoch in made.result["epochs"]:
+            epoch["storage_series"] = None
+    text, words = bench_page([made]), SERVED_BY[source]
+    told = [unescape(one) for one in re.findall(r"<title>([^<]*)</title>", text)]
+    assert f"{words}, P99: " in " ".join(told)
+    assert f"{words}, from 128 KiB: 100.00%" in told
+    assert f'data-path="requests.train.{source}.latency.p50"' in text
+    if source != "local":
+        assert f"{words}, a second" in told
+        assert f"epoch 0: from the {words}, over time" in told
+    out = io.StringIO()
+    show_requests(Console(file=out, width=80), made.result)
+    shown = out.getvalue()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert words in shown
+    assert re.search(r"listed train: 6 files in .* files/s\)", shown)
+
+
+def test_a_loader_whose_requests_are_not_counted_is_told_so(run: RunFiles) -> None:
+    made = with_source(run, "device", 1.0)
+    made.result["requests"]["train"] = None
+    out = io.StringIO()
+    show_requests(Console(file=out, width=80), made.result)
+    assert "requests: not measured with the loader stoker" in out.getvalue()
+
+
+def test_slower_requests_are_worse_and_older_results_have_none(run: RunFiles) -> None:
+    fast, slow = with_source(run, "network", 1.0), with_source(run, "network", 3.0)
+    found = {one.metric: one for one in compare_runs([fast], [slow], force=True).changes}
+    assert found["request_p50"].change == pytest.approx(2.0)
+    assert found["request_p99"].change == pytest.approx(2.0)
+    assert found["requests_per_second"].change == pytest.approx(0.0)
+    older = with_source(run, "network", 1.0)
+    for epoch in older.result["epochs"]:
+        del epoch["requests"]
+    assert "request_p50" not in {one.metric for one in compare_runs([older], [slow], force=True).changes}
+
+
 def test_results_from_before_requests_were_counted_are_read(data: str, tmp_path: Path) -> None:
     real_run(tmp_path / "out", *SETTINGS, url=data)
     path = tmp_path / "out" / RESULTS
     older = copy.deepcopy(dict(read(tmp_path / "out").result))
-    del older["requests"]
+    del older["requests"], older["listing"]["train"]["files_per_second"]
     for epoch in older["epochs"]:
         del epoch["requests"], epoch["storage_series"]
         for rank in epoch["ranks"]:

@@ -65,12 +65,22 @@ METRICS: Final = (
     ComparedMetric("stall_part", "stall", False, "part", True),
     ComparedMetric("stall_p99", "stall, 99th percentile", False, "seconds"),
     ComparedMetric("time_to_first_batch", "time to first batch", False, "seconds"),
+    ComparedMetric("request_p50", "storage request, median", False, "seconds"),
+    ComparedMetric("request_p99", "storage request, 99th percentile", False, "seconds"),
+    ComparedMetric("requests_per_second", "storage requests/s", True, "number"),
     ComparedMetric("cpu_seconds_per_gb", "CPU seconds a GB", False, "seconds"),
     ComparedMetric("peak_memory_bytes", "peak memory", False, "bytes"),
     ComparedMetric("checkpoint_save", "checkpoints saved, bytes/s", True, "bytes", checkpoints="saves"),
     ComparedMetric("checkpoint_load", "checkpoints loaded, bytes/s", True, "bytes", checkpoints="loads"),
 )
 """In the order in which they are shown."""
+
+_REQUESTS: Final[dict[str, Callable[[Mapping[str, Any]], float]]] = {
+    "request_p50": lambda found: found["latency"]["p50"],
+    "request_p99": lambda found: found["latency"]["p99"],
+    "requests_per_second": lambda found: found["per_second"],
+}
+"""Metrics of the requests that the device or the network served; older results have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +267,10 @@ def _known(values: Iterator[float | None]) -> list[float]:
 def _of_epoch(epoch: Mapping[str, Any], metric: ComparedMetric) -> float | None:
     if metric.name == "stall_p99":
         return None if epoch["stall_seconds"] is None else float(epoch["stall_seconds"]["p99"])
+    if metric.name in _REQUESTS:
+        served = epoch.get("requests") or {}
+        found = served.get("network", served.get("device"))
+        return None if found is None else float(_REQUESTS[metric.name](found))
     value = epoch[metric.name]
     return None if value is None else float(value)
 

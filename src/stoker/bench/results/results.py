@@ -98,7 +98,7 @@ def collect(
             ),
         },
         "storage": _storage(plan),
-        "listing": next((record["listing"] for record in records if record.get("listing")), {}),
+        "listing": _listing(next((record["listing"] for record in records if record.get("listing")), {})),
         "generate": next((record["generate"] for record in records if record["generate"] is not None), None),
         "checkpoint": checkpoint_result(records, ranks),
         "kv_cache": kv_cache_result(records),
@@ -172,6 +172,14 @@ def _over(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         *("time_to_first_batch", "cpu_seconds_per_gb"),
     )
     return {name: spread([epoch[name] for epoch in epochs]) for name in names} | {"epochs": len(epochs)}
+
+
+def _listing(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The listings of the splits, and files a second of each."""
+    return {
+        split: {**one, "files_per_second": one["files"] / one["seconds"] if one["seconds"] > 0 else None}
+        for split, one in found.items()
+    }
 
 
 def _calibration(records: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

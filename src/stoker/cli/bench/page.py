@@ -10,6 +10,7 @@ from typing import Final
 from stoker.bench.results.report_files import RunFiles
 from stoker.cli.bench.charts import charts
 from stoker.cli.bench.datum import NOTHING, datum, epoch_name
+from stoker.cli.bench.requests_table import listing_text
 from stoker.cli.bench.system_text import SystemText
 from stoker.cli.render.markup import Html, document, pairs, rows, scroll, section, tile
 from stoker.cli.render.numbers import bytes_rate_text, decimal_bytes_text, percent_text, seconds_text
@@ -75,6 +76,7 @@ def _tiles(run: RunFiles) -> list[str]:
     shown = [
         ("verdict", _verdict(run)),
         ("bytes a second from storage", datum(0, run, "train.storage_bytes_per_second.mean", bytes_rate_text)),
+        *_requests(run),
         ("bytes a second to the step", datum(0, run, "train.delivered_bytes_per_second.mean", bytes_rate_text)),
         (f"utilization; asked for: {run.number('metric.au', 0):.0%}", datum(0, run, "train.au.mean", percent_text)),
         ("nominal utilization", datum(0, run, "train.au_nominal.mean", percent_text)),
@@ -92,6 +94,21 @@ def _tiles(run: RunFiles) -> list[str]:
         ("recall, vectors", datum(0, run, "vectors.recall.mean", percent_text)),
     ]
     return [tile(name, value) for name, value in shown if value != NOTHING]
+
+
+def _requests(run: RunFiles) -> list[tuple[str, str]]:
+    """Of the device or the network."""
+    found = run.result.get("requests")
+    served = {} if found is None or found["train"] is None else found["train"]
+    source = next((one for one in ("network", "device", "local") if one in served), None)
+    if source is None:
+        return []
+    path = f"requests.train.{source}"
+    return [
+        ("requests a second to storage", datum(0, run, f"{path}.per_second", _rate)),
+        ("median of a request to storage", datum(0, run, f"{path}.latency.p50", seconds_text)),
+        ("99th percentile of a request to storage", datum(0, run, f"{path}.latency.p99", seconds_text)),
+    ]
 
 
 def _summary(runs: Sequence[RunFiles]) -> str:
@@ -162,6 +179,7 @@ def _details(k: int, run: RunFiles, *, alone: bool) -> str:
         ("took", seconds_text(result["seconds"])),
         ("ended", "as it should" if result["complete"] else result["failure"] or "before all ranks had reported"),
         ("accelerators", result["world"]["said"]),
+        *((f"listing of {split}", listing_text(found)) for split, found in result["listing"].items()),
     ]
     if loaders:
         one = loaders[-1]

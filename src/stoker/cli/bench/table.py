@@ -13,6 +13,7 @@ from rich.text import Text
 
 from stoker.cli.bench.datum import epoch_name
 from stoker.cli.bench.inference_table import show_kv_cache, show_vectors
+from stoker.cli.bench.requests_table import show_requests
 from stoker.cli.bench.verdicts import verdict_text
 from stoker.cli.render.numbers import decimal_bytes_text as _size
 from stoker.cli.render.numbers import percent_text, time_text
@@ -50,6 +51,7 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
                 f"nominal {percent_text(_mean(over['au_nominal']))}, "
                 f"{rate['mean']:,.1f} samples/s, {megabytes(_mean(over['storage_bytes_per_second']))} MB/s from storage"
             )
+    show_requests(console, result)
     if result["checkpoint"] is not None:
         _checkpoints(console, result["checkpoint"])
     if result["kv_cache"] is not None:

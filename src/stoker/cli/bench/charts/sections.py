@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from stoker.bench.results.report_files import RunFiles
 from stoker.cli.bench.charts.compared import by_accelerators, compared
 from stoker.cli.bench.charts.inference import inference_latency, inference_shares
+from stoker.cli.bench.charts.requests import request_latency, request_sizes
 from stoker.cli.bench.charts.storage import checkpoints, storage_over_time
 from stoker.cli.bench.charts.training import by_rank, computation, stalls, time_goes, utilization_over_time
 from stoker.cli.render.picture import COLOURS
@@ -20,6 +21,8 @@ def charts(runs: Sequence[RunFiles]) -> str:
     made = [
         storage_over_time(drawn, left_out),
         compared(runs, "storage_bytes_per_second") if several else "",
+        request_latency(drawn, left_out),
+        request_sizes(drawn, left_out),
         checkpoints(drawn, left_out),
         inference_latency(drawn, left_out),
         inference_shares(drawn, left_out),

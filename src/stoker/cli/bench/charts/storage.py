@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.bench.results.report_files import RunFiles
 from stoker.bench.results.report_steps import delivered_rate
 from stoker.cli.bench.charts.common import MOST_BARS, above, named_axis, run_colour, run_legend
+from stoker.cli.bench.charts.requests import SERVED_COLOURS, binned, draw_bins, requests_over_time
 from stoker.cli.bench.datum import NOTHING, datum, epoch_name
+from stoker.cli.bench.requests_table import SERVED_BY
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
 from stoker.cli.render.numbers import bytes_rate_text, seconds_text, time_unit
@@ -22,6 +25,8 @@ _LONGEST: Final = 1e9
 """Seconds from the begin of a run to its end, at most; more is no time of a run."""
 _SOURCES: Final = (("device", COLOURS[0]), ("network", COLOURS[2]), ("page cache", COLOURS[4]))
 _DELIVERED: Final = COLOURS[1]
+_STORED: Final = ("device", "network", "cache_directory")
+"""Sources that are drawn in one chart, each as ``results.json`` names it."""
 
 
 class _Span(NamedTuple):
@@ -34,6 +39,7 @@ class _Span(NamedTuple):
         end: likewise.
         reading: when the loader was open and had begun to read: before that the rate does not hold.
         sources: bytes a second by where they came from.
+        series: bytes and requests over time; ``None`` where they are not known.
     """
 
     at: int
@@ -42,6 +48,7 @@ class _Span(NamedTuple):
     end: float
     reading: float
     sources: dict[str, float]
+    series: Mapping[str, Any] | None
 
 
 def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
@@ -54,6 +61,7 @@ def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
     top = max(
         *(_from_storage(run, span) for _, run, span, _ in lines),
         *(float(rates.max(initial=0)) for *_, (_, rates) in lines),
+        *(float(rates.max(initial=0)) for span in found[0][2] for *_, rates in _binned(span, total) if len(runs) == 1),
     )
     if top <= 0:
         return ""
@@ -66,7 +74,8 @@ def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
     )
     if len(runs) == 1:
         text = (
-            "Bars: epochs, each from when its loader reads, with the mean of what came from storage as it was counted."
+            "Bars: epochs, each from when its loader reads, with the mean of what came from storage as it was counted. "
+            "Lines: over time."
         )
         names = _bars(chart, found[0][2])
     else:
@@ -98,8 +107,11 @@ def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
     ]
     headings = ("epoch", "from", "took", "from storage", *(f"of the {name}" for name, _ in _SOURCES), "to the step")
     table = numbers((*(() if len(runs) == 1 else ("run",)), *headings), rows)
-    cache = _page_cache(found[0][2], chart.x) if len(runs) == 1 else ""
-    return section("Storage over time", text + left_out, chart.svg() + names + cache + table, wide=True)
+    more = ""
+    if len(runs) == 1:
+        series = [(span.begin, span.series) for span in found[0][2] if span.series is not None]
+        more = _page_cache(found[0][2], chart.x) + requests_over_time(series, chart.x)
+    return section("Storage over time", text + left_out, chart.svg() + names + more + table, wide=True)
 
 
 def _spans(run: RunFiles) -> list[_Span]:
@@ -119,12 +131,23 @@ def _spans(run: RunFiles) -> list[_Span]:
                 ended - first,
                 max(began, ended - _reading_seconds(one)) - first,
                 _sources(run, one),
+                _series(one, ended - began),
             )
             for at, one, began, ended in epochs
             if began < ended < first + _LONGEST
         ),
         key=lambda span: span.end,
     )
+
+
+def _series(epoch: Mapping[str, Any], seconds: float) -> Mapping[str, Any] | None:
+    """Bytes and requests over time, if they are of as much time as the epoch took: anybody may have made the file."""
+    found: Mapping[str, Any] | None = epoch.get("storage_series")
+    if found is None:
+        return None
+    block = found["block_device"] or {"reads": ()}
+    bins = max(map(len, (*found["bytes"].values(), *found["requests"].values(), block["reads"])), default=0)
+    return found if bins * found["bin_seconds"] <= 1.01 * seconds + 1 else None
 
 
 def _reading_seconds(epoch: Mapping[str, Any]) -> float:
@@ -140,7 +163,9 @@ def _sources(run: RunFiles, epoch: Mapping[str, Any]) -> dict[str, float]:
         return {}
     if not run.result["storage"]["local"]:
         return {"network": rate}
-    called = epoch["read_bytes"]
+    called, series = epoch["read_bytes"], epoch.get("storage_series")
+    if series is not None and epoch.get("requests"):  # which leave out what else the processes read, such as their code
+        called = size + sum(series["bytes"].get("page_cache", ()))
     cached = {} if not size or called is None else {"page cache": max(0.0, called - size) * rate / size}
     return {"device": rate, **cached}
 
@@ -166,16 +191,35 @@ def _bars(chart: Chart, spans: Sequence[_Span]) -> str:
         for span in spans:
             if span.sources.get(source, 0.0) > 0:
                 label = f"epoch {span.name}: {bytes_rate_text(span.sources[source])} of the {source}"
-                chart.bar(span.reading, span.end, span.sources[source], label, colour=f"{colour}b0")
+                chart.bar(span.reading, span.end, span.sources[source], label, colour=f"{colour}70")
         if any(source in span.sources for span in spans):
-            named.append((f"{colour}b0", f"from the {source}"))
-    return legend([*named, (_DELIVERED, "delivered to the steps")])
+            named.append((f"{colour}70", f"from the {source}, mean of the epoch"))
+    for span in spans:
+        for source, edges, rates in _binned(span, chart.x.high):
+            label = f"epoch {span.name}: from the {SERVED_BY[source]}, over time"
+            draw_bins(chart, edges, rates, SERVED_COLOURS[source], label)
+            named.append((SERVED_COLOURS[source], f"from the {SERVED_BY[source]}, over time"))
+    return legend([*dict.fromkeys(named), (_DELIVERED, "delivered to the steps")])
+
+
+def _binned(
+    span: _Span, total: float, sources: Sequence[str] = _STORED
+) -> list[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
+    """Edges and bytes a second of an epoch's bins, of those of some sources that gave any; ``total`` is the axis' length."""
+    series = span.series
+    if series is None:
+        return []
+    found, axis = series["bytes"], Axis("", 0, total)
+    return [(one, *binned(span.begin, series, found[one], axis)) for one in sources if any(found.get(one, ()))]
 
 
 def _page_cache(spans: Sequence[_Span], time_axis: Axis) -> str:
     """A chart of its own, as the page cache may give many times what the storage gives; nothing where it gave nothing."""
     source, colour = _SOURCES[2]
-    top = max((span.sources.get(source, 0.0) for span in spans), default=0.0)
+    lines = [(span, *one[1:]) for span in spans for one in _binned(span, time_axis.high, ("page_cache",))]
+    top = max(
+        *(span.sources.get(source, 0.0) for span in spans), *(float(rates.max()) for *_, rates in lines), 0.0, 0.0
+    )
     if top <= 0:
         return ""
     chart = Chart(
@@ -188,11 +232,14 @@ def _page_cache(spans: Sequence[_Span], time_axis: Axis) -> str:
     for span in spans:
         if (value := span.sources.get(source, 0.0)) > 0:
             label = f"epoch {span.name}: {bytes_rate_text(value)} from the page cache"
-            chart.bar(span.reading, span.end, value, label, colour=f"{colour}b0")
+            chart.bar(span.reading, span.end, value, label, colour=f"{colour}70")
+    for span, edges, rates in lines:
+        draw_bins(chart, edges, rates, colour, f"epoch {span.name}: from the page cache, over time")
     said = (
         "from the page cache: what read calls gave beyond the device's bytes, also again; what is mapped is not in it"
     )
-    return chart.svg() + legend([(f"{colour}b0", said)])
+    over_time = [(colour, "over time")] if lines else []
+    return chart.svg() + legend([(f"{colour}70", said), *over_time])
 
 
 def checkpoints(runs: Sequence[RunFiles], left_out: str) -> str:
