@@ -22,7 +22,7 @@ from stoker.cluster.call_stack import callers, module_of
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
-__all__ = ["REMEDY", "OuterDivision", "outer_division"]
+__all__ = ["REMEDY", "OuterDivision", "outer_division", "skipped_batches"]
 
 REMEDY: Final = (
     "let each rank read its own part: accelerate.data_loader.prepare_data_loader(loader, accelerator.device, "
@@ -95,6 +95,16 @@ def outer_division() -> OuterDivision | None:
             found, division = one, described
         direct = direct and module.partition(".")[0] == "stoker"
     return division
+
+
+def skipped_batches() -> int:
+    """Batches that a loader of accelerate leaves out of the epoch that it begins to read now (``skip_first_batches``)."""
+    frames = (frame for frame in callers(_of_accelerate) if _of_accelerate(frame))
+    return max((int(getattr(frame.f_locals.get("self"), "skip_batches", 0)) for frame in frames), default=0)
+
+
+def _of_accelerate(frame: FrameType) -> bool:
+    return module_of(frame) == _ACCELERATE
 
 
 def _of_wrappers(frame: FrameType) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
+from stoker.cluster.datasets_package import NamedEpoch, named_epoch
 from stoker.cluster.mesh import DeviceMesh, Mesh, model_parallel
 from stoker.cluster.outer_division import OuterDivision, outer_division
 from stoker.concurrency.user_code import in_user_code
@@ -143,6 +144,14 @@ class DataRankFinder:
                 "Make the dataset before the loader, and the worker gets a copy; or say it: world=World() where accelerate "
                 "divides, world=World.detect() where each rank reads its own part"
             )
+
+    def named_epoch(self, division: OuterDivision | None) -> NamedEpoch | None:
+        """The epoch that the ``datasets`` package around the dataset reads, if it is.
+
+        Raises:
+            ConfigError: see :func:`~stoker.cluster.datasets_package.named_epoch`.
+        """
+        return named_epoch(division, self.world.world_size)
 
     def compare(self, order: SampleOrder, point: EpochPosition, batch_size: int, loads: int) -> None:
         """Compare with the other ranks what this one is about to read; beneath a wrapper that divides, nothing.

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
-from stoker.cluster.outer_division import REMEDY, OuterDivision
+from stoker.cluster.outer_division import REMEDY, OuterDivision, skipped_batches
 from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once, loaded
 from stoker.order.protocols import Plan
@@ -27,6 +27,9 @@ from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Transform
 
 logger = logging.getLogger(__name__)
+
+# Matters that are told once, not in each epoch by each worker of a DataLoader.
+_SENDS, _FILLS, _PADS = range(3)
 
 
 class EpochReader:
@@ -54,7 +57,6 @@ class EpochReader:
         self._division: OuterDivision | None = None
         self._counted_for: OuterDivision | None = None
         self._read_ahead = False
-        self._is_told = False
         # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
         # share it may not be known before iteration.
         self._limit_open((rank_finder.launched() or World()).local_world_size)
@@ -136,6 +138,7 @@ class EpochReader:
             division = replace(division, batch_size=None, requests=division.ranks, kept=None)
         self._division = self._counted_for = division
         self._rank_finder.check_prepared(division)
+        self._resume.follow(self._rank_finder.named_epoch(division))
         self._read_ahead = called_from("accelerate.data_loader")
         if division is not None and division.sends and not division.direct and worker.count > 1:
             raise ConfigError(
@@ -179,8 +182,7 @@ class EpochReader:
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:
             self._check_division(division)
-            if division.sends and division.ranks > 1 and not self._is_told:
-                self._is_told = True
+            if division.sends and division.ranks > 1 and self._resume.first_to_tell(_SENDS):
                 logger.warning(
                     "%s of accelerate: rank 0 reads for all %d ranks, and sends them their samples. dispatch_batches=False "
                     "lets each rank read its own",
@@ -188,19 +190,22 @@ class EpochReader:
                     division.ranks,
                 )
         run = self._resume.run(point, data_rank)
+        if self._read_ahead:
+            self._check_skipped(point, run.plan, division)
         again = 0 if division is None or self._rank_finder.world.rank else repeated_by_wrapper(run.plan, division)
-        if again and division is not None:
+        if again and division is not None and self._resume.first_to_tell(_FILLS):
             logger.warning(
-                "epoch %d: %s of accelerate repeats %d samples to fill its last batch (drop_last=True of the loader, or "
-                'remainder="drop" of the dataset, repeats none)',
+                "epoch %d: %s of accelerate repeats %d samples to fill its last batch, as in all epochs like this "
+                '(drop_last=True of the loader, or remainder="drop" of the dataset, repeats none)',
                 point.epoch,
                 division.wrapper,
                 again,
             )
-        if run.plan.padding and run.plan.rank == 0:
+        if run.plan.padding and run.plan.rank == 0 and self._resume.first_to_tell(_PADS):
             native = "like" not in self.sample_order.as_dict()["order"]  # mosaicml orders always repeat some
             logger.warning(
-                "epoch %d: %d samples come twice, so that all %d ranks take the same number of steps%s",
+                "epoch %d: %d samples come twice, so that all %d ranks take the same number of steps, as in all epochs like "
+                "this%s",
                 point.epoch,
                 run.plan.padding,
                 run.plan.world_size,
@@ -209,6 +214,34 @@ class EpochReader:
                 else ", and all canonical nodes, as in mosaicml-streaming (fewer num_canonical_nodes= repeat fewer)",
             )
         return run
+
+    @staticmethod
+    def _check_skipped(point: EpochPosition, plan: Plan, division: OuterDivision | None) -> None:
+        """See that accelerate leaves out nothing but what training has had of this epoch.
+
+        Raises:
+            ConfigError: a state is left out once more, or there is less than accelerate leaves out.
+        """
+        skipped = skipped_batches()
+        if skipped and point.position:
+            raise ConfigError(
+                f"accelerate leaves out {skipped} batches, and the dataset resumes from a state at position {point.position} "
+                f"of epoch {point.epoch}, which leaves them out already: do one of the two. transformers.Trainer skips none "
+                "with ignore_data_skip=True"
+            )
+        steps = 0 if division is None else -(-plan.samples // (division.batch_size or plan.batch_size))
+        if division is None or not skipped > steps > 0:
+            return
+        said = (
+            f"accelerate leaves out {skipped} batches, and epoch {point.epoch} has {steps}. transformers.Trainer counts so "
+            "where it does not know the length of an epoch, and then trains on the next one from its beginning: call "
+            "dataset.set_epoch(...) with the epoch to resume in, then "
+            "dataset.load_state_dict(dataset.state_dict(num_samples=...)) with the samples of it that all ranks had, and set "
+            "ignore_data_skip=True"
+        )
+        if division.direct:
+            raise ConfigError(said)
+        logger.warning("%s. (An iterable between may make more batches of them.)", said)
 
     def _check_division(self, division: OuterDivision) -> None:
         """See that the order leaves it to a wrapper which rank gets which samples of a global batch.

@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate import Accelerator, DataLoaderConfiguration
-from torch.utils.data import DataLoader
+from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import ChainDataset, DataLoader
 
-from stoker import StreamingDataset
+from stoker import StreamingDataset, World
+from stoker.errors import ConfigError
 from trainers.launch import Outcome, launch, write_dataset
 
 HERE = Path(__file__).parent
@@ -24,6 +28,16 @@ HERE = Path(__file__).parent
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """100 samples."""
     return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """What this process and its workers have logged."""
+    handler, logger = logging.FileHandler(tmp_path / "said"), logging.getLogger("stoker")
+    logger.addHandler(handler)
+    yield (tmp_path / "said").read_text
+    logger.removeHandler(handler)
+    handler.close()
 
 
 def run(data: Path, variant: str, workers: int, *more: object, ranks: int = 2) -> Outcome:
@@ -114,6 +128,51 @@ def test_the_epoch_after_one_that_was_resumed_is_the_next(data: Path, dispatch: 
     assert [ids(resumed), ids(resumed)] == epochs[2:]
     resumed.set_epoch(1)  # of which a user may want to have all
     assert ids(resumed) == epochs[1]
+
+
+@pytest.mark.parametrize("dispatch", [None, False])
+def test_what_a_state_leaves_out_is_not_left_out_twice(data: Path, dispatch: bool | None) -> None:
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
+    dataset = StreamingDataset(str(data), batch_size=4)
+    loader = accelerator.prepare(DataLoader(dataset, batch_size=4))
+    dataset.load_state_dict(dataset.state_dict(num_samples=40))
+    with pytest.raises(ConfigError, match="leaves out 10 batches, and the dataset resumes from a state at position 40"):
+        list(accelerator.skip_first_batches(loader, 10))
+
+
+@pytest.mark.parametrize(("direct", "workers"), [(True, 0), (False, 2)])
+def test_more_batches_than_an_epoch_has_are_not_left_out(
+    data: Path, direct: bool, workers: int, said: Callable[[], str]
+) -> None:
+    dataset = StreamingDataset(str(data), batch_size=4, world=World(0, 2))
+    loader = prepare_data_loader(
+        DataLoader(dataset if direct else ChainDataset([dataset]), batch_size=4, num_workers=workers),
+        num_processes=2,
+        process_index=0,
+        dispatch_batches=False,
+    )
+    assert not list(skip_first_batches(loader, 13))
+    if direct:
+        with pytest.raises(ConfigError, match="leaves out 14 batches, and epoch 1 has 13"):
+            list(skip_first_batches(loader, 14))
+    else:
+        assert not list(skip_first_batches(loader, 14))
+        assert "leaves out 14 batches, and epoch 1 has 13" in said()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_warnings_come_once(data: Path, workers: int, said: Callable[[], str]) -> None:
+    """Not in each epoch by each worker."""
+    dataset = StreamingDataset(str(data), batch_size=4, world=World(0, 2))
+    loader = prepare_data_loader(
+        DataLoader(dataset, batch_size=4, num_workers=workers),
+        num_processes=2,
+        process_index=0,
+        dispatch_batches=False,
+    )
+    for _ in range(3):
+        assert len(list(loader)) == 13
+    assert said().count("repeats 4 samples to fill its last batch") == 1
 
 
 @pytest.mark.parametrize("variant", ["", "own"])

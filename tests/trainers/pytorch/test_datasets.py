@@ -7,10 +7,12 @@ from typing import Any
 
 import datasets
 import pytest
+from accelerate.data_loader import prepare_data_loader
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 
-from stoker import StreamingDataset, World
+from stoker import KeepIds, StreamingDataset, World
+from stoker.errors import ConfigError, StateError
 from trainers.launch import write_dataset
 
 
@@ -75,3 +77,103 @@ def test_threads_of_the_package_read_for_its_division(data: Path, way: str, made
     for seen in (alone, divided):
         assert sorted(set(seen)) == list(range(100))
         assert len(seen) in ((198, 199, 200) if way == "interleave" else (100,))  # it ends with the first that ends
+
+
+def read_all(parts: Any) -> Any:
+    for part in parts:
+        yield from part
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("list", "accelerate deals out|takes a list in gen_kwargs"),
+        ("concatenate", "accelerate deals out the sources"),
+        ("shuffle", "has no seed, so that each rank draws"),
+        ("interleave", "has no seed, so that each rank draws"),
+        ("shard", "takes a list in gen_kwargs for sources"),
+        ("tuple", ""),
+        ("whole", ""),
+    ],
+)
+def test_what_would_lose_samples_without_a_word_is_refused(data: Path, way: str, said: str) -> None:
+    seen = []
+    for rank in range(2):
+        world = World() if way == "whole" else World(rank, 2)
+        halves = [
+            StreamingDataset(str(data), columns=["id"], batch_size=4, subset=KeepIds(half), world=world)
+            for half in (range(48), range(48, 96))
+        ]
+        parts = [datasets.IterableDataset.from_generator(read_all, gen_kwargs={"parts": (half,)}) for half in halves]
+        listed = datasets.IterableDataset.from_generator(
+            read_all, gen_kwargs={"parts": tuple(halves) if way == "tuple" else halves}
+        )
+        stream = listed
+        if way == "concatenate":
+            stream = datasets.concatenate_datasets(parts)
+        elif way == "interleave":
+            stream = datasets.interleave_datasets(parts, probabilities=[0.5, 0.5])
+        elif way == "shuffle":
+            stream = parts[0].shuffle(buffer_size=10)
+        elif way == "shard":
+            stream = listed.shard(2, rank)
+        loader: Any = DataLoader(stream, batch_size=4)
+        if way != "shard":
+            loader = prepare_data_loader(loader, num_processes=2, process_index=rank, dispatch_batches=False)
+        if said:
+            with pytest.raises(ConfigError, match=said):
+                list(loader)
+        else:
+            seen += [one for batch in loader for one in batch["id"].tolist()]
+    assert said or sorted(seen) == list(range(96))
+
+
+def test_a_part_of_the_samples_is_not_kept_as_the_whole(data: Path, tmp_path: Path) -> None:
+    """Each rank would keep its part, which the trainer would divide once more."""
+
+    def keep(world: World) -> datasets.Dataset:
+        dataset = StreamingDataset(str(data), columns=["id"], world=world)
+        return datasets.Dataset.from_generator(lambda: iter(dataset), cache_dir=str(tmp_path))
+
+    with pytest.raises(datasets.exceptions.DatasetGenerationError) as refused:
+        keep(World(0, 2))
+    assert "world=World(), with which each rank reads all" in str(refused.value.__cause__)
+    assert ids(keep(World())) == list(range(100))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_epoch_is_the_one_that_the_package_was_told(data: Path, workers: int) -> None:
+    def wrapped() -> datasets.IterableDataset:
+        dataset = StreamingDataset(str(data), columns=["id"], shuffle=True)
+        return datasets.IterableDataset.from_generator(lambda: iter(dataset))
+
+    dataset = StreamingDataset(str(data), columns=["id"], shuffle=True)
+    epochs = [ids(dataset) for _ in range(4)]
+    stream = wrapped()
+    for epoch in (2, 3, 1):
+        stream.set_epoch(epoch)
+        loader: Any = DataLoader(stream, batch_size=None, num_workers=workers)
+        assert ids(loader) == epochs[epoch]
+    assert ids(stream) == epochs[1]
+
+
+def test_a_state_of_the_package_resumes_in_its_epoch(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def wrapped() -> datasets.IterableDataset:
+        dataset = StreamingDataset(str(data), columns=["id"], shuffle=True)
+        return datasets.IterableDataset.from_generator(lambda: iter(dataset))
+
+    for epoch in (1, 0):
+        stream = wrapped()
+        stream.set_epoch(epoch)
+        taken = iter(stream)
+        begun = [int(next(taken)["id"]) for _ in range(30)]
+        state = stream.state_dict()
+        for again in (wrapped(), stream):
+            again.set_epoch(epoch)
+            again.load_state_dict(state)
+            if again is stream and not epoch:
+                with pytest.raises(StateError, match=r"does not say which epoch.* This would be epoch 1"):
+                    ids(again)
+            else:
+                assert sorted(begun + ids(again)) == list(range(100))
+    assert caplog.text.count("Taken for epoch 0") == 1

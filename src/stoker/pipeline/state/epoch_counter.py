@@ -27,8 +27,8 @@ _CLOCKS: Final[weakref.WeakSet[EpochClock]] = weakref.WeakSet()
 
 # Indices of the shared int64 numbers: the next epoch, how many records were made, how many epochs were begun, how many states
 # were loaded, and the process that loaded the last; whether a state was loaded since the caller last named an epoch, and how
-# far our epochs are ahead of the caller's.
-_NEXT, _RECORDS, _BEGINNINGS, _LOADS, _LOADER, _RESUMED, _AHEAD = 0, 1, 2, 3, 4, 5, 6
+# far our epochs are ahead of the caller's; a bit for each matter that was told.
+_NEXT, _RECORDS, _BEGINNINGS, _LOADS, _LOADER, _RESUMED, _AHEAD, _TOLD = 0, 1, 2, 3, 4, 5, 6, 7
 # Then a slot with the position that a state was loaded at, and records, the newest written over the oldest: which pass of
 # which workers began which epoch where, and a bit for each worker that has begun it. A slot is a position as pickle writes
 # it, behind its length; only processes that share this memory read it.
@@ -117,6 +117,13 @@ class EpochClock:
             if token is not None:
                 self._count_pass(token)
             self._count_beginning(shared)
+
+    def first_to_tell(self, matter: int) -> bool:
+        """Whether no process that shares this has told of a matter (0 to 62); from now on, one has."""
+        with self._locked() as shared:
+            told = int(shared[_TOLD])
+            shared[_TOLD] = told | 1 << matter
+            return not told >> matter & 1
 
     @property
     def alone(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from stoker.cluster import LoaderWorker
+from stoker.cluster.datasets_package import NamedEpoch
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import settled
 from stoker.order.protocols import Plan
@@ -182,6 +183,10 @@ class ResumeState:
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
         return self._clock.peek()
+
+    def first_to_tell(self, matter: int) -> bool:
+        """Whether neither this object nor a copy of it in a DataLoader worker has told of a matter; from now on, one has."""
+        return self._clock.first_to_tell(matter)
 
     def begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[EpochPosition, int, int]:
         """Begin the next epoch: where, and what this worker has delivered of it: whole batches, and samples of one more."""
@@ -417,6 +422,24 @@ class ResumeState:
                 ahead,
             )
         self._named = True
+
+    def follow(self, epoch: NamedEpoch | None) -> None:
+        """Begin next the epoch that the ``datasets`` package around this reads, where it was named.
+
+        Raises:
+            StateError: the package leaves out the beginning of an epoch that nobody has named.
+        """
+        if epoch is not None and epoch.number:
+            self.set_epoch(epoch.number)
+        elif epoch is not None and epoch.resumes and not self._named:
+            upcoming = self._clock.peek().epoch
+            said = (
+                "the datasets package leaves out the samples of an epoch that came before its state, and does not say which "
+                "epoch: call set_epoch(epoch) of its IterableDataset before each epoch"
+            )
+            if upcoming:
+                raise StateError(f"{said}. This would be epoch {upcoming}")
+            logger.warning("%s. Taken for epoch 0", said)
 
     def _forget(self) -> None:
         """End all iterations that run; the next one begins where a state says."""
