@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
 from stoker.bench.results.report_files import RunFiles
+from stoker.bench.results.results import schema
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Stage
@@ -65,3 +68,25 @@ def with_setting(run: RunFiles, path: str, value: Any) -> RunFiles:
         inner = inner[section]
     inner[last] = value
     return RunFiles(run.folder, run.name, result)
+
+
+def run_stage(
+    stage: Stage,
+    small: Sequence[str],
+    folder: Path,
+    *settings: str,
+    url: str | None = None,
+    ranks: int = 1,
+    name: str = "results",
+) -> dict[str, Any]:
+    """The results of a run of one stage, which have the shape of results; the data is in ``folder``, or at ``url``."""
+    resolved = read_workload(None, [f"stages=[{stage}]", *small, *settings], environ={}, dotenv=None)
+    data = url or str(folder / "data")
+    result = run_benchmark(resolved, results=folder / name, url=data, accelerators=ranks)
+    jsonschema.validate(result, schema())
+    return result
+
+
+def reasons(result: Mapping[str, Any], *, invalid: bool) -> dict[str, str]:
+    """The reasons of the rules that a run breaks, or its remarks."""
+    return {one["rule"]: one["reason"] for one in result["findings"] if one["invalid"] is invalid}

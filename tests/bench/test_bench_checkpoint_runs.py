@@ -15,6 +15,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from bench_example import reasons
 from bench_faults import small_disk
 
 from s3server import Bucket
@@ -68,10 +69,6 @@ def bench(
     jsonschema.validate(result, schema())
     assert json.loads((results / "results.json").read_text()) == json.loads(json.dumps(result))
     return result
-
-
-def reasons(result: dict[str, Any], *, invalid: bool) -> dict[str, str]:
-    return {one["rule"]: one["reason"] for one in result["findings"] if one["invalid"] is invalid}
 
 
 def whole(store: Store) -> list[Manifest]:

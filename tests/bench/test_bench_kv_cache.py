@@ -11,11 +11,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+from bench_example import reasons, run_stage
 from bench_faults import end_started, pid_of, small_disk, start, wait_for
 
 from s3server import Bucket
@@ -26,8 +27,6 @@ from stoker.bench.kv_cache.workers import plan_request
 from stoker.bench.measure.call_times import CallTimer
 from stoker.bench.mlperf.submit import Submission, write_submission
 from stoker.bench.results.report_files import find_runs
-from stoker.bench.results.results import schema
-from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError, CorruptDataError
@@ -53,16 +52,7 @@ def settings(*given: str) -> Workload:
     ).workload
 
 
-def bench(tmp_path: Path, *given: str, url: str | None = None, ranks: int = 1, name: str = "results") -> dict[str, Any]:
-    resolved = read_workload(None, ["stages=[kv_cache]", *SMALL, *given], environ={}, dotenv=None)
-    data = url or str(tmp_path / "data")
-    result = run_benchmark(resolved, results=tmp_path / name, url=data, accelerators=ranks)
-    jsonschema.validate(result, schema())
-    return result
-
-
-def reasons(result: dict[str, Any], *, invalid: bool) -> dict[str, str]:
-    return {one["rule"]: one["reason"] for one in result["findings"] if one["invalid"] is invalid}
+bench = partial(run_stage, "kv_cache", SMALL)
 
 
 def planned(workload: Workload, requests: int, rank: int = 0) -> tuple[Counter[str], Counter[str]]:

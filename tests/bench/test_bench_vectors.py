@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import tempfile
+from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
+from bench_example import reasons, run_stage
 from bench_faults import small_disk
 from rich.console import Console
 
 from stoker.bench.measure.call_times import CallTimer
 from stoker.bench.ranks.control_client import RankFailedError
-from stoker.bench.results.results import schema
-from stoker.bench.run import run_benchmark
-from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import VectorSettings
 from stoker.bench.vectors.beam_search import BeamSearch, ShortVectors
 from stoker.bench.vectors.disk_graph import open_graph, write_graph
@@ -31,16 +28,7 @@ from stoker.errors import ConfigError, CorruptDataError
 SMALL = ("vectors.count=3000", "vectors.dimension=32", "vectors.degree=24", "vectors.queries=300", "vectors.workers=2")
 
 
-def bench(tmp_path: Path, *given: str, url: str | None = None, ranks: int = 1, name: str = "results") -> dict[str, Any]:
-    resolved = read_workload(None, ["stages=[vectors]", *SMALL, *given], environ={}, dotenv=None)
-    data = url or str(tmp_path / "data")
-    result = run_benchmark(resolved, results=tmp_path / name, url=data, accelerators=ranks)
-    jsonschema.validate(result, schema())
-    return result
-
-
-def reasons(result: dict[str, Any], *, invalid: bool) -> dict[str, str]:
-    return {one["rule"]: one["reason"] for one in result["findings"] if one["invalid"] is invalid}
+bench = partial(run_stage, "vectors", SMALL)
 
 
 def test_right_answers_are_those_of_a_comparison_with_all() -> None:

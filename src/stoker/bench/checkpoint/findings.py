@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from stoker.bench.measure.page_cache import FROM_DEVICE
 from stoker.bench.settings.workload import Workload
 
-_FROM_DEVICE: Final = 0.95
 _MEMORIES: Final = 3
 """Least size of a host's checkpoints for caching not to matter, in multiples of its memory; a rule of MLPerf Storage."""
 _MAKING: Final = 0.1
@@ -64,7 +64,7 @@ def _loaded(result: Mapping[str, Any], workload: Workload) -> Iterator[Found]:
             )
             yield "page cache", small, reason
             return
-        elif device < _FROM_DEVICE * load["bytes"]:
+        elif device < FROM_DEVICE * load["bytes"]:
             how = "" if workload.storage.cache == "drop" else " (storage.cache is keep)"
             reason = (
                 f"{1 - device / load['bytes']:.0%} of checkpoint {load['number']} did not come from the device when it was "

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from stoker.bench.measure.page_cache import FROM_DEVICE, TELLING_BYTES
 from stoker.bench.settings.workload import Workload
 
-_FROM_DEVICE: Final = 0.95
-_TOLD: Final = 16 << 20
-"""Bytes below which what the kernel counts may be anything else that the processes read."""
 _HOST: Final = 0.05
 _REPEATS: Final = 3
 _FEW: Final = 100
@@ -58,7 +56,7 @@ def _page_cache(found: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
         if read is None:
             continue
         device = repeat["device_bytes"]
-        if device is None or read["bytes"] < _TOLD:
+        if device is None or read["bytes"] < TELLING_BYTES:
             why = (
                 f"the kernel does not count what is read of {storage['kind']}"
                 if device is None
@@ -68,7 +66,7 @@ def _page_cache(found: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
             if not storage["direct"] or device is None:
                 yield "page cache", not storage["direct"], f"whether the device was read is not known: {why}, and {how}"
                 return
-        elif device < _FROM_DEVICE * read["bytes"]:
+        elif device < FROM_DEVICE * read["bytes"]:
             part = 1 - device / read["bytes"]
             yield "page cache", True, f"{part:.0%} of the bytes of entries that were read did not come from the device"
             return

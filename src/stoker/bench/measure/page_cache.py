@@ -17,6 +17,10 @@ import numpy as np
 
 from stoker.storage.files import file_system_of, mount_of
 
+FROM_DEVICE: Final = 0.95
+"""The part of what was read from storage that must have come from the device, for it to have been measured."""
+TELLING_BYTES: Final = 16 << 20
+"""Bytes below which what the kernel counts may be anything else that the processes read: their code, say."""
 _MOST_PAGES: Final = 1 << 20
 """Pages that are asked about, of all files: 4 GiB."""
 _MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})

@@ -6,18 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from stoker.bench.measure.page_cache import cached_in_pages
+from stoker.bench.measure.page_cache import FROM_DEVICE, TELLING_BYTES, cached_in_pages
 from stoker.bench.results.counts import ENCODED, SPREAD
 from stoker.bench.settings.workload import Workload
 
-_ENOUGH: Final = 0.95
-"""The part of its samples' bytes that an epoch must have read from storage."""
 _AGAIN: Final = 1.5
 """Multiple of its samples' bytes that an epoch may fetch without a remark."""
 _MEMORIES: Final = 5
 """Least size of a data set for caching not to matter, in multiples of a host's memory; a rule of MLPerf Storage."""
-_TOLD: Final = 16 << 20
-"""Bytes of an epoch below which what the kernel counts may be anything else that the processes read: their code, say."""
 
 
 def bytes_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[str, bool, str]]:
@@ -50,11 +46,11 @@ def _from_device(
         if device is None:
             yield from _uncounted(result, epoch, needed, workload)
             return
-        if needed is None or needed < _TOLD:
+        if needed is None or needed < TELLING_BYTES:
             few = f"{(needed or 0) / 1e6:.3g} MB an epoch are too few to tell from what else the processes read"
             yield _not_known(result, workload, few)
             return
-        if device < _ENOUGH * needed:
+        if device < FROM_DEVICE * needed:
             yield from _missing(epoch, device, needed, workload)
             return
     if cached_in_pages(kind := result["storage"]["kind"]):
@@ -81,7 +77,7 @@ def _uncounted(
     """Of a file system of which the kernel does not count what came from the device, or over the network."""
     kind, state, called = result["storage"]["kind"], epoch["cache"], epoch["read_bytes"]
     resident = None if state is None else state["resident"]
-    if resident is not None and resident > 1 - _ENOUGH:
+    if resident is not None and resident > 1 - FROM_DEVICE:
         how = "" if workload.storage.cache == "drop" else " (storage.cache is keep)"
         yield "page cache", True, f"{resident:.0%} of the files were in the page cache when {_name(epoch)} began{how}"
     elif resident is not None and cached_in_pages(kind):
@@ -92,7 +88,7 @@ def _uncounted(
         yield "page cache", False, reason
     else:
         yield _not_known(result, workload, f"the kernel does not count what is read of {kind}")
-    if needed and (called is None or called < _ENOUGH * needed):
+    if needed and (called is None or called < FROM_DEVICE * needed):
         reason = (
             f"whether samples were read whole is not known: {(called or 0) / needed:.0%} of their bytes came by read calls, "
             f"and of {kind} the kernel does not count what is read of mapped files"
@@ -107,11 +103,11 @@ def _missing(
     cached = missing = needed - device
     # What came by read calls was read. What is mapped may not have been touched: the page cache had no more than it had.
     called, state = epoch["read_bytes"], epoch["cache"]
-    if state is not None and state["resident"] is not None and (called is None or called < _ENOUGH * needed):
+    if state is not None and state["resident"] is not None and (called is None or called < FROM_DEVICE * needed):
         cached = min(missing, state["resident"] * state["bytes"])
     where, never = _name(epoch), missing - cached
     # Each may be little where both together are too much: the larger one is named then.
-    least = min((1 - _ENOUGH) * needed, max(never, cached))
+    least = min((1 - FROM_DEVICE) * needed, max(never, cached))
     if never >= least:
         reason = (
             f"{never / needed:.0%} of the bytes of the samples of {where} were never read, neither from the device nor from "
@@ -135,7 +131,7 @@ def _over_network(
             told = f"the loader {workload.reader.loader} does not say how much it fetched"
             yield "whole samples", False, f"{told}, so that it is not known whether samples were read whole"
             return
-        if needed is not None and fetched < _ENOUGH * needed:
+        if needed is not None and fetched < FROM_DEVICE * needed:
             reason = (
                 f"{1 - fetched / needed:.0%} of the bytes of the samples of {_name(epoch)} were not fetched in it: the "
                 "loader reads a part of each sample, or had them from before"
@@ -152,7 +148,7 @@ def _again(
         if not needed:
             continue
         fetched, stored = epoch["fetched_bytes"] or 0, epoch["storage_bytes"] or 0
-        most = max(fetched, stored) if needed >= _TOLD else fetched
+        most = max(fetched, stored) if needed >= TELLING_BYTES else fetched
         if most > _AGAIN * needed:
             reason = (
                 f"{most / needed:.3g} times the bytes of the samples of {_name(epoch)} were fetched: the loader fetches "

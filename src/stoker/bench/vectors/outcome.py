@@ -8,12 +8,9 @@ from typing import Any, Final
 
 from stoker.bench.measure.call_times import merged
 from stoker.bench.measure.metrics import spread
-from stoker.bench.measure.page_cache import file_system
+from stoker.bench.measure.page_cache import FROM_DEVICE, TELLING_BYTES, file_system
 from stoker.bench.settings.workload import Workload
 
-_FROM_DEVICE: Final = 0.95
-_TOLD: Final = 16 << 20
-"""Bytes below which what the kernel counts may be anything else that the processes read."""
 _HOST: Final = 0.05
 _REPEATS: Final = 5
 
@@ -111,7 +108,7 @@ def _page_cache(found: Mapping[str, Any], direct: bool) -> Iterator[tuple[str, b
     for repeat in found["repeats"]:
         for name, key in (("search", "device_bytes"), ("replay", "replay_device_bytes")):
             read, device = repeat[name]["bytes"], repeat[key]
-            if device is None or read < _TOLD:
+            if device is None or read < TELLING_BYTES:
                 if device is None:
                     why = (
                         f"the kernel does not count what is read of {found['kind']}; vectors.direct is {direct}".lower()
@@ -122,7 +119,7 @@ def _page_cache(found: Mapping[str, Any], direct: bool) -> Iterator[tuple[str, b
                     reason = "whether the device was read is not known: read more, or set vectors.direct=true"
                     yield "page cache", True, reason
                     return
-            elif device < _FROM_DEVICE * read:
+            elif device < FROM_DEVICE * read:
                 part = 1 - device / read
                 yield "page cache", True, f"{part:.0%} of the bytes that searches read did not come from the device"
                 return

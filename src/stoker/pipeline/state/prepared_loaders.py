@@ -25,7 +25,14 @@ class PreparedLoaders:
         return PreparedLoaders, ()  # a copy is another dataset's
 
     def go_on(self, epoch: int) -> bool:
-        """Have a loader that names an epoch which another one has finished go on with the next; whether it has."""
+        """Have a loader read the next epoch, if another loader has finished the one that it names.
+
+        Args:
+            epoch: the one that it names.
+
+        Returns:
+            Whether it reads the next one.
+        """
         loader, iterates = _naming_loader()
         if loader is None or not iterates:
             self._latest = None  # a user names it, who may want it again
