@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker import StreamingDataset
 from trainers.launch import Outcome, launch, write_dataset
 
 SCRIPT = Path(__file__).with_name("train_run.py")
@@ -34,3 +35,13 @@ def test_a_killed_worker_costs_no_sample(data: Path) -> None:
 def test_a_run_that_loses_a_node_goes_on_with_one_worker(data: Path) -> None:
     seen = run(data, 1, "--variant", "elastic", "--stop-after", 6, timeout=550)
     assert (seen.unique, seen.twice) == (100, 0)
+
+
+@pytest.mark.timeout(600)
+def test_a_checkpoint_of_an_epochs_end_begins_the_next_on_another_number_of_workers(data: Path, tmp_path: Path) -> None:
+    how = ("--variant", "prepared ends", "--checkpoint", tmp_path)
+    first, second = run(data, 2, *how), run(data, 1, *how, "--resume")
+    assert (first.unique, first.twice) == (second.unique, second.twice) == (100, 0)
+    dataset = StreamingDataset(str(data), shuffle=True, batch_size=4)
+    dataset.set_epoch(1)
+    assert [list(step) for step in second.ranks[0]] == [list(batch["id"]) for batch in dataset.batches()]

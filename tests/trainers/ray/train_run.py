@@ -1,7 +1,8 @@
 """Trains for an epoch under Ray Train; see ``trainers.launch``.
 
 ``--variant`` has words: ``prepared`` (by ``ray.train.torch.prepare_data_loader``), ``killed`` (a worker dies after the
-checkpoint, and Ray Train starts all anew), ``elastic`` (a node of two is lost after the checkpoint: one worker goes on).
+checkpoint, and Ray Train starts all anew), ``elastic`` (a node of two is lost after the checkpoint: one worker goes on),
+``ends`` (a checkpoint of the epoch's end).
 """
 
 from __future__ import annotations
@@ -49,12 +50,7 @@ def train(options: dict[str, Any]) -> None:
         seen.append(batch["id"].tolist())
         if number != options["stop_after"] or (checkpoint is not None and not options["resume"]):
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, f"seen{rank}.json").write_text(json.dumps(seen))
-            if rank == 0:
-                Path(folder, "loader.json").write_text(json.dumps(loader.state_dict()))
-            # Each rank's files come together in one checkpoint.
-            ray.train.report({"loss": loss.item()}, checkpoint=ray.train.Checkpoint.from_directory(folder))
+        save(loader, rank, seen)
         ray.train.get_all_reported_checkpoints()  # waits for the checkpoint to be whole
         if "killed" in words and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -63,9 +59,20 @@ def train(options: dict[str, Any]) -> None:
             time.sleep(600)  # until the node is lost, and with it this worker's peer
         if "killed" not in words:
             break
+    if "ends" in words and checkpoint is None:
+        save(loader, rank, seen)
     record(options["out"], rank, seen)
     # No worker ends while another still trains: the killed one is to be missed.
     torch.distributed.barrier()
+
+
+def save(loader: StreamingDataLoader, rank: int, seen: list[Any]) -> None:
+    """Report a checkpoint: each rank's files come together in one."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, f"seen{rank}.json").write_text(json.dumps(seen))
+        if rank == 0:
+            Path(folder, "loader.json").write_text(json.dumps(loader.state_dict()))
+        ray.train.report({"batches": len(seen)}, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
 
 def main() -> None:
