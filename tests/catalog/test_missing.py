@@ -330,3 +330,19 @@ def test_names_of_the_hub_and_of_several_files_have_a_remedy(tmp_path: Path, mon
         StreamingDataset("owner/name")
     with pytest.raises(ObjectNotFoundError, match=r"Several files are a list, or a pattern"):
         StreamingDataset("a.tar::b.tar")
+
+
+def test_chunks_whose_writer_did_not_end_name_how_it_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "0.index.json").write_text("{}")
+    (tmp_path / "chunk-0-0.bin").write_bytes(b"chunk")
+    with pytest.raises(ObjectNotFoundError, match=r"litdata's optimize did not end.*complete_dataset"):
+        StreamingDataset(tmp_path)
+
+
+def test_texts_of_images_describe_them(tmp_path: Path) -> None:
+    """As the ``imagefolder`` of Hugging Face's ``datasets`` has them."""
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "black"}\n')
+    assert StreamingDataset(tmp_path)[0]["path"] == "a.png"
+    (tmp_path / "a.png").unlink()
+    assert StreamingDataset(tmp_path)[0]["text"] == "black"

@@ -37,6 +37,8 @@ _COMPANION: Final = re.compile(
     r"(?:readme|licen[sc]e|notice|copying|citation|changelog|checksums?)(?:\..*)?|thumbs\.db|desktop\.ini|.*\.(?:md|rst|md5|sha1|sha256|sha512|crc|log)",
     re.IGNORECASE,
 )
+# Texts of images, as Hugging Face's datasets has them next to these.
+_IMAGE_METADATA: Final = "metadata.jsonl"
 _SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
 _MDS_SHARD: Final = re.compile(r"\.mds(?:\.(?:br|bz2|gz|snappy|zstd))?$")
 
@@ -269,7 +271,7 @@ def _chosen(names: Iterable[str], where: str) -> str:
             describing.update(suffix for form in forms for suffix in form.describing)
             suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), None)
         if suffix is not None:
-            counts = suffix not in describing
+            counts = suffix not in describing and name.rpartition("/")[2] != _IMAGE_METADATA
             if name.rpartition("/")[2] not in SAVED_NAMES:
                 (data if counts else described)[known[suffix]] += 1
             if count <= _PEEK:
@@ -282,10 +284,11 @@ def _chosen(names: Iterable[str], where: str) -> str:
     owners = {end: form.name for form in forms for end in form.beside}
     strange = Counter({end: number for end, number in unknown.items() if owners.get(end) not in found})
     if not found:
+        tokens = "; one array of tokens is read by StreamingParquetLoader(RawSource(path, dtype, row_tokens=seq_len))"
         raise ConfigError(
             f"{where}: no name of its {counted(count, 'file')} tells a format "
             f"({_told(unknown) or 'all are hidden or describe data'}): say "
-            "which with format=, such as format='files' for files as they are"
+            f"which with format=, such as format='files' for files as they are{tokens if '.bin' in unknown else ''}"
         )
     chosen = next(iter(found)) if len(found) == 1 else IMAGES if found.keys() == {"jpeg", "png"} else ""
     if strange:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
@@ -18,6 +19,8 @@ from stoker.types import StorageOptions
 
 _PEEK: Final = 5000
 _MOST_NAMED: Final = 5
+# What each worker of litdata's optimize leaves, of which an index.json is made at its end.
+_PART_INDEX: Final = re.compile(r"[0-9]+(?:-[0-9]+)?\.index\.json")
 
 
 def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, error: ObjectNotFoundError) -> str:
@@ -84,6 +87,8 @@ def _told(store: Store, listing: Sequence[ObjectInfo]) -> str:
             return f"{told}; `stoker index {store.url}` makes a dataset of the shards that are there"
         before = counted_files(listing, [MARK], store)[0].key
         return f"{told}; with format=, the files that were complete before, such as {before}, are read"
+    if any(_PART_INDEX.fullmatch(item.key) for item in listing):
+        return f": litdata's optimize did not end there: litdata.complete_dataset({store.url!r}) makes its {INDEX_NAME}"
     end = f"/{INDEX_NAME}"
     below = sorted(item.key.removesuffix(end) for item in listing if item.key.endswith(end))
     if not below:

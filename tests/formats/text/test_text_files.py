@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
@@ -293,3 +294,26 @@ def test_of_a_large_file_only_the_spans_that_are_read_are_fetched(bucket: Bucket
     assert StreamingDataset(**where)[0]["n"] == 1999
     left = [path for path in tmp_path.rglob("*") if path.is_file() and ".stoker" not in path.parts]
     assert len(left) == 1  # those of the old file went
+
+
+@pytest.mark.parametrize("first", ["1,2", "2019,2020", "-1.5,3e4"])
+def test_a_first_line_of_numbers_is_no_header_unless_that_is_said(tmp_path: Path, first: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{first}\n3,4\n")
+    with pytest.raises(ConfigError, match=r'numbers alone.*"header": False.*"header": True'):
+        StreamingDataset(tmp_path)
+    assert [
+        StreamingDataset(tmp_path, format="csv", format_options={"header": header}).size for header in (False, True)
+    ] == [2, 1]
+    (tmp_path / "a.csv").write_text("0,1\n3,4\n")  # as pandas names columns that have no names
+    assert StreamingDataset(tmp_path)[0] == {"0": 3, "1": 4}
+
+
+def test_lines_of_plain_text_are_read_as_the_error_says(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text('one, "two\n\nthree\n')
+    with pytest.raises(ConfigError) as caught:
+        StreamingDataset(tmp_path)
+    options = ast.literal_eval(str(caught.value).rpartition("read with ")[2])
+    assert [sample["text"] for sample in StreamingDataset(tmp_path, format="xsv", format_options=options)] == [
+        'one, "two',
+        "three",
+    ]

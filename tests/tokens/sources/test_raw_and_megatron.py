@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
-from stoker.tokens import LMSettings, MegatronFile, MegatronWriter, Ragged, RawTokens, windows
+from stoker.loaders.parquet_loader import StreamingParquetLoader
+from stoker.tokens import LMSettings, MegatronFile, MegatronWriter, Ragged, RawSource, RawTokens, windows
 
 
 def megatron(path: Path, sequences: list[list[int]], borders: list[int], code: int = 8, dtype: str = "<u2") -> None:
@@ -205,3 +206,18 @@ def test_raw_tokens_that_can_not_be_are_reported(tmp_path: Path) -> None:
         RawTokens(tmp_path / "no", "uint16")
     with pytest.raises(ConfigError, match="which has 5"):
         RawTokens(path, "uint8").read(3, 9)
+
+
+def test_a_directory_of_arrays_names_how_it_is_read_and_its_splits_are_not_mixed(tmp_path: Path) -> None:
+    """As nanoGPT leaves them: ``train.bin`` and ``val.bin``."""
+    for name in ("train", "val"):
+        np.arange(64, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    with pytest.raises(ConfigError, match=r"train\.bin without an \.idx.*RawSource\('.*/train\.bin'"):
+        StreamingParquetLoader(tmp_path, batch_size=2, seq_len=8)
+    with pytest.raises(ConfigError, match=r"splits train, validation.*as .*/train\.bin"):
+        RawSource(tmp_path, "uint16", row_tokens=8)
+    (tmp_path / "val.bin").unlink()
+    RawSource(tmp_path, "uint16", row_tokens=8)
+    (tmp_path / "train.idx").touch()
+    with pytest.raises(ConfigError, match="MegatronSource"):
+        StreamingParquetLoader(tmp_path, batch_size=2, seq_len=8)

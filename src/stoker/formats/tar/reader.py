@@ -236,7 +236,7 @@ def is_number(extension: str, encoding: str) -> bool:
 
 
 def _encoding_of(extension: str) -> str:
-    """How files of an extension are read; of one with dots, such as ``meta.json``, its last part tells, as in WebDataset."""
+    """The encoding of files of an extension; of one with dots, such as ``meta.json``, by its last part, as in WebDataset."""
     return _TEXTS.get(extension.rpartition(".")[2], "bytes")
 
 

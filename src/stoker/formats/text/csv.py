@@ -19,6 +19,7 @@ from stoker.formats.text.line_shards import KINDS, LineShard
 from stoker.types import Buffer
 
 SETTINGS: Final = ("columns", "header", "piece_bytes", "quote", "separator")
+_NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _LOOKED_AT: Final = 1000
 _INT = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
@@ -92,7 +93,7 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
 
     Raises:
         CorruptDataError: the file's first lines are not of one width.
-        ConfigError: settings that make no sense.
+        ConfigError: settings that make no sense, or a first line that may be a sample.
     """
     only_settings(settings, SETTINGS, name)
     separator, quote = _dialect(settings, name, separator)
@@ -107,6 +108,11 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
     rows = [_split(line, separator, quote, number, source.where) for number, line in enumerate(lines)]
     if header:
         names, rows = rows[0], rows[1:]
+        if "header" not in settings and all(map(_NUMBER.fullmatch, names)) and names != [*map(str, range(len(names)))]:
+            raise ConfigError(
+                f"{source.where}: its first line holds numbers alone, {separator.join(names)[:40]}: if it is a sample, say "
+                'format_options={"header": False}; if these are names of columns, {"header": True}'
+            )
         start = second
     elif isinstance(chosen, Mapping):
         names = list(chosen) or [f"column_{number}" for number in range(len(rows[0]))]
@@ -122,7 +128,10 @@ def _dialect(settings: Mapping[str, Any], name: str, separator: str | None) -> t
     separator = settings.get("separator", separator)
     quote = settings.get("quote", '"')
     if not isinstance(separator, str) or len(separator) != 1 or separator in "\r\n":
-        raise ConfigError(f"format {name!r}: separator={separator!r}: one character, given in format_options")
+        raise ConfigError(
+            f"format {name!r}: separator={separator!r}: one character, given in format_options. Lines of plain text are read "
+            'with {"separator": "\\x1f", "quote": "", "header": False, "columns": ["text"]}'
+        )
     if not isinstance(quote, str) or len(quote) > 1 or quote in (separator, "\r", "\n") or not quote.isascii():
         raise ConfigError(f"format {name!r}: quote={quote!r}: one ASCII character, or none")
     return separator, quote

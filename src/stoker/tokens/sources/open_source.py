@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import OnBadFiles
@@ -38,6 +39,9 @@ def open_source(
             raise ConfigError(f"source is {with_article(type(source).__name__)}: expected files, or a TokenSource")
         _check_none(given, type(source).__name__)
         return source  # type: ignore[return-value]
+    folder = Path(source) if isinstance(source, str | os.PathLike) and "://" not in os.fspath(source) else None
+    if folder is not None and folder.is_dir():
+        _refuse_arrays(folder)
     names = [os.fspath(one) for one in ([source] if isinstance(source, str | os.PathLike) else source)]
     if names and all(name.endswith((".bin", ".idx")) for name in names):
         for name in names:
@@ -58,6 +62,24 @@ def open_source(
         in_memory=in_memory,
         fetch_threads=fetch_threads,
         counts=counts,
+    )
+
+
+def _refuse_arrays(folder: Path) -> None:
+    """See that a directory is none of token files that are no Parquet.
+
+    Raises:
+        ConfigError: it is; says how they are read.
+    """
+    files = sorted(entry.name for entry in os.scandir(folder))
+    first = next((name for name in files if name.endswith(".bin")), None)
+    if first is None or any(name.endswith((".parquet", ".parq", ".pq")) for name in files):
+        return
+    if f"{first[:-4]}.idx" in files:
+        raise ConfigError(f"{folder} holds Megatron's files: pass MegatronSource({str(folder)!r}), or their paths")
+    raise ConfigError(
+        f"{folder} holds {first} without an .idx. If such files are one array of tokens each, pass "
+        f"RawSource({str(folder / first)!r}, dtype, row_tokens=seq_len)"
     )
 
 

@@ -12,6 +12,7 @@ import xxhash
 from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
+from stoker.catalog.splits import splits_of
 from stoker.errors import ConfigError
 from stoker.storage.recorded_versions import describe_version, version_of_files
 from stoker.storage.versions import local_version
@@ -272,7 +273,13 @@ def _expand(paths: Paths, ending: str) -> list[str]:
     found: list[str] = []
     for path in [os.fspath(one) for one in given]:
         if os.path.isdir(path):
-            found += sorted(os.path.join(path, name) for name in os.listdir(path) if name.endswith(ending))
+            names = sorted(name for name in os.listdir(path) if name.endswith(ending))
+            if len(splits := splits_of(names)) > 1:
+                raise ConfigError(
+                    f"{path} holds the splits {', '.join(splits)}, which would come as one: name the files of one, as "
+                    f"{os.path.join(path, splits.get('train', names)[0])}"
+                )
+            found += (os.path.join(path, name) for name in names)
         else:
             found.append(path if path.endswith(ending) else f"{path.removesuffix('.idx')}{ending}")
     if not found:
