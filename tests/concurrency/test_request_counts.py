@@ -11,7 +11,17 @@ import pytest
 
 from stoker.bench.measure.storage_series import block_device
 from stoker.concurrency.log_buckets import LogBuckets
-from stoker.concurrency.request_counts import BYTES, COUNT, FETCHED, LATENCIES, LATENCY, SIZES, TIME, RequestCounts
+from stoker.concurrency.request_counts import (
+    BYTES,
+    COUNT,
+    FETCHED,
+    LATENCIES,
+    LATENCY,
+    SIZE,
+    SIZES,
+    TIME,
+    RequestCounts,
+)
 from stoker.concurrency.request_observer import ServedBy, observe, observer
 from stoker.storage.files import map_file
 
@@ -28,6 +38,18 @@ def test_a_bucket_holds_the_values_from_its_start_to_the_next(buckets: LogBucket
     assert (np.diff(starts) > 0).all()
     width = np.diff(starts)[1:] / starts[1:-1]
     assert width.max() == 2.0**-buckets.fine
+
+
+def test_requests_are_counted_in_the_buckets_of_their_time_and_size() -> None:
+    counts = RequestCounts()
+    values = [0, 1, 255, 256, 257, 511, 512, 513, 1023, 1024, *(3**power for power in range(6, 40)), 1 << 60]
+    for value in values:
+        before = counts.table()[ServedBy.DEVICE]
+        counts.add(ServedBy.DEVICE, value, value, fetched=value)
+        added = counts.table()[ServedBy.DEVICE] - before
+        assert added[[COUNT, LATENCY + LATENCIES.of(value), SIZE + SIZES.of(value)]].tolist() == [1, 1, 1]
+        assert added[LATENCY:].sum() == 2
+        assert added[[BYTES, FETCHED, TIME]].tolist() == [value] * 3
 
 
 def _add(counts: RequestCounts, times: int) -> None:

@@ -26,6 +26,11 @@ COUNT, BYTES, FETCHED, TIME, LATENCY, SIZE = 0, 1, 2, 3, 4, 4 + LATENCIES.count
 them, nanoseconds, and where the histograms begin."""
 WIDTH: Final = SIZE + SIZES.count
 
+# Of both histograms, written out, as each request pays for a call and an attribute.
+_LOW, _FINE, _LAST = LATENCIES.lowest, LATENCIES.fine, LATENCIES.count - 1
+_DEVICE, _PAGE_CACHE, _COPIED = ServedBy.DEVICE, ServedBy.PAGE_CACHE, ServedBy.CACHE_DIRECTORY
+_SMALL, _LARGEST = SIZES.lowest, SIZES.count - 1
+
 
 class RequestCounts(SharedRows):
     """Requests of an object's process and of those that it has spawned. Threads may add to the same one."""
@@ -42,16 +47,18 @@ class RequestCounts(SharedRows):
             size: bytes that it gave.
             fetched: bytes that the kernel fetched from a device for it.
         """
-        at = served * WIDTH
-        latency, power = at + LATENCY + LATENCIES.of(nanoseconds), at + SIZE + SIZES.of(size)
+        at, octave, power = served * WIDTH, nanoseconds.bit_length() - 1, size.bit_length() - _SMALL
+        bucket = (octave - _LOW << _FINE) + (nanoseconds >> octave - _FINE) - (1 << _FINE) + 1 if octave >= _LOW else 0
+        latency = at + LATENCY + (bucket if bucket < _LAST else _LAST)  # noqa: FURB136 - min() takes longer
+        power = at + SIZE + (0 if power < 0 else power if power < _LARGEST else _LARGEST)  # noqa: FURB136
         row = self._mine()
         with self._lock:
-            row[at] += 1
             row[at + BYTES] += size
-            row[at + FETCHED] += fetched
             row[at + TIME] += nanoseconds
             row[latency] += 1
             row[power] += 1
+            if fetched:
+                row[at + FETCHED] += fetched
 
     @staticmethod
     def begin() -> tuple[int, int]:
@@ -68,9 +75,10 @@ class RequestCounts(SharedRows):
             copied: whether it is a copy in a cache of stoker's.
         """
         took, fetched = time.perf_counter_ns() - begun[1], fetched_by_thread() - begun[0]
-        local = ServedBy.DEVICE if fetched or ahead else ServedBy.PAGE_CACHE
-        self.add(ServedBy.CACHE_DIRECTORY if copied else local, took, size, fetched)
+        self.add(_COPIED if copied else _DEVICE if fetched or ahead else _PAGE_CACHE, took, size, fetched)
 
     def table(self) -> NDArray[np.int64]:
         """All counters over all processes: shape ``(len(ServedBy), WIDTH)``."""
-        return self.sums().reshape(len(ServedBy), WIDTH)
+        found = self.sums().reshape(len(ServedBy), WIDTH)
+        found[:, COUNT] = found[:, LATENCY : LATENCY + LATENCIES.count].sum(axis=1)
+        return found
