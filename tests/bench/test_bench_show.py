@@ -99,6 +99,21 @@ def test_show_hides_credentials_and_nothing_else(capsys: pytest.CaptureFixture[s
     assert "word" not in out
 
 
+def test_show_has_endpoints_requests_client_and_binding_with_their_origins(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {
+        "storage.client": "minio",
+        "storage.endpoints": ["http://a:1", "http://b:1"],
+        "storage.part_bytes": 16 << 20,
+        "storage.part_requests": 8,
+        "storage.attempts": 3,
+        "reader.bind": "numa",
+    }
+    assert main(["bench", "show", "unet3d-h100", *(f"{name}={value}" for name, value in given.items()), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["settings"]
+    for name, value in given.items():
+        assert shown[name] == {"value": value, "origin": f"the argument {name}={value}"}
+
+
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_a_smoke_test_of_each_workload_is_small(name: str) -> None:
     whole = read_workload(name, environ={}, dotenv=None).workload

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import random
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from s3server import Bucket, CountingProxy
-from stoker.errors import ConfigError, StorageError, StorageTimeoutError
+from stoker.errors import ConfigError, MissingPackageError, StorageError, StorageTimeoutError
 from stoker.storage import RetryPolicy, open_store
-from stoker.storage.transfer.settings import LEAST_PART
+from stoker.storage.transfer.settings import LEAST_PART, check_library
 
 PARTS = {"part_size": "1MB", "part_requests": 3}
 SIZES = (0, 1, LEAST_PART - 1, LEAST_PART, LEAST_PART + 1, 3 * LEAST_PART, 7 * LEAST_PART + 12_345)
@@ -100,6 +101,25 @@ def test_a_request_goes_to_another_endpoint_where_one_is_down(bucket: Bucket, pr
     down = over(bucket, proxies, endpoint_number="1", attempts="2")
     with pytest.raises(StorageTimeoutError, match="gave up after 2 attempts"):
         open_store(bucket.url, down, retry=RetryPolicy(base_delay=0.01)).get("a", max_bytes=1)
+
+
+@pytest.mark.parametrize("library", ["boto3", "minio"])
+def test_a_library_gets_the_settings_of_the_store_or_refuses_them(library: str) -> None:
+    pytest.importorskip(library)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        given = {
+            "endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "access_key_id": "a",
+            "secret_access_key": "b",
+            "library": library,
+            "attempts": 1,
+        }
+        with pytest.raises(StorageTimeoutError, match="gave up after 1 attempt"):
+            open_store("s3://b", given, stall_timeout=0.3).get("a", max_bytes=1)  # a server that says nothing
+        with pytest.raises(ConfigError, match=r"'proxy_url'.* can not be passed on to"):
+            open_store("s3://b", {**given, "proxy_url": "http://127.0.0.1:1"}).get("a", max_bytes=1)
+    with pytest.raises(MissingPackageError, match="nolib is not installed: pip install nolib"):
+        check_library("library", "nolib", ("nolib",))
 
 
 @pytest.mark.parametrize(

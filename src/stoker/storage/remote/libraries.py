@@ -18,7 +18,7 @@ _CONNECTIONS: Final = 64
 """Requests of one process at once that keep their connections."""
 _LEAST_READ: Final = 64 << 10
 _SETTINGS: Final = frozenset(
-    {"endpoint", "region", "skip_signature", "virtual_hosted_style_request", "aws_endpoint_url_s3"}
+    {"endpoint", "region", "skip_signature", "virtual_hosted_style_request", "aws_endpoint_url_s3", "allow_http"}
 )
 
 
@@ -76,7 +76,7 @@ def fetch_by(library: str, bucket: str, spec: ClientSpec) -> Fetch:
     Raises:
         ConfigError: settings that can not be passed on to it.
     """
-    unknown = sorted(set(spec.config) - _SETTINGS)
+    unknown = sorted({*spec.config, *spec.client_given} - _SETTINGS)
     if unknown:
         raise ConfigError(
             f"storage_options {unknown} can not be passed on to {library}: leave them out, or read by obstore"
@@ -141,6 +141,8 @@ def boto3_client(spec: ClientSpec, connections: int = _CONNECTIONS, *, attempts:
         s3={"addressing_style": "virtual" if _virtual(spec) else "path"},
         retries={"total_max_attempts": attempts, "mode": "standard"},
         max_pool_connections=connections,
+        connect_timeout=min(10.0, spec.stall_timeout),
+        read_timeout=spec.stall_timeout,
     )
     return boto3.Session(profile_name=spec.profile).client(
         "s3",
@@ -169,10 +171,10 @@ def minio_client(spec: ClientSpec, connections: int = _CONNECTIONS, *, attempts:
     # As many connections as there are readers: urllib3 would throw away all above ten.
     pool = urllib3.PoolManager(
         maxsize=connections,
-        timeout=urllib3.Timeout(connect=60, read=60),
+        timeout=urllib3.Timeout(connect=min(10.0, spec.stall_timeout), read=spec.stall_timeout),
         retries=urllib3.Retry(total=attempts - 1, status_forcelist=(500, 502, 503, 504), backoff_factor=0.2),
     )
-    return minio.Minio(
+    client = minio.Minio(
         endpoint=endpoint.netloc,
         access_key=None if keys is None else keys.access_key_id,
         secret_key=None if keys is None else keys.secret_access_key,
@@ -181,6 +183,9 @@ def minio_client(spec: ClientSpec, connections: int = _CONNECTIONS, *, attempts:
         region=spec.config.get("region"),
         http_client=pool,
     )
+    if _virtual(spec):
+        client.enable_virtual_style_endpoint()
+    return client
 
 
 def _virtual(spec: ClientSpec) -> bool:

@@ -90,6 +90,8 @@ class ClientSpec:
         profile: AWS profile that needs boto3 to resolve (SSO, roles), or ``None``.
         credential_provider: the caller's own, or ``None``.
         identity: in words, where the identity comes from; for messages, without secrets.
+        stall_timeout: seconds without a byte after which a request fails.
+        client_given: names of the HTTP client's settings that the caller gave.
     """
 
     config: Mapping[str, Any] = field(repr=False)
@@ -98,6 +100,8 @@ class ClientSpec:
     profile: str | None = None
     credential_provider: Callable[[], Any] | None = field(default=None, repr=False)
     identity: str = ""
+    stall_timeout: float = 60.0
+    client_given: frozenset[str] = frozenset()
 
     @property
     def finds_credentials(self) -> bool:
@@ -132,6 +136,7 @@ def client_spec(
         ConfigError: options that contradict each other or belong elsewhere.
     """
     config, client = _split(options)
+    given = frozenset(client)
     allowed = parse_hosts(client.pop("redirect_hosts", ""))
     client = {
         "timeout": _NO_LIMIT,
@@ -144,7 +149,7 @@ def client_spec(
     if location.kind == "azure":
         return _azure(config, client, environ, cloud)
     if location.kind == "s3":
-        spec = _s3(config, client, environ, cloud)
+        spec = replace(_s3(config, client, environ, cloud), stall_timeout=stall_timeout, client_given=given)
         if spec.finds_credentials:  # which are on other hosts
             return spec
         host = urlsplit(spec.config.get("endpoint", "https://amazonaws.com")).hostname

@@ -19,7 +19,16 @@ from stoker.storage.files import open_regular
 from stoker.storage.remote.clients import EndpointClients
 from stoker.storage.remote.faults import classify, error_for, exhausted, is_panic
 from stoker.storage.remote.options import client_spec, detect_cloud
-from stoker.storage.remote.response_bodies import AnswerError, ObjectAnswer, body, read_ranges
+from stoker.storage.remote.response_bodies import (
+    TIME_VERSION,
+    AnswerError,
+    ObjectAnswer,
+    answer_info,
+    answer_version,
+    body,
+    copy_body,
+    read_ranges,
+)
 from stoker.storage.retry import RetryPolicy, TransientError, run
 from stoker.storage.transfer.settings import Transfer, over_parts
 from stoker.storage.transfer.stream import PART, Made, first_part
@@ -37,8 +46,6 @@ T = TypeVar("T")
 _SMALL_PUT = 1 << 20
 _SINGLE_PUT = 16 << 20
 _PAGE = 1000
-# What a version begins with that is a time.
-_TIME = "@"
 
 
 class RemoteStore:
@@ -117,7 +124,7 @@ class RemoteStore:
                         raise
             if result is None:
                 result = self._next.get(path)
-            info = _info(key, result.meta)
+            info = answer_info(key, result.meta)
             take(info, body(result, info.size if size is None else min(size, info.size), self._stall_timeout))
             return info
 
@@ -133,8 +140,10 @@ class RemoteStore:
         Raises:
             StorageError: the part reaches beyond the object.
         """
-        result = self._next.get(self._path(key), wanted, "" if version.startswith(_TIME) else version)
-        if version.startswith(_TIME) and _version(result.meta) != version:  # which servers need not compare
+        result = self._next.get(self._path(key), wanted, "" if version.startswith(TIME_VERSION) else version)
+        if (
+            version.startswith(TIME_VERSION) and answer_version(result.meta) != version
+        ):  # which servers need not compare
             url = self._url(key)
             raise StorageError(f"{url}: it was written to since its version {version}.", url=url)
         if wanted is not None:
@@ -154,10 +163,10 @@ class RemoteStore:
 
         def attempt(_: int) -> ObjectInfo:
             result = self._ask(key, wanted, version)
-            info = _info(key, result.meta)
+            info = answer_info(key, result.meta)
             digest = None if new_hash is None else new_hash()
             if start is not None or info.size == size:
-                _copy(body(result, size, self._stall_timeout), into, digest)
+                copy_body(body(result, size, self._stall_timeout), into, digest)
             return info.with_digest(digest)
 
         return self._run(key, attempt, lambda info: size if start is not None or info.size == size else 0)
@@ -175,7 +184,7 @@ class RemoteStore:
 
         def take(info: ObjectInfo, chunks: Iterator[bytes]) -> None:
             if info.size == size:
-                _copy(chunks, into)
+                copy_body(chunks, into)
 
         info = self._first(key, take) if start is None else fill(first, first + part)
         if start is None and info.size != size:
@@ -293,7 +302,7 @@ class RemoteStore:
         empty: ObjectInfo | None = None  # an empty object that stands for a folder, as consoles of stores make them
         while (found := self._run(prefix, page)) is not None:
             for meta in found:
-                info = _info(meta["path"][skip:], meta)
+                info = answer_info(meta["path"][skip:], meta)
                 if empty is not None and not info.key.startswith(f"{empty.key}/"):
                     yield empty
                 empty = None
@@ -315,7 +324,7 @@ class RemoteStore:
                 key, lambda _: self._probe(key)
             )  # the answer to HEAD has no body, so it can not say what is missing
             raise
-        return _info(key, meta)
+        return answer_info(key, meta)
 
     def exists(self, key: str) -> bool:
         """As head, in one request."""
@@ -431,33 +440,3 @@ class RemoteStore:
 
     def _url(self, key: str) -> str:
         return f"{self._location.url}/{key}" if key else self._location.url
-
-
-def _info(key: str, meta: Mapping[str, Any]) -> ObjectInfo:
-    return ObjectInfo(key, meta["size"], _version(meta), _modified(meta))
-
-
-def _copy(chunks: Iterator[bytes], into: memoryview, digest: Any = None) -> None:
-    done = 0
-    for chunk in chunks:
-        into[done : done + len(chunk)] = chunk
-        if digest is not None:
-            digest.update(chunk)
-        done += len(chunk)
-
-
-def _modified(meta: Mapping[str, Any]) -> int:
-    """When the object was written, in nanoseconds since 1970; 0 where the server does not say."""
-    modified = meta.get("last_modified")
-    return 0 if modified is None else max(0, round(modified.timestamp() * 1000) * 1_000_000)
-
-
-def _version(meta: Mapping[str, Any]) -> str:
-    """The object's ETag, else its time of change. A weak ETag says less than that the bytes are the same, and no server
-    compares it with If-Match.
-    """
-    tag = meta.get("e_tag") or ""
-    if tag and not tag.startswith("W/"):
-        return str(tag)
-    modified = _modified(meta)
-    return f"{_TIME}{modified}" if modified else ""

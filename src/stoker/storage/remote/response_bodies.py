@@ -1,4 +1,4 @@
-"""Bodies of answers, chunk by chunk: no more bytes than were asked for, and no slower than a bound."""
+"""Answers to requests for objects: their bodies chunk by chunk, no more than was asked for and no slower than a bound."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from stoker.storage.remote.faults import Fault
-from stoker.storage.types import BufferLike
+from stoker.storage.types import BufferLike, ObjectInfo
+
+TIME_VERSION: Final = "@"
+"""Begin of a version that is a time."""
 
 SLOWEST: Final = 4096
 """Bytes a second that an answer's body must reach, on the whole, after the first ``stall_timeout`` seconds."""
@@ -105,3 +108,35 @@ def _close_ranges(starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[
             inside.append(order[at])
             at += 1
         yield start, end, inside
+
+
+def answer_info(key: str, meta: Mapping[str, Any]) -> ObjectInfo:
+    """The object that an answer is of."""
+    return ObjectInfo(key, meta["size"], answer_version(meta), _modified(meta))
+
+
+def copy_body(chunks: Iterator[bytes], into: memoryview, digest: Any = None) -> None:
+    """Write a body into memory, and hash it on the way."""
+    done = 0
+    for chunk in chunks:
+        into[done : done + len(chunk)] = chunk
+        if digest is not None:
+            digest.update(chunk)
+        done += len(chunk)
+
+
+def _modified(meta: Mapping[str, Any]) -> int:
+    """When the object was written, in nanoseconds since 1970; 0 where the server does not say."""
+    modified = meta.get("last_modified")
+    return 0 if modified is None else max(0, round(modified.timestamp() * 1000) * 1_000_000)
+
+
+def answer_version(meta: Mapping[str, Any]) -> str:
+    """The object's ETag, else its time of change. A weak ETag says less than that the bytes are the same, and no server
+    compares it with If-Match.
+    """
+    tag = meta.get("e_tag") or ""
+    if tag and not tag.startswith("W/"):
+        return str(tag)
+    modified = _modified(meta)
+    return f"{TIME_VERSION}{modified}" if modified else ""

@@ -139,11 +139,17 @@ def _count(name: str, value: Any, least: int = 1) -> int:
     return found
 
 
-def _library(name: str, value: Any) -> str | None:
+def check_library(name: str, value: Any, known: Sequence[str] = LIBRARIES) -> str | None:
+    """The package that a setting names; ``None`` for obstore.
+
+    Raises:
+        ConfigError: no such package is known.
+        MissingPackageError: it is not installed.
+    """
     if value == "obstore":
         return None
-    if value not in LIBRARIES:
-        raise ConfigError(unknown_name(f"library in storage_options[{name!r}]", str(value), ("obstore", *LIBRARIES)))
+    if value not in known:
+        raise ConfigError(unknown_name(f"library in storage_options[{name!r}]", str(value), ("obstore", *known)))
     if importlib.util.find_spec(value) is None:
         raise MissingPackageError(f"storage_options[{name!r}]: {value} is not installed: pip install {value}")
     return str(value)
@@ -163,7 +169,7 @@ _READ: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "part_size": _part_size,
     "part_requests": _count,
     "attempts": _count,
-    "library": _library,
+    "library": check_library,
     "read_by": _read_by,
 }
 _MEANT: Final[Mapping[str, tuple[str, ...]]] = {
