@@ -174,7 +174,7 @@ def minio_client(spec: ClientSpec, connections: int = _CONNECTIONS, *, attempts:
         timeout=urllib3.Timeout(connect=min(10.0, spec.stall_timeout), read=spec.stall_timeout),
         retries=urllib3.Retry(total=attempts - 1, status_forcelist=(500, 502, 503, 504), backoff_factor=0.2),
     )
-    client = minio.Minio(
+    client: Any = minio.Minio(
         endpoint=endpoint.netloc,
         access_key=None if keys is None else keys.access_key_id,
         secret_key=None if keys is None else keys.secret_access_key,
