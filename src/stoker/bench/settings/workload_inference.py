@@ -105,9 +105,14 @@ class KvCacheSettings(Section):
 class VectorSettings(Section):
     """The stage ``vectors``: the vectors nearest to queries are searched in an index that is in files."""
 
-    index: Literal["diskann", "usearch"] = setting(
+    index: Literal["diskann", "usearch", "pgvector"] = setting(
         "diskann",
-        "diskann: beam search over a graph, by reads of 4 KiB; usearch: that package's HNSW, mapped from its file",
+        "diskann: beam search over a graph, by reads of 4 KiB; usearch: that package's HNSW, mapped from its file; "
+        "pgvector: HNSW in a PostgreSQL server",
+    )
+    server: str | None = setting(
+        None,
+        "pgvector: postgresql://user@host/database, with the extension vector; passwords by PGPASSWORD or ~/.pgpass",
     )
     count: int = setting(100_000, "vectors", unit="count", least=16)
     dimension: int = setting(128, "values of a vector, of 4 bytes each", least=1)

@@ -1,20 +1,21 @@
-"""Indexes under test: each is made as a file, and searched by several threads at once."""
+"""Indexes under test that are files, and the names of all kinds."""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bench.measure.call_times import CallTimer
 from stoker.bench.settings.workload import VectorSettings
+from stoker.bench.vectors.base import Searcher, VectorIndex
 from stoker.bench.vectors.beam_search import BeamSearch, ShortVectors
 from stoker.bench.vectors.disk_graph import open_graph, write_graph
 from stoker.bench.vectors.graph import build_graph
 from stoker.bench.vectors.page_reader import PageReader
+from stoker.bench.vectors.pgvector import PgVectorIndex
 from stoker.bench.vectors.points import F32, I64
 from stoker.errors import CorruptDataError, import_option
 from stoker.storage import open_store
@@ -22,67 +23,6 @@ from stoker.storage.file_errors import file_errors
 
 _BUILT_WITH: Final = 128
 """Nearest vectors that usearch keeps while it builds."""
-
-
-class Searcher(ABC):
-    """An open index, of one thread."""
-
-    @abstractmethod
-    def search(self, query: F32, timer: CallTimer) -> tuple[I64, list[NDArray[np.int64]]]:
-        """The nearest vectors, and the offsets that each step has read, as far as that is known."""
-
-    def replay(self, hops: list[NDArray[np.int64]], timer: CallTimer) -> None:
-        """Read again what a search has read, step by step, and do nothing else."""
-        raise NotImplementedError
-
-    def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Close files."""
-
-
-class VectorIndex(ABC):
-    """An index that is in a file.
-
-    Args:
-        settings: of the stage.
-        path: of the file.
-
-    Attributes:
-        suffix: of the file's name.
-        unit: bytes of a read; 0 where the index reads through a mapping.
-        memory: bytes that it holds in memory.
-    """
-
-    suffix: ClassVar[str]
-
-    def __init__(self, settings: VectorSettings, path: str) -> None:
-        self.settings, self.path = settings, path
-        self.unit = self.memory = 0
-
-    @abstractmethod
-    def build(self, points: F32) -> None:
-        """Make the file.
-
-        Raises:
-            StorageError: it could not be written.
-        """
-
-    def load(self, points: F32) -> None:  # noqa: B027 - most hold nothing
-        """Make what is in memory of the vectors, once."""
-
-    @abstractmethod
-    def open(self) -> None:
-        """Open the file.
-
-        Raises:
-            CorruptDataError: it is not what :meth:`build` makes.
-        """
-
-    def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Let go of the file, so that it can leave the page cache."""
-
-    @abstractmethod
-    def searcher(self) -> Searcher:
-        """For one thread."""
 
 
 class DiskGraphIndex(VectorIndex):
@@ -177,5 +117,9 @@ class _MappedSearcher(Searcher):
         return found.keys.astype(np.int64), []
 
 
-INDEXES: Final[dict[str, type[VectorIndex]]] = {"diskann": DiskGraphIndex, "usearch": UsearchIndex}
+INDEXES: Final[dict[str, type[VectorIndex]]] = {
+    "diskann": DiskGraphIndex,
+    "usearch": UsearchIndex,
+    "pgvector": PgVectorIndex,
+}
 """By the name for ``vectors.index``."""

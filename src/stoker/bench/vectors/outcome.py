@@ -10,6 +10,7 @@ from stoker.bench.measure.call_times import merged
 from stoker.bench.measure.metrics import spread
 from stoker.bench.measure.page_cache import FROM_DEVICE, TELLING_BYTES, file_system
 from stoker.bench.settings.workload import Workload
+from stoker.bench.vectors.indexes import INDEXES
 
 _HOST: Final = 0.05
 _REPEATS: Final = 5
@@ -20,7 +21,8 @@ def vector_result(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
     known = [record["vectors"] for record in records if record.get("vectors")]
     if not known:
         return None
-    kind, memory = file_system(known[0]["path"])
+    served = INDEXES[known[0]["index"]].served
+    kind, memory = ("server", False) if served else file_system(known[0]["path"])
     built = [one["build_seconds"] for one in known if one["build_seconds"] is not None]
     repeats = [
         _repeat([one["repeats"][at] for one in known]) for at in range(min(len(one["repeats"]) for one in known))
@@ -84,6 +86,8 @@ def vector_findings(found: Mapping[str, Any], workload: Workload) -> Iterator[tu
         yield "vector storage", True, f"{found['path']} is in memory ({found['kind']}): no storage was measured"
     elif found["unit"]:
         yield from _page_cache(found, settings.direct)
+    elif INDEXES[found["index"]].served:
+        yield _served(found)
     else:
         yield from _mapped(found)
     if found["recall"]["min"] < settings.recall:
@@ -123,6 +127,17 @@ def _page_cache(found: Mapping[str, Any], direct: bool) -> Iterator[tuple[str, b
                 part = 1 - device / read
                 yield "page cache", True, f"{part:.0%} of the bytes that searches read did not come from the device"
                 return
+
+
+def _served(found: Mapping[str, Any]) -> tuple[str, bool, str]:
+    least = min(repeat["device_bytes"] for repeat in found["repeats"])
+    if not least:
+        return "page cache", True, "the server had all that was read of the index in its own buffers"
+    reason = (
+        f"the server read {least / found['bytes']:.0%} of the index's bytes in a repeat, beside what its own buffers had; "
+        "what of that its host's page cache had is not known"
+    )
+    return "page cache", False, reason
 
 
 def _mapped(found: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:

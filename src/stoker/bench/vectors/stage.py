@@ -15,7 +15,8 @@ from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
 from stoker.bench.measure.call_times import CallTimer, OperationTimes
 from stoker.bench.ranks.rank_context import RankContext
-from stoker.bench.vectors.indexes import INDEXES, Searcher, VectorIndex
+from stoker.bench.vectors.base import Searcher, VectorIndex
+from stoker.bench.vectors.indexes import INDEXES
 from stoker.bench.vectors.points import F32, I64, draw_search, nearest, recall
 from stoker.errors import ConfigError
 from stoker.storage import is_local
@@ -40,9 +41,10 @@ class VectorStage:
     def __init__(self, rank: RankContext) -> None:
         self._rank, self._world, self._link, url = rank, rank.world, rank.link, rank.plan.url
         self._settings = rank.plan.workload.vectors
-        if not is_local(url):
+        folder = is_local(url)
+        if folder is None:
             raise ConfigError(f"the stage vectors searches files of a directory, and {url} is none")
-        self._folder = f"{url}/{FOLDER}"
+        self._folder = f"{folder}/{FOLDER}"
 
     def run(self) -> None:
         """All repeats.
@@ -64,7 +66,7 @@ class VectorStage:
         record = self._rank.record["vectors"] = {
             "index": settings.index,
             "path": index.path,
-            "bytes": os.path.getsize(index.path),
+            "bytes": index.bytes(),
             "memory_bytes": index.memory,
             "unit": index.unit,
             "build_seconds": made,
@@ -82,11 +84,13 @@ class VectorStage:
             self._link.barrier("vectors")
 
     def _make(self, index: VectorIndex, points: F32) -> float | None:
-        """Make the index once a host, unless it is there; seconds, if this rank did."""
+        """Make the index once a host, or once in a server, unless it is there; seconds, if this rank did."""
         seconds = None
-        with file_errors(self._folder):
-            os.makedirs(self._folder, exist_ok=True)
-        if self._rank.first_on_host and not os.path.exists(index.path):
+        if not index.served:
+            with file_errors(self._folder):
+                os.makedirs(self._folder, exist_ok=True)
+        makes = self._world.rank == 0 if index.served else self._rank.first_on_host
+        if makes and not index.exists():
             begun = time.perf_counter()
             index.build(points)
             seconds = time.perf_counter() - begun
@@ -110,10 +114,14 @@ class VectorStage:
             searcher.replay(hops[number], timer)
             replay.add(index.unit * sum(map(len, hops[number])), timer.end())
 
-        before = usage.measure(str(self._folder))
+        before, served = usage.measure(str(self._folder)), index.bytes_read()
         index.open()  # of a mapped index this may read much
         seconds = self._all(index, ask)
         used = usage.measure(str(self._folder)).since(before)
+        if served is not None:
+            self._link.barrier("vectors")  # what the server has read is that of all ranks
+            used["device_bytes"] = (index.bytes_read() or 0) - served if self._world.rank == 0 else 0
+            self._link.barrier("vectors")
         replay_seconds, replay_used = None, None
         if index.unit:
             if not self._settings.direct and self._rank.first_on_host:
