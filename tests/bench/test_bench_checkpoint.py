@@ -408,12 +408,13 @@ def test_errors_of_files_are_stoker_s(monkeypatch: pytest.MonkeyPatch, tmp_path:
     import resource
     import signal
 
+    moving = mover(open_store(tmp_path))
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, old[1]))
     try:
         with pytest.raises(StorageFullError, match=r"a\.bin.*Free some space"):
-            mover(open_store(tmp_path)).save(Moving("a.bin", 3 * MIB, CheckpointContent(1, 0, 1, 0), 0))
+            moving.save(Moving("a.bin", 3 * MIB, CheckpointContent(1, 0, 1, 0), 0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
         signal.signal(signal.SIGXFSZ, handler)

@@ -256,7 +256,8 @@ def test_checkpoints_have_their_chart_and_numbers(tmp_path: Path) -> None:
     real_run(tmp_path / "run", *model, url=str(tmp_path / "data"), stages=("checkpoint",))
     runs = find_runs([tmp_path / "run"])
     page = Page(bench_page(runs))
-    assert labels(page) == ["bytes a second of each checkpoint"]
+    requests = ["latency of requests to storage: percentiles", "part of the requests that took at most so long"]
+    assert labels(page) == [*requests, "requests by size", "bytes a second of each checkpoint"]
     for path in ("saves.0.seconds", "saves.1.bytes_per_second", "loads.0.bytes", "save.bytes_per_second.mean"):
         assert {json.loads(value) for value, _ in page.data[0, f"checkpoint.{path}"]} == {
             at(runs[0].result, f"checkpoint.{path}")

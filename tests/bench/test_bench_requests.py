@@ -85,6 +85,31 @@ def test_requests_of_the_device_and_the_page_cache_stand_apart(
         assert result["requests"]["evaluate"] is None
 
 
+@pytest.mark.parametrize("direct", [False, True])
+def test_parts_of_checkpoints_are_requests(direct: bool, tmp_path: Path) -> None:
+    if block_device(str(tmp_path)) is None:
+        pytest.skip(f"{tmp_path} is on no block device")
+    size = 20_000_000
+    model = (f"model.size_bytes={size}", "checkpoint.writes=2", "checkpoint.reads=1", f"checkpoint.direct={direct}")
+    real_run(tmp_path / "out", *model, url=str(tmp_path / "data"), stages=("checkpoint",))
+    result = read(tmp_path / "out").result
+    for kind, source, count in (("save", "device" if direct else "page_cache", 2), ("load", "device", 1)):
+        found = result["requests"][kind]
+        assert list(found) == [source]
+        written = sum(one["bytes"] for one in result["checkpoint"][f"{kind}s"])
+        assert (found[source]["bytes"], len(result["checkpoint"][f"{kind}s"])) == (written, count)
+        assert found[source]["count"] >= count
+        first = result["checkpoint"][f"{kind}s"][0]["requests"][source]
+        assert first["bytes"] == written / count
+        assert 0 < first["latency"]["p50"] <= first["latency"]["max"]
+    assert result["requests"]["train"] is None
+    out = io.StringIO()
+    show_requests(Console(file=out, width=80), result)
+    assert "load device" in out.getvalue()
+    assert "not measured" not in out.getvalue()
+    assert "loaded, device, P99: " in bench_page([read(tmp_path / "out")])
+
+
 def test_requests_that_a_loader_does_not_count_are_not_measured(tmp_path: Path) -> None:
     settings = ("dataset.format=tfrecord", "dataset.files=2", "dataset.samples_per_file=2", "dataset.record_bytes=9000")
     real_run(tmp_path / "out", *settings, url=str(tmp_path / "data"), stages=("generate", "train"))
@@ -127,8 +152,9 @@ def test_local_requests_are_not_told_apart_where_the_kernel_does_not_count() -> 
     counts.add(ServedBy.PAGE_CACHE, 1000, 10)
     assert list(record(counts)) == ["page_cache"]
     assert list(record(counts, told=False)) == ["local"]
-    counts.add(ServedBy.DEVICE, 1000, 10, fetched=512)  # which the kernel has counted
-    assert list(record(counts, told=False)) == ["device", "page_cache"]
+    counts.add(ServedBy.DEVICE, 1000, 10, fetched=512)  # such as from a file system's own cache
+    assert list(record(counts)) == ["device", "page_cache"]
+    assert record(counts, told=False)["local"]["count"] == 2
 
 
 def test_a_series_holds_all_bytes_in_few_bins(tmp_path: Path) -> None:
@@ -155,6 +181,12 @@ def test_a_series_holds_all_bytes_in_few_bins(tmp_path: Path) -> None:
     assert many is not None
     assert len(many["bytes"]["device"]) == 60
     assert sum(many["bytes"]["device"]) == 2 * 1000 * (rows - 1)
+    counters[:, COLUMNS.index("device_bytes")] = -1  # as the kernel does not say
+    np.savez(paths[1], moments=1000 + np.linspace(0, 400, rows), counters=counters)
+    untold = storage_series(paths, 1000.0, 1400.0, 1)
+    assert untold is not None
+    assert {kind: list(untold[kind]) for kind in ("bytes", "requests")} == {"bytes": ["local"], "requests": ["local"]}
+    assert sum(untold["bytes"]["local"]) == 2 * 1500 * (rows - 1)
     paths[1].write_bytes(b"no archive")
     assert storage_series(paths, 1000.0, 1400.0, 1) is None
 

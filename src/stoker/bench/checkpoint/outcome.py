@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from stoker.bench.measure.metrics import spread
 from stoker.bench.measure.page_cache import file_system
+from stoker.bench.results.requests import counted_requests, told_requests
 
 _GIB: Final = float(1 << 30)
 _EVENT_KEYS: Final = ("kind", "place", "number", "repeat", "epoch", "step")
@@ -59,6 +60,7 @@ def _event(entries: Sequence[Mapping[str, Any] | None], ranks: int) -> dict[str,
     size = sum(one["bytes"] for one in known)
     moved = [one["bytes"] / one["seconds"] for one in timed if one["bytes"] and one["seconds"] > 0]
     whole = complete and seconds
+    requests = counted_requests(timed)
     return {
         **{name: known[0][name] for name in _EVENT_KEYS},
         "began_at": min((one["began_at"] for one in timed), default=None),
@@ -74,6 +76,7 @@ def _event(entries: Sequence[Mapping[str, Any] | None], ranks: int) -> dict[str,
         "cpu_seconds": _sum(timed, "cpu_seconds"),
         "peak_memory_bytes": _sum(timed, "peak_memory_bytes"),
         "cache": next((one["cache"] for one in known if one.get("cache")), None),
+        "requests": None if requests is None else told_requests(requests),
         "ranks": [{"rank": one["rank"], **{name: one.get(name) for name in _RANK}} for one in known],
     }
 

@@ -16,6 +16,7 @@ from stoker.bench.checkpoint.manifest import Manifest, SavedFile, folder_of
 from stoker.bench.checkpoint.transfer import Mover, Moving
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
+from stoker.bench.measure.requests import Moment, request_record
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.cluster import World
@@ -52,6 +53,7 @@ class Saver:
         self._store = open_checkpoint_store(plan, rank=world.rank)
         folder = is_local(self._store.url)
         self._local, self._path = folder is not None, None if folder is None else str(folder)
+        self._told = usage.tells_device_from_page_cache(self._path)
         self._layout = layout_of(plan.workload.model, world.world_size, all_write=settings.ranks == "all")
         self._seed = draw_seed(plan.run, plan.workload.dataset.seed)
         self._mover = Mover(
@@ -265,6 +267,7 @@ class Saver:
     @contextlib.contextmanager
     def _timed(self, entry: dict[str, Any]) -> Iterator[None]:
         """Note how long the block takes, and what it uses."""
+        requested = Moment(time.monotonic(), self._mover.requests.table())
         before, begun = usage.measure(self._path), time.perf_counter()
         entry["began_at"] = time.time()
         self._mover.spent()
@@ -275,6 +278,10 @@ class Saver:
             entry["seconds"] = time.perf_counter() - begun
             entry |= {f"{name}_seconds": value for name, value in asdict(self._mover.spent()).items()}
             entry["usage"] = usage.measure(self._path).since(before)
+            # Of what is written, the program chose where to; of what is read, the kernel has to tell.
+            told = entry["kind"] == "save" or self._told
+            ended = Moment(time.monotonic(), self._mover.requests.table())
+            entry["requests"] = request_record(requested, requested, ended, told=told)
 
 
 def source_rank(shift: int | str, world: World) -> int:

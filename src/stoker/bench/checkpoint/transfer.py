@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bench.checkpoint.content import PART, CheckpointContent
+from stoker.concurrency.request_counts import RequestCounts
+from stoker.concurrency.request_observer import ServedBy
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage import Store, is_local
 from stoker.storage.file_errors import file_errors
@@ -63,12 +65,15 @@ class Mover:
         fsync: files are on the device before they count as written.
         verify: what is read is compared to what was written.
         check: called before each part; raises where another rank has failed.
+
+    Attributes:
+        requests: counts of the parts that were written and read; those that a store writes for itself are not among them.
     """
 
     def __init__(
         self, store: Store, *, threads: int, direct: bool, fsync: bool, verify: bool, check: Callable[[], object]
     ) -> None:
-        self._store, self._check = store, check
+        self._store, self._check, self.requests = store, check, RequestCounts()
         self._local = bool(is_local(store.url))
         if direct and not (self._local and _DIRECT):
             raise ConfigError(f"checkpoint.direct: {store.url} has no O_DIRECT, which is for files on Linux")
@@ -107,9 +112,11 @@ class Mover:
 
                 def write(buffer: Buffer, start: int, length: int, thread: int) -> None:
                     self._fill(file, buffer[:length], start, thread)
-                    begun = time.perf_counter()
+                    begun = time.perf_counter_ns()
                     _write_at(fd, buffer[: self._padded(length)].data, start)
-                    self._spent[thread].io += time.perf_counter() - begun
+                    took = time.perf_counter_ns() - begun
+                    self._spent[thread].io += took * 1e-9
+                    self.requests.add(ServedBy.DEVICE if self._direct else ServedBy.PAGE_CACHE, took, length)
 
                 self._all_parts(file.bytes, write)
                 if self._direct and file.bytes % _ALIGNED:
@@ -182,8 +189,9 @@ class Mover:
                 self._same_size(file, os.fstat(fd).st_size)
 
                 def read(buffer: Buffer, start: int, length: int, thread: int) -> None:
-                    begun = time.perf_counter()
+                    begun, counted = time.perf_counter(), self.requests.begin()
                     _read_at(fd, buffer[: self._padded(length)].data, start, length)
+                    self.requests.end(counted, length)
                     self._spent[thread].io += time.perf_counter() - begun
                     self._compare(file, buffer[:length], start, thread)
 
@@ -195,9 +203,11 @@ class Mover:
         self._same_size(file, self._store.head(file.key).size)
 
         def read(buffer: Buffer, start: int, length: int, thread: int) -> None:  # noqa: ARG001
-            begun = time.perf_counter()
+            begun = time.perf_counter_ns()
             data = self._store.get_range(file.key, start, start + length)
-            self._spent[thread].io += time.perf_counter() - begun
+            took = time.perf_counter_ns() - begun
+            self._spent[thread].io += took * 1e-9
+            self.requests.add(ServedBy.NETWORK, took, length)
             self._compare(file, np.frombuffer(data, np.uint8), start, thread)
 
         self._all_parts(file.bytes, read)

@@ -36,19 +36,21 @@ def request_record(began: Moment, reading: Moment, ended: Moment, *, told: bool)
     """Requests by where they were served; of a source that served none there is no entry.
 
     Args:
-        told: whether the kernel is known to count what it fetches for the files' file system. Where it is not, and has
-            counted nothing, requests for local files are :data:`NOT_TOLD` apart.
+        told: whether the kernel counts what it fetches for the files' file system, and nothing else. Where it does not,
+            requests for local files are :data:`NOT_TOLD` apart.
         began: the epoch.
         reading: when the loader was open, and its processes had started; rates are over the time from then on where that is
             more than over the whole epoch.
         ended: the last step.
     """
     found = {}
-    counted = ended.table[:, COUNT] - began.table[:, COUNT]
-    for source in ServedBy:
-        apart = told or counted[ServedBy.DEVICE] or source != ServedBy.PAGE_CACHE
-        name = source.name.lower() if apart else NOT_TOLD
-        row, late = ended.table[source] - began.table[source], ended.table[source] - reading.table[source]
+    rows, late_rows = ended.table - began.table, ended.table - reading.table
+    served: list[tuple[str, list[int]]] = [(source.name.lower(), [source]) for source in ServedBy]
+    if not told:
+        local = [ServedBy.DEVICE, ServedBy.PAGE_CACHE]
+        served = [*((name, of) for name, of in served if of[0] not in local), (NOT_TOLD, [*local])]
+    for name, of in served:
+        row, late = rows[of].sum(axis=0), late_rows[of].sum(axis=0)
         if not row[COUNT]:
             continue
         whole, part = max(ended.at - began.at, 1e-9), max(ended.at - reading.at, 1e-9)

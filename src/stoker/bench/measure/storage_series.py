@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.bench.measure.page_cache import file_system
 from stoker.bench.measure.usage import bytes_read
 from stoker.concurrency.request_counts import BYTES, COUNT, RequestCounts
 from stoker.storage.files import mount_of
@@ -40,7 +41,8 @@ class StorageSeries:
     """
 
     def __init__(self, counts: RequestCounts, block: Path | None, path: str | None = None) -> None:
-        self._counts, self._block, self._path = counts, block, path
+        in_memory = path is not None and file_system(path)[1]
+        self._counts, self._block, self._path = counts, block, None if in_memory else path
         self._every, self._stopped = _EVERY, threading.Event()
         self._moments: list[float] = []
         self._found: list[list[int]] = []

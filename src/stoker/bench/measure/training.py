@@ -66,10 +66,7 @@ class Training:
         self.requests = RequestCounts()
         block = None if self._path is None else block_device(self._path)
         self.block = block if self.first_here else None
-        # What is in memory comes from memory.
-        self.told = usage.bytes_read(self._path)[0] is not None and (
-            block is not None or pagecache.file_system(self.plan.url)[1]
-        )
+        self.told = usage.tells_device_from_page_cache(self._path)
 
     def list_files(self) -> None:
         """List the splits that are read, once for all ranks, before anything is timed."""

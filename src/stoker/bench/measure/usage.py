@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from stoker.bench.measure.page_cache import counts_device_reads
+from stoker.bench.measure.page_cache import counts_device_reads, file_system
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -76,6 +76,15 @@ def bytes_read(path: str | None = None) -> tuple[int | None, int | None]:
     device, read = zip(*found, strict=True)
     told = None not in device and (path is None or counts_device_reads(path))
     return sum(device) if told else None, None if None in read else sum(read)
+
+
+def tells_device_from_page_cache(path: str | None) -> bool:
+    """Whether the kernel tells of a read of a path's file system if it came from a device; what is in memory never did.
+
+    Args:
+        path: of the storage; ``None`` for an object store, of which nothing is in the page cache.
+    """
+    return path is None or file_system(path)[1] or bytes_read(path)[0] is not None
 
 
 def descendants(pid: int) -> list[int]:

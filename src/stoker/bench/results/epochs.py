@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.bench.measure.metrics import percentiles, spread, step_seconds
 from stoker.bench.measure.step_files import counted_waits, read_steps, steps_path
-from stoker.bench.results.requests import epoch_requests, told_requests
+from stoker.bench.results.requests import counted_requests, told_requests
 from stoker.bench.results.storage_over_time import series_path, storage_series
 from stoker.bench.settings.workload import Workload
 from stoker.types import Array
@@ -77,7 +77,7 @@ def _epoch(
     means = {name: spread([entry["metrics"][name] for entry in known]) for name in names}
     used, samples = _sum(known, "bytes"), _sum(known, "samples")
     cpu = _sum(known, "usage", "cpu_seconds")
-    requests = epoch_requests(known)
+    requests = counted_requests(known)
     return {
         "kind": kind,
         "repeat": repeat,

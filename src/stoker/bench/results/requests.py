@@ -59,8 +59,8 @@ def told_requests(found: Requests, *, histograms: bool = False) -> dict[str, dic
     return told
 
 
-def epoch_requests(entries: Sequence[Mapping[str, Any]]) -> Requests | None:
-    """Of all ranks in an epoch; ``None`` where a rank's are not known, or none was counted: the loader counts none."""
+def counted_requests(entries: Sequence[Mapping[str, Any]]) -> Requests | None:
+    """Of all ranks in an epoch or a checkpoint; ``None`` where a rank's are not known, or none was counted."""
     found = [entry.get("requests") for entry in entries]
     known = [one for one in found if one is not None]
     return merged_requests(known, at_once=True) or None if known and len(known) == len(found) else None
@@ -78,5 +78,21 @@ def over_epochs(records: Sequence[Mapping[str, Any]], kind: str) -> dict[str, di
         for entry in record["epochs"]:
             if entry["kind"] == kind and "metrics" in entry:
                 epochs.setdefault((entry["repeat"], entry["epoch"]), []).append(entry)
-    found = [one for entries in epochs.values() if (one := epoch_requests(entries)) is not None]
+    found = [one for entries in epochs.values() if (one := counted_requests(entries)) is not None]
+    return told_requests(merged_requests(found, at_once=False), histograms=True) if found else None
+
+
+def over_checkpoints(records: Sequence[Mapping[str, Any]], kind: str) -> dict[str, dict[str, Any]] | None:
+    """As :func:`over_epochs`, of the checkpoints that were saved or loaded.
+
+    Args:
+        records: of the ranks.
+        kind: ``save`` or ``load``.
+    """
+    most = max((len(record["checkpoints"]) for record in records), default=0)
+    events = [
+        [record["checkpoints"][at] for record in records if at < len(record["checkpoints"])] for at in range(most)
+    ]
+    timed = [[one for one in event if one.get("seconds") is not None] for event in events if event[0]["kind"] == kind]
+    found = [one for entries in timed if (one := counted_requests(entries)) is not None]
     return told_requests(merged_requests(found, at_once=False), histograms=True) if found else None

@@ -21,7 +21,7 @@ from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.environment import describe, volume_of
 from stoker.bench.results.epochs import epoch_results
 from stoker.bench.results.record import replace_file
-from stoker.bench.results.requests import over_epochs
+from stoker.bench.results.requests import over_checkpoints, over_epochs
 from stoker.bench.results.rules import judge
 from stoker.bench.results.summary import MOMENT, dlio_summary
 from stoker.bench.results.verdict import verdict
@@ -108,7 +108,12 @@ def collect(
         "repeats": repeats,
         "train": _over([epoch for epoch in epochs if epoch["kind"] == "train"]),
         "evaluate": _over([epoch for epoch in epochs if epoch["kind"] == "valid"]),
-        "requests": {"train": over_epochs(records, "train"), "evaluate": over_epochs(records, "valid")},
+        "requests": {
+            "train": over_epochs(records, "train"),
+            "evaluate": over_epochs(records, "valid"),
+            "save": over_checkpoints(records, "save"),
+            "load": over_checkpoints(records, "load"),
+        },
         "ranks": [
             {
                 name: record.get(name)

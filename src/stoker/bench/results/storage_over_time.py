@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.bench.measure.requests import NOT_TOLD
 from stoker.bench.measure.storage_series import COLUMNS, MOST_BINS
 from stoker.types import Array
 
@@ -56,20 +57,24 @@ def storage_series(paths: Sequence[Path], began: float, ended: float, epochs: in
         moments = np.clip(moments, began, ended)
         columns += np.stack([np.diff(np.interp(edges, moments, column)) for column in counters.T], axis=1)
     known = [all(rank is not None and (rank[1][:, at] >= 0).all() for rank in ranks) for at in range(len(COLUMNS))]
-    requests, sizes = columns[:, _REQUESTS:_REQUEST_BYTES], columns[:, _REQUEST_BYTES:]
-    rates = {name: sizes[:, at] for at, name in enumerate(_NAMES)}
-    if known[_DEVICE] and not sizes[:, _NAMES.index("network")].any():
+    bytes_of = {name: columns[:, _REQUEST_BYTES + at] for at, name in enumerate(_NAMES)}
+    requests = {name: columns[:, _REQUESTS + at] for at, name in enumerate(_NAMES)}
+    if not known[_DEVICE]:
+        for found in (bytes_of, requests):
+            found[NOT_TOLD] = found.pop("device") + found.pop("page_cache")
+    elif not bytes_of["network"].any():
         # What a request gave may have come ahead of it. The kernel's count is when it came.
-        local = sizes[:, 0] + sizes[:, 1]
-        rates["device"] = columns[:, _DEVICE]
-        rates["page_cache"] = _beyond(local if local.any() or not known[_READ] else columns[:, _READ], rates["device"])
+        local = bytes_of["device"] + bytes_of["page_cache"]
+        bytes_of["device"] = columns[:, _DEVICE]
+        given = local if local.any() or not known[_READ] else columns[:, _READ]
+        bytes_of["page_cache"] = _beyond(given, bytes_of["device"])
     block = any(rank is not None and (rank[1][:, _READS] >= 0).all() for rank in ranks)
     reads, read_bytes, milliseconds = columns[:, _READS : _READS + 3].T
     return {
         "began_at": began,
         "bin_seconds": (ended - began) / count,
-        "bytes": {name: _whole(values) for name, values in rates.items() if values.any()},
-        "requests": {name: _whole(requests[:, at]) for at, name in enumerate(_NAMES) if requests[:, at].any()},
+        "bytes": {name: _whole(values) for name, values in bytes_of.items() if values.any()},
+        "requests": {name: _whole(values) for name, values in requests.items() if values.any()},
         "block_device": {
             "reads": _whole(reads),
             "bytes": _whole(read_bytes),

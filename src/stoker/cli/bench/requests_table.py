@@ -20,7 +20,7 @@ SERVED_BY: Final = {
 }
 """Words for where requests are served, in the order in which they are shown."""
 _LEGEND: Final = "P50, P99, most: of a request's time; of one that was read ahead, from when a thread wants it"
-_STAGES: Final = (("train", ""), ("evaluate", "eval "))
+_STAGES: Final = (("train", ""), ("evaluate", "eval "), ("save", "save "), ("load", "load "))
 
 
 def listing_text(found: Mapping[str, Any]) -> str:
@@ -36,12 +36,12 @@ def show_requests(console: Console, result: Mapping[str, Any]) -> None:
     for split, found in result["listing"].items():
         console.print(f"listed {split}: {listing_text(found)}")
     requests = result.get("requests")
-    if requests is None or not result["epochs"] or result["plan"]["workload"]["reader"]["loader"] == "synthetic":
+    if requests is None:
         return
     table = make_table(("requests", "per s", "MB/s", "size", "P50", "P99", "most"))
     for stage, before in _STAGES:
         for source, words in SERVED_BY.items():
-            one = (requests[stage] or {}).get(source)
+            one = (requests.get(stage) or {}).get(source)
             if one is not None:
                 table.add_row(
                     f"{before}{words}",
@@ -53,6 +53,6 @@ def show_requests(console: Console, result: Mapping[str, Any]) -> None:
     if table.row_count:
         print_table(console, table)
         console.print(Text(_LEGEND, style="dim"))
-    else:
-        loader = result["plan"]["workload"]["reader"]["loader"]
+    loader = result["plan"]["workload"]["reader"]["loader"]
+    if result["epochs"] and requests["train"] is None and loader != "synthetic":
         console.print(Text(f"requests: not measured with the loader {loader} and this data", style="dim"))

@@ -28,7 +28,7 @@ _PERCENTILES: Final = (
     *(("p99", COLOURS[1]), ("p99.9", COLOURS[6]), ("max", COLOURS[3])),
 )
 _WORDS: Final = {"max": "longest"}
-_STAGES: Final = (("train", ""), ("evaluate", "evaluation, "))
+_STAGES: Final = (("train", ""), ("evaluate", "evaluation, "), ("save", "saved, "), ("load", "loaded, "))
 
 
 class _Served(NamedTuple):

@@ -25,7 +25,7 @@ _LONGEST: Final = 1e9
 """Seconds from the begin of a run to its end, at most; more is no time of a run."""
 _SOURCES: Final = (("device", COLOURS[0]), ("network", COLOURS[2]), ("page cache", COLOURS[4]))
 _DELIVERED: Final = COLOURS[1]
-_STORED: Final = ("device", "network", "cache_directory")
+_STORED: Final = ("device", "network", "cache_directory", "local")
 """Sources that are drawn in one chart, each as ``results.json`` names it."""
 
 
