@@ -285,6 +285,19 @@ def test_a_client_that_can_not_read_there_or_is_missing_is_an_error(tmp_path: Pa
         with pytest.raises(ConfigError, match=said):
             check_client(workload(loader, *(f"storage.{one}" for one in settings)), url)
     check_client(workload("stoker", "storage.client=direct", "storage.part_requests=3"), here)
+    saves = (
+        "stages=[train, checkpoint]",
+        "checkpoint.url=s3://b/c",
+        "storage.endpoints=['http://a']",
+        "storage.attempts=3",
+    )
+    check_client(workload("stoker", *saves), here)
+    with pytest.raises(
+        ConfigError, match=r"storage\.endpoints, storage\.attempts: the loader stoker can not be told so"
+    ):
+        check_client(workload("stoker", *saves, f"checkpoint.url={here}"), here)
+    with pytest.raises(ConfigError, match=r"storage\.attempts: a run without training can not be told so"):
+        check_client(workload("stoker", "stages=[generate]", "storage.attempts=3"), here)
     check_client(workload("stoker", "storage.part_requests=3", "storage.endpoints=['http://a']"), "s3://b/x")
     with pytest.raises(ConfigError, match="does not read s3://b/x; obstore, s3dlio, s3torchconnector, minio, boto3 do"):
         find_client("mmap", "s3://b/x")

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from stoker.bench.checkpoint.layout import layout_of
-from stoker.bench.clients import check_requests, reads_objects
-from stoker.bench.loaders import check_client, get_loader
+from stoker.bench.checkpoint.saver import open_checkpoint_store
+from stoker.bench.clients import reads_objects
+from stoker.bench.loaders import check_client, get_loader, saves_objects
 from stoker.bench.measure.generation import check_space, check_spec
 from stoker.bench.ranks.abort import clear_unfinished, finish_without
 from stoker.bench.ranks.control_client import Link, RankFailedError
@@ -33,6 +34,7 @@ from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import is_local, open_store
 from stoker.storage.file_errors import file_errors
 
+_NO_DATA: Final = "memory://nothing"
 _LEAVING_SECONDS: Final = 5.0
 """For which ranks that have ended may still say what they have."""
 _HANGING_SECONDS: Final = 30.0
@@ -85,7 +87,7 @@ def run_benchmark(
     )
     if data_url is None and needs_data:
         raise ConfigError("where is the data? Give a URL or directory (--data), or storage.url")
-    data_url = _absolute(data_url or "memory://nothing")
+    data_url = _absolute(data_url or _NO_DATA)
     options, notes = workload.storage.options, (*resolved.notes.changes, *resolved.notes.ignored)
     checkpoint = replace(
         workload.checkpoint,
@@ -95,7 +97,8 @@ def run_benchmark(
     storage = replace(workload.storage, url=data_url, options=options)
     elsewhere = workload.storage.url is not None and not is_local(workload.storage.url)
     if (options or elsewhere) and is_local(data_url):  # a workload of an object store, with local data for once
-        storage, unused = _without_store(storage)
+        requests = not saves_objects(replace(workload, stages=stages, checkpoint=checkpoint), data_url)
+        storage, unused = _without_store(storage, requests=requests)
         if unused:
             notes = (*notes, f"{' and '.join(unused)} are not used: {data_url} is local")
     workload = replace(workload, stages=stages, storage=storage, checkpoint=checkpoint)
@@ -138,12 +141,13 @@ def run_benchmark(
         return _run_launched(plan, folder, world, unsaved)
 
 
-def _without_store(storage: Storage) -> tuple[Storage, list[str]]:
-    """Settings of storage without those of an object store; and the names of what was left out."""
+def _without_store(storage: Storage, *, requests: bool) -> tuple[Storage, list[str]]:
+    """Settings of storage without those of an object store, of requests too; and the names of what was left out."""
     unused: dict[str, Any] = {"options": {}} if storage.options else {}
     if storage.client != "auto" and reads_objects(storage.client):
         unused["client"] = "auto"
-    unused |= {name: () if name == "endpoints" else None for name in storage.transfer}
+    if requests:
+        unused |= {name: () if name == "endpoints" else None for name in storage.transfer}
     if storage.client in ("direct", "buffered"):
         unused = {name: value for name, value in unused.items() if name not in ("part_bytes", "part_requests")}
     return replace(storage, **unused), [f"storage.{name}" for name in unused]
@@ -160,11 +164,10 @@ def _check_packages(plan: RunPlan) -> None:
     """Check that this process can do what is asked for, with what is installed here."""
     get_loader(plan.workload.reader.loader)
     check_client(plan.workload, plan.url)
-    storage = plan.workload.storage
-    if not is_local(plan.url):
-        open_store(plan.url, storage.store_options(plan.url))  # which refuses settings that make no sense
-    elif "train" not in plan.workload.stages and is_local(plan.workload.checkpoint.url or plan.url):
-        check_requests(storage, plan.url, (), "a run without training")
+    if plan.url != _NO_DATA:
+        open_store(plan.url, plan.workload.storage.store_options(plan.url))  # which refuses what makes no sense
+    if "checkpoint" in plan.workload.stages:
+        open_checkpoint_store(plan)
     if "generate" in plan.workload.stages:
         check_spec(plan.workload)
 

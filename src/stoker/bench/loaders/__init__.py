@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ __all__ = [
     "check_client",
     "get_loader",
     "loader_names",
+    "saves_objects",
 ]
 
 GROUP: Final = "stoker.bench.loaders"
@@ -82,15 +84,28 @@ def get_loader(name: str) -> LoaderUnderTest:
     return loader
 
 
+def saves_objects(workload: Workload, url: str) -> bool:
+    """Whether a run over data at ``url`` saves checkpoints to an object store, or loads them from there."""
+    return "checkpoint" in workload.stages and is_local(workload.checkpoint.url or url) is None
+
+
 def check_client(workload: Workload, url: str) -> None:
     """Check before anything starts that the storage client that is asked for is the one that will read.
 
+    Settings of requests must be heeded where the data is read; where that is a directory, they may be for checkpoints on an
+    object store.
+
     Raises:
-        ConfigError: the loader does not read through one, or the client not there.
+        ConfigError: the loader does not read through one, or the client not there, or a setting of requests has no effect.
         MissingPackageError: the client can not be used here; says what is missing.
     """
     storage, loader = workload.storage, workload.reader.loader
     name = storage.client
+    local = is_local(url) is not None
+    if local and saves_objects(workload, url):
+        storage = replace(storage, endpoints=(), part_bytes=None, part_requests=None, attempts=None)
+    if "train" not in workload.stages and local:
+        check_requests(storage, url, (), "a run without training")
     if loader not in _OWN or "train" not in workload.stages:
         return
     if loader not in ("stoker", "torch"):
@@ -111,8 +126,8 @@ def check_client(workload: Workload, url: str) -> None:
             f"storage.client: the loader stoker reads through {', '.join(_OF_STOKER)}, not {name}: take the loader torch "
             "(--loader torch), which does"
         )
-    called = is_local(url) is not None and name in ("direct", "buffered")
-    heeds = {"part_bytes", "part_requests"} if called else set[str]() if is_local(url) else set(storage.transfer)
+    called = {"part_bytes", "part_requests"} if name in ("direct", "buffered") else set[str]()
+    heeds = called if local else set(storage.transfer)
     check_requests(storage, url, heeds, "the loader stoker")
 
 
