@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import queue
 import sys
@@ -151,6 +152,21 @@ class Ahead:
 
         threading.Thread(target=run, daemon=True).start()
         return iter(read.get, None)
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_an_iteration_that_began_outside_of_a_wrapper_is_refused(
+    accelerate: Any, dataset: StreamingDataset, taken: int
+) -> None:
+    """As where a first sample was looked at: half of the others would be lost."""
+    begun = iter(dataset)
+    first = [next(begun) for _ in range(taken)]
+    shard = accelerate.IterableDatasetShard(itertools.chain(first, begun), 4, 2, 1)
+    if taken:
+        with pytest.raises(errors.ConfigError, match="before IterableDatasetShard was around it"):
+            list(shard)
+    else:
+        assert len(ids(shard)) == 52
 
 
 def test_a_thread_reads_for_the_wrapper_that_waits_for_it(accelerate: Any, dataset: StreamingDataset) -> None:

@@ -185,3 +185,15 @@ def test_a_shard_loader_that_was_used_alone_does_not_read_as_if_it_were(
     with pytest.raises(StateError, match="in a world of 1"):
         loader.next()
     loader.close()
+
+
+def test_an_iteration_does_not_go_on_as_that_of_the_only_rank(data: Path, environ: pytest.MonkeyPatch) -> None:
+    begun = iter(_dataset(data)), _dataset(data).batches(), iter(_dataset(data))
+    for one in begun[:2]:
+        next(one)
+    environ.setenv("RANK", "0")
+    environ.setenv("WORLD_SIZE", "2")
+    for one in begun[:2]:
+        with pytest.raises(ConfigError, match="began as that of 1 rank of 1, and this process has become 1 of 2 since"):
+            list(one)
+    assert len(list(begun[2])) == SAMPLES // 2  # which had not begun

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Final
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 # Matters that are told once, not in each epoch by each worker of a DataLoader.
 _SENDS, _FILLS, _PADS = range(3)
+
+_LOOK_AGAIN: Final = 2
+"""Batch before which it is looked a second time for a wrapper that divides; at the end of an epoch that has fewer."""
 
 
 class EpochReader:
@@ -55,6 +58,7 @@ class EpochReader:
         self._resume = ResumeState(sample_order)
         self._ring = Ring()
         self._division: OuterDivision | None = None
+        self._ranks = 1
         self._counted_for: OuterDivision | None = None
         self._read_ahead = False
         # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
@@ -75,7 +79,11 @@ class EpochReader:
             samples = chain.from_iterable(part.samples for part in pipeline.sample_runs())
             yield from deliver_kept(samples, delivery.plan, self._division, LoaderWorker.detect())
             return
+        division, ranks, number = self._division, self._ranks, 0
         for part in pipeline.sample_runs():
+            number += 1
+            if number == _LOOK_AGAIN:
+                self._check_as_begun(division, ranks, batch_size)
             delivery.enter(part)
             if skip:
                 # The state was taken inside the first batch: skip the samples of it that were delivered.
@@ -89,16 +97,46 @@ class EpochReader:
                 delivery.failed()
                 raise
             delivery.check()
+        if number < _LOOK_AGAIN:
+            self._check_as_begun(division, ranks, batch_size)
         delivery.finished = True
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """This rank's (and loader worker's) batches of the next epoch, as dicts of columns."""
         _, delivery, pipeline = self._start(batch_size, by_sample=False)
+        division, ranks, number = self._division, self._ranks, 0
         for batch in pipeline.batches():
+            number += 1
+            if number == _LOOK_AGAIN:
+                self._check_as_begun(division, ranks, batch_size)
             delivery.batch()
             yield batch
             delivery.check()
+        if number < _LOOK_AGAIN:
+            self._check_as_begun(division, ranks, batch_size)
         delivery.finished = True
+
+    def _check_as_begun(self, division: OuterDivision | None, ranks: int, batch_size: int) -> None:
+        """See that no wrapper has come around an iteration that began without one, and no other ranks beside it.
+
+        Raises:
+            ConfigError: one has, and would divide samples that the dataset has divided; or there are other ranks, which read
+                the same samples.
+        """
+        if division is not None:
+            return
+        if (now := self._rank_finder.division()) is not None:
+            raise ConfigError(
+                f"this iteration began, and gave its first sample, before {now.wrapper} was around it: the dataset has "
+                f"divided its samples among the ranks, and {now.wrapper} divides once more. Begin the iteration where the "
+                "loader asks for samples, such as in __iter__ of an iterable between"
+            )
+        joined = self._rank_finder.data_rank(batch_size).world_size
+        if joined > ranks:
+            raise ConfigError(
+                f"this iteration began as that of 1 rank of {ranks}, and this process has become 1 of {joined} since, so "
+                "that samples would come more than once: begin iterations after init_process_group"
+            )
 
     def count(self, batch_size: int) -> int:
         """Samples that are delivered here in the next epoch, if that is delivered from its beginning.
@@ -147,6 +185,7 @@ class EpochReader:
                 "dispatch_batches=False, with which each rank reads for itself"
             )
         data_rank = self._rank_finder.data_rank(batch_size, division)
+        self._ranks = data_rank.world_size
         sharers = self._sharers(worker)
         self._limit_open(sharers)
         threads = self._threads(worker)
