@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -226,3 +227,15 @@ def test_a_table_on_s3(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.Monke
         assert secret not in repr(dataset)
     with pytest.raises(ObjectNotFoundError):
         StreamingDataset(f"{bucket.url}/nope", format="lance", **options)
+
+
+def test_a_server_that_is_silent_is_an_error() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        options = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "region": "us-east-1"}
+        options |= {"access_key_id": "a", "secret_access_key": "b"}
+        with pytest.raises(StokerError, match="can not be opened"):
+            StreamingDataset(
+                "s3://bucket/t.lance", format="lance", storage_options=options, download_timeout=1, download_retry=0
+            )

@@ -17,7 +17,8 @@ from stoker.formats.lance.connection import LanceFacts
 from stoker.formats.lance.reader import NAME, LanceSpan
 from stoker.formats.lance.table import LanceTable
 from stoker.index.index import Index
-from stoker.storage.remote.options import flat_options
+from stoker.storage import RetryPolicy
+from stoker.storage.remote.options import flat_options, milliseconds
 from stoker.storage.url import parse_url
 from stoker.types import StorageOptions
 
@@ -27,6 +28,8 @@ SETTINGS: Final = ("version",)
 # A span is about so many bytes of a fragment's files, and there are no more spans in all.
 _SPAN_BYTES: Final = 16 << 20
 _MOST_SPANS: Final = 1 << 18
+# Lance's own number.
+_MOST_RETRIES: Final = 3
 # Rows of a span of a fragment whose files have no sizes in the table's log.
 _SPAN_ROWS: Final = 8192
 
@@ -48,6 +51,8 @@ def open_lance(
     *,
     settings: CacheSettings,
     storage_options: StorageOptions | None,
+    retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+    stall_timeout: float = 60.0,
 ) -> DatasetLocation:
     """Open a version of a table.
 
@@ -56,7 +61,7 @@ def open_lance(
         options: ``version``, a number or the name of a tag; without it the latest.
         columns: to read; default all.
         settings: of the cache, in which nothing of the table is kept.
-        storage_options: as :func:`stoker.storage.open_store` has them.
+        storage_options, retry, stall_timeout: as :func:`stoker.storage.open_store` has them.
 
     Raises:
         ConfigError: the arguments make no sense, or columns have types whose values are not read.
@@ -70,7 +75,7 @@ def open_lance(
     for option, asked in (("validate_hash", settings.validate_hash), ("cache_limit", settings.limit)):
         if asked:
             raise ConfigError(f"{option}= is for files in a cache, and format={NAME!r} keeps no copies: leave it out")
-    table = find_lance(os.fspath(given), options, storage_options)
+    table = find_lance(os.fspath(given), options, storage_options, retry, stall_timeout)
     facts = table.facts
     kinds = {field.name: str(field.type) for field in table.schema}
     for name in kinds if columns is None else columns:
@@ -98,7 +103,13 @@ def open_lance(
     )
 
 
-def find_lance(url: str, options: Mapping[str, Any] | None, storage_options: StorageOptions | None) -> LanceTable:
+def find_lance(
+    url: str,
+    options: Mapping[str, Any] | None,
+    storage_options: StorageOptions | None,
+    retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+    stall_timeout: float = 60.0,
+) -> LanceTable:
     """The version of a table that options name.
 
     Raises:
@@ -113,7 +124,13 @@ def find_lance(url: str, options: Mapping[str, Any] | None, storage_options: Sto
     location = parse_url(url)
     if location.kind not in ("file", "s3", "gs", "azure"):
         raise ConfigError(f"{location.url}: tables of Lance are read from directories, s3://, gs:// and az://")
-    return LanceTable.find(location.url, version, flat_options(location, storage_options or {}))
+    # Of its own Lance would wait for many minutes on a server that is silent: it does all of this several times.
+    limits = {
+        "timeout": milliseconds(stall_timeout / 2),
+        "client_max_retries": str(min(retry.attempts - 1, _MOST_RETRIES)),
+    }
+    flat = flat_options(location, storage_options or {})
+    return LanceTable.find(location.url, version, {**limits, **flat} if flat else flat)
 
 
 def stored_bytes(facts: LanceFacts) -> int:

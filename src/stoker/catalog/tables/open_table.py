@@ -62,8 +62,7 @@ def open_table(
             raise ConfigError(
                 f"format={name!r}: rows are read from the table itself and kept nowhere: leave out local="
             )
-        unused = ("cache_limit", "retry", "stall_timeout")
-        reading = {key: value for key, value in reading.items() if key not in unused}
+        reading.pop("cache_limit", None)  # what opening may fetch, and it fetches nothing
         return open_lance(
             given if split is None else None, options, columns, storage_options=storage_options, **reading
         )
