@@ -584,3 +584,11 @@ def test_a_file_of_metadata_is_a_table_and_no_json(tmp_path: Path) -> None:
     tables = IcebergTables(tmp_path)
     metadata = tables.table.metadata_location.removeprefix("file://")
     assert numbers(metadata) == numbers(metadata, format="iceberg")
+
+
+def test_a_version_or_a_directory_of_delta_that_is_not_there_names_what_is(tmp_path: Path) -> None:
+    table = DeltaTables(tmp_path)
+    with pytest.raises(StokerError, match=r"log of version 9 \(the latest is 2\)"):
+        StreamingDataset(table.url, format="delta", format_options={"version": 9})
+    with pytest.raises(ObjectNotFoundError, match="did you mean 'table'"):
+        StreamingDataset(tmp_path / "tabel", format="delta")

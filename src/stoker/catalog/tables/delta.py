@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
 from stoker.catalog.tables.snapshot import TableSnapshot
-from stoker.catalog.unindexed.files_location import FilesLocation
+from stoker.catalog.unindexed.files_location import FilesLocation, check_exists
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError, import_option
 from stoker.formats.common.inspect_header import Partition
 from stoker.storage import is_local
@@ -46,10 +47,10 @@ def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: Storag
     location = parse_url(url)
     if location.kind not in ("file", "s3", "gs", "azure"):
         raise ConfigError(f"{location.url}: tables of Delta Lake are read from directories, s3://, gs:// and az://")
+    check_exists(url)
+    store_options = flat_options(location, storage_options or {})
     try:
-        table = deltalake.DeltaTable(
-            location.url, version=version, storage_options=flat_options(location, storage_options or {})
-        )
+        table = deltalake.DeltaTable(location.url, version=version, storage_options=store_options)
         _refuse_features(table, location.url)
         found = table.get_add_actions(flatten=False)
         adds = [
@@ -59,14 +60,21 @@ def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: Storag
         names = [field.name for field in table.schema().fields]
         kinds = {field.name: getattr(field.type, "type", "") for field in table.schema().fields}
     except deltalake.exceptions.TableNotFoundError as error:
+        said = " ".join(str(error).split())
         raise ObjectNotFoundError(
-            f"{location.url}: no table of Delta Lake is there ({error})", url=location.url
+            f"{location.url}: no table of Delta Lake is there ({said})", url=location.url
         ) from None
     except (deltalake.exceptions.DeltaError, OSError) as error:
         if isinstance(error, StorageError):
             raise
         told = "" if version is None else f" of version {version}"
-        raise StorageError(f"{location.url}: the log{told} can not be read: {error}", url=location.url) from None
+        if version is not None:
+            with contextlib.suppress(deltalake.exceptions.DeltaError, OSError):
+                latest = deltalake.DeltaTable(location.url, storage_options=store_options).version()
+                told += f" (the latest is {latest})"
+        raise StorageError(
+            f"{location.url}: the log{told} can not be read: {' '.join(str(error).split())}", url=location.url
+        ) from None
     number = table.version()
     said = f"version {number} of the Delta table"
     partitions: dict[str, Partition] = {}
