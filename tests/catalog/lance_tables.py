@@ -61,6 +61,17 @@ def expect(url: str, rows: list[int]) -> list[dict[str, Any]]:
     return found
 
 
+def change(url: str) -> list[dict[str, Any]]:
+    """Add a column, which lies in files of its own, and write some rows anew; returns the rows as Lance scans them."""
+    import lance
+
+    table = lance.dataset(url)
+    table.add_columns({"double": "x * 2"})
+    table.update({"text": "'new'"}, where="x in (10, 33)")
+    found: list[dict[str, Any]] = table.to_table(columns=["x", "text", "double"]).to_pylist()
+    return found
+
+
 def all_kinds() -> pa.Table:
     """40 rows of every kind of column; nulls in some."""
     count = 40

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lance_tables import all_kinds, delete, expect, tag, there, write, write_blobs
+from lance_tables import all_kinds, change, delete, expect, tag, there, write, write_blobs
 from torch.utils.data import DataLoader
 
 from s3server import Bucket
@@ -101,6 +101,16 @@ def test_a_column_that_is_not_there_and_arguments_that_make_no_sense(url: str, t
     there(write, str(tmp_path / "empty.lance"), pa.table({"x": pa.array([], pa.int64())}))
     with pytest.raises(ObjectNotFoundError, match="no rows"):
         StreamingDataset(tmp_path / "empty.lance")
+
+
+def test_columns_that_were_added_and_rows_that_were_updated(url: str) -> None:
+    with StreamingDataset(url) as before:
+        expected = there(change, url)
+        with StreamingDataset(url, columns=["x", "text", "double"]) as dataset:
+            assert list(dataset) == expected
+            assert [dataset[number] for number in range(len(expected))] == expected
+        assert sorted(int(one["x"]) for one in before) == LEFT, "of the version that was opened"
+        assert before[4]["text"] == "row 10"
 
 
 def test_a_tag_names_a_version(url: str) -> None:
