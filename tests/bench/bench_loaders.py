@@ -187,7 +187,7 @@ def _collate(samples: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 class HangsInWorker(Killed):
     """The collate function of rank 1 never returns, in one of two worker processes, in epoch 1."""
 
-    name = "hangs-in-worker"
+    name, packages = "hangs-in-worker", (("torch", "torch"),)  # which is imported before anything is timed
 
     def open(self, job: LoaderJob) -> OpenLoader:
         return _Collating(job, "")

@@ -441,7 +441,7 @@ CASES: Final = (
         "hanging collate function in a worker process",
         _without_data(
             *("reader.loader=bench_loaders:HangsInWorker", "--data=/nothing", "--accelerators=2", "train.epochs=2"),
-            *("train.barrier=true", "train.step_timeout=4", "compute.seconds=0.01"),
+            *("train.barrier=true", "train.step_timeout=8", "compute.seconds=0.01"),
         ),
         *("invalid", 1, "epochs until then"),
         r"rank 1 \(.*hangs: no progress for .* in epoch 1 of train, step 1, waiting for a batch: .*; its worker process "
