@@ -106,6 +106,11 @@ def test_keys_of_dlio_choose_library_attempts_and_direct_reads() -> None:
     assert (found.workload.storage.client, found.workload.storage.attempts) == ("minio", 3)
     assert found.workload.storage.store_options("s3://b/x") == {"attempts": 3}
     assert found.workload.storage.read_options("s3://b/x") == {"attempts": 3, "library": "minio"}
+    for kind, client in (("local_fs", "auto"), ("direct_fs", "direct"), ("s3", "minio")):
+        more = [f"++workload.{one}" for one in (*settings, f"storage.storage_type={kind}")]
+        found = read_workload(None, more, environ={}, dotenv=None)
+        assert found.workload.storage.client == client
+        assert any("storage_library: it is for objects" in note for note in found.notes.ignored) == (kind != "s3")
     direct = read_workload(None, ["reader.odirect=true", "storage.part_requests=3"], environ={}, dotenv=None)
     assert direct.workload.storage.read_options("/d") == {"read_by": "direct", "part_requests": 3}
     assert direct.workload.storage.store_options("/d") is None

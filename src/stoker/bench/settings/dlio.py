@@ -115,8 +115,12 @@ def dlio_settings(tree: Node, stages: Sequence[str] | None = None) -> tuple[Node
                     f"{node.where}: {old} is not used: {new} ({renamed[new].where}) says {renamed[new].plain}"
                 )
     made = Node({}, tree.where)
+    kind = renamed.get("storage.storage_type")
     for path, node in renamed.items():
         key = KEYS.get(path)
+        if path.endswith("storage_library") and kind is not None and kind.value != "s3":
+            ignored.append(f"{node.where}: {path}: it is for objects, and storage_type ({kind.where}) is {kind.plain}")
+            continue
         if key is None:
             ignored.append(f"{node.where}: {path} is no key of DLIO's, which ignores it{nearest(path, KEYS)}")
             continue
@@ -200,6 +204,9 @@ def _together(given: Mapping[str, Node], where: str, before: Sequence[str] | Non
             value = {**(value if isinstance(value, dict) else {"mean": value}), "stdev": wide.value}
         if value not in (None, {}):
             made[ours] = tree_of(value, node.where)
+    kind = given.get("storage.storage_type")
+    if kind is not None and kind.value == "direct_fs":
+        made["storage.client"] = Node("direct", kind.where)
     url = _url(given)
     if url is not None:
         made["storage.url"] = url

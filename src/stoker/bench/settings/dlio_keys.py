@@ -121,7 +121,9 @@ KEYS: Final[dict[str, Key]] = {
     "workflow.checkpoint": Key("stages"),
     "workflow.profiling": Key(said="processor, memory and bytes of the device are recorded in every run"),
     "workflow.debug": Key(said="no key of DLIO's LoadConfig", ignored=True),
-    "storage.storage_type": Key("storage.url", said="part of the URL: local_fs is a path, s3 is s3://"),
+    "storage.storage_type": Key(
+        "storage.url", said="part of the URL: local_fs is a path, s3 is s3://; ML's direct_fs is client direct, too"
+    ),
     "storage.storage_root": Key("storage.url"),
     "storage.storage_library": Key("storage.client", said="ML; s3torchconnector and s3dlio need --loader torch"),
     "storage.post_generation_settle_seconds": Key(
