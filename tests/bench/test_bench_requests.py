@@ -15,6 +15,7 @@ import pytest
 from bench_example import real_run
 from rich.console import Console
 
+from s3server import Bucket
 from stoker.bench.compare.compare import compare_runs
 from stoker.bench.measure.requests import Moment, latency_summary, request_record
 from stoker.bench.measure.storage_series import COLUMNS, MOST_BINS, StorageSeries, block_device
@@ -83,6 +84,21 @@ def test_requests_of_the_device_and_the_page_cache_stand_apart(
         assert whole["count"] == sum(whole["latency_histogram"]["count"])
         assert whole["count"] == sum(epoch["requests"][source]["count"] for epoch in result["epochs"])
         assert result["requests"]["evaluate"] is None
+
+
+@pytest.mark.s3
+def test_requests_over_the_network_and_to_the_cache_directory_stand_apart(bucket: Bucket, tmp_path: Path) -> None:
+    pairs = ", ".join(f"{name}: {value!r}" for name, value in bucket.storage_options.items())
+    settings = (*SETTINGS, "reader.threads=2", f"storage.options={{{pairs}}}")
+    real_run(tmp_path / "out", *settings, url=f"{bucket.url}/data", stages=("generate", "train"))
+    for epoch in read(tmp_path / "out").result["epochs"]:
+        parts = epoch["requests"]
+        assert set(parts) == {"network", "cache_directory"}
+        assert parts["network"]["bytes"] == epoch["fetched_bytes"]
+        assert parts["network"]["count"] >= FILES
+        assert parts["cache_directory"]["count"] == FILES
+        assert FILES * SIZE <= parts["cache_directory"]["bytes"] <= 1.1 * FILES * SIZE
+        assert set(epoch["storage_series"]["bytes"]) == {"network", "cache_directory"}
 
 
 @pytest.mark.parametrize("direct", [False, True])
