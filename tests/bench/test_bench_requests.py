@@ -50,7 +50,12 @@ def read(folder: Path) -> RunFiles:
 
 @pytest.mark.parametrize(
     ("loader", "client", "caches"),
-    [("stoker", "auto", ("drop", "keep")), ("torch", "auto", ("drop",)), ("torch", "mmap", ("keep",))],
+    [
+        ("stoker", "auto", ("drop", "keep")),
+        ("stoker", "direct", ("keep",)),
+        ("torch", "auto", ("drop",)),
+        ("torch", "mmap", ("keep",)),
+    ],
 )
 def test_requests_of_the_device_and_the_page_cache_stand_apart(
     loader: str, client: str, caches: tuple[str, ...], data: str, tmp_path: Path
@@ -60,7 +65,7 @@ def test_requests_of_the_device_and_the_page_cache_stand_apart(
     threads = int(loader == "stoker")
     settings = (*SETTINGS, f"reader.loader={loader}", f"reader.threads={threads}", f"storage.client={client}")
     for cache in caches:
-        source = {"drop": "device", "keep": "page_cache"}[cache]
+        source = "device" if cache == "drop" or client == "direct" else "page_cache"
         real_run(tmp_path / cache, *settings, f"storage.cache={cache}", url=data)
         result = read(tmp_path / cache).result
         for epoch in result["epochs"]:
@@ -78,7 +83,7 @@ def test_requests_of_the_device_and_the_page_cache_stand_apart(
             series = epoch["storage_series"]
             assert sum(series["requests"][source]) == found["count"]
             if source == "device":
-                assert sum(series["bytes"]["device"]) == pytest.approx(FILES * SIZE, rel=0.2)
+                assert sum(series["bytes"]["device"]) > 0.9 * FILES * SIZE  # and what else the processes read
                 assert series["block_device"]["mean_seconds"] > 0 < series["block_device"]["mean_bytes"]
         whole = result["requests"]["train"][source]
         assert whole["count"] == sum(whole["latency_histogram"]["count"])

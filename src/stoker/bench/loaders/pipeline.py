@@ -89,7 +89,7 @@ class StokerLoader(RankLoader):
             self.notes.append("samples of different sizes are handed over as a list, not stacked")
         if job.workload.storage.client != "auto":
             self.notes.append(f"files were fetched by the storage client {job.workload.storage.client}")
-        if self._local and self._transform is not None:
+        if self._local and not self._called and self._transform is not None:
             self.notes.append(
                 "files are mapped and read ahead: a request takes from when a thread wants its bytes until they are there, "
                 "which may be less than the device took"

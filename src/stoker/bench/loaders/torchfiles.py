@@ -49,7 +49,8 @@ class _Files:
         if self._held is None or self._held[0] != number:
             if self._client is None:
                 self._client = open_client(self._storage, self._url, self._rank)
-                observe(self._requests)
+                if self._client.counts_requests:
+                    observe(self._requests)
             name = self._names[number]
             data = self._read(self._client, name)
             self._counts.add(len(data))

@@ -55,4 +55,5 @@ def show_requests(console: Console, result: Mapping[str, Any]) -> None:
         console.print(Text(_LEGEND, style="dim"))
     loader = result["plan"]["workload"]["reader"]["loader"]
     if result["epochs"] and requests["train"] is None and loader != "synthetic":
-        console.print(Text(f"requests: not measured with the loader {loader} and this data", style="dim"))
+        how = "; with storage.client buffered or direct they are" if loader == "stoker" else ""
+        console.print(Text(f"requests: not measured with the loader {loader} and this data{how}", style="dim"))
