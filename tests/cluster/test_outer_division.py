@@ -154,7 +154,7 @@ class Ahead:
         return iter(read.get, None)
 
 
-@pytest.mark.parametrize("taken", [0, 1])
+@pytest.mark.parametrize("taken", [0, 1, 9])
 def test_an_iteration_that_began_outside_of_a_wrapper_is_refused(
     accelerate: Any, dataset: StreamingDataset, taken: int
 ) -> None:

@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 _SENDS, _FILLS, _PADS = range(3)
 
 _LOOK_AGAIN: Final = 2
-"""Batch before which it is looked a second time for a wrapper that divides; at the end of an epoch that has fewer."""
+"""Batch before which it is looked again for a wrapper that divides, as before each power of two; an epoch that has fewer
+looks at its end. A thread may have read some batches ahead by then."""
 
 
 class EpochReader:
@@ -82,7 +83,7 @@ class EpochReader:
         division, ranks, number = self._division, self._ranks, 0
         for part in pipeline.sample_runs():
             number += 1
-            if number == _LOOK_AGAIN:
+            if number >= _LOOK_AGAIN and not number & (number - 1):
                 self._check_as_begun(division, ranks, batch_size)
             delivery.enter(part)
             if skip:
@@ -107,7 +108,7 @@ class EpochReader:
         division, ranks, number = self._division, self._ranks, 0
         for batch in pipeline.batches():
             number += 1
-            if number == _LOOK_AGAIN:
+            if number >= _LOOK_AGAIN and not number & (number - 1):
                 self._check_as_begun(division, ranks, batch_size)
             delivery.batch()
             yield batch
