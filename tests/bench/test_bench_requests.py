@@ -258,6 +258,9 @@ def test_latency_sizes_and_rates_of_each_source_are_drawn_and_told(run: RunFiles
     assert f"{words}, P99: " in " ".join(told)
     assert f"{words}, from 128 KiB: 100.00%" in told
     assert f'data-path="requests.train.{source}.latency.p50"' in text
+    assert (f'data-path="epochs.0.requests.{source}.latency.p99"' in text) == (
+        source not in ("page_cache", "cache_directory")
+    )
     if source != "local":
         assert f"{words}, a second" in told
         assert f"epoch 0: from the {words}, over time" in told

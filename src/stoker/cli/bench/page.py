@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Final
+from typing import Any, Final
 
 from stoker.bench.results.report_files import RunFiles
 from stoker.cli.bench.charts import charts
@@ -98,9 +98,7 @@ def _tiles(run: RunFiles) -> list[str]:
 
 def _requests(run: RunFiles) -> list[tuple[str, str]]:
     """Of the device or the network."""
-    found = run.result.get("requests")
-    served = {} if found is None or found["train"] is None else found["train"]
-    source = next((one for one in ("network", "device", "local") if one in served), None)
+    source = _served_by_storage((run.result.get("requests") or {}).get("train"))
     if source is None:
         return []
     path = f"requests.train.{source}"
@@ -109,6 +107,11 @@ def _requests(run: RunFiles) -> list[tuple[str, str]]:
         ("median of a request to storage", datum(0, run, f"{path}.latency.p50", seconds_text)),
         ("99th percentile of a request to storage", datum(0, run, f"{path}.latency.p99", seconds_text)),
     ]
+
+
+def _served_by_storage(requests: Mapping[str, Any] | None) -> str | None:
+    """Of where requests were served the storage that is measured; ``None`` where it served none."""
+    return next((one for one in ("network", "device", "local") if one in (requests or {})), None)
 
 
 def _summary(runs: Sequence[RunFiles]) -> str:
@@ -206,11 +209,21 @@ def _details(k: int, run: RunFiles, *, alone: bool) -> str:
     return "".join(made)
 
 
+def _of_requests(epoch: Mapping[str, Any]) -> list[tuple[str, Callable[[Any], str]]]:
+    """Paths of an epoch's requests to storage, of the device or the network, and how they are told."""
+    path = f"requests.{_served_by_storage(epoch.get('requests')) or 'device'}"
+    return [
+        (f"{path}.per_second", _rate),
+        *((f"{path}.latency.{name}", seconds_text) for name in ("p50", "p99")),
+    ]
+
+
 def _epochs(k: int, run: RunFiles) -> str:
     headings = (
         *("epoch", "steps", "bytes/s from storage", "to the step"),
         *("utilization", "nominal", "stall", "barrier", "overhead", "drawn", "computed", "samples/s"),
-        *("first batch", "stall p50", "p99", "most", "from the device", "CPU s/GB", "memory"),
+        *("first batch", "stall p50", "p99", "most", "requests/s", "request p50", "p99"),
+        *("from the device", "CPU s/GB", "memory"),
     )
     table = []
     for at, epoch in enumerate(run.result["epochs"][:_EPOCHS]):
@@ -220,6 +233,7 @@ def _epochs(k: int, run: RunFiles) -> str:
             *((name, seconds_text) for name in ("compute_drawn", "compute_measured")),
             *(("samples_per_second", _rate), ("time_to_first_batch", seconds_text)),
             *((f"stall_seconds.{name}", seconds_text) for name in ("p50", "p99", "max")),
+            *_of_requests(epoch),
             *(("device_bytes", decimal_bytes_text), ("cpu_seconds_per_gb", lambda value: f"{value:.3g}")),
             ("peak_memory_bytes", decimal_bytes_text),
         )
