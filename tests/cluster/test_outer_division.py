@@ -9,6 +9,7 @@ import pickle
 import queue
 import sys
 import threading
+from abc import ABCMeta
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -263,6 +264,19 @@ def test_the_length_is_of_what_is_delivered(accelerate: Any, dataset: StreamingD
     assert len(dataset) == 100
     ids(dataset)
     assert len(dataset) == 50
+
+
+def test_a_wrapper_that_is_being_made_is_no_error(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader of accelerate looks for all attributes in another one, which it does not have yet."""
+
+    class Unmade(accelerate.DataLoaderDispatcher):  # type: ignore[misc]
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            raise AttributeError
+
+    shard = ABCMeta("IterableDatasetShard", (accelerate.IterableDatasetShard,), {})  # as torch's classes are
+    monkeypatch.setattr(accelerate, "IterableDatasetShard", shard)
+    assert accelerate.DataLoaderDispatcher.ask(object.__new__(Unmade), outer_division) is None
 
 
 def test_one_rank_divides_nothing(accelerate: Any) -> None:

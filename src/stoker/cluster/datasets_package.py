@@ -83,7 +83,7 @@ def _of_package(frame: FrameType) -> bool:
 
 def _is_iterable_dataset(one: Any) -> bool:
     kind = getattr(sys.modules.get(_DATASETS), "IterableDataset", None)
-    return kind is not None and isinstance(one, kind)
+    return kind is not None and issubclass(type(one), kind)
 
 
 def _check_shards(module: str, one: Any) -> None:

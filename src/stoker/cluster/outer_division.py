@@ -138,7 +138,8 @@ def _wrapper(module: str, frame: FrameType) -> Any:
     one = frame.f_locals.get("self")
     if module == _DATASETS:  # an IterableDataset over us, of split_dataset_by_node
         return one if getattr(one, "_distributed", None) is not None else None
-    return one if isinstance(one, _shards()) or _is_dispatcher(one) else None
+    # Not isinstance: a loader of accelerate that another thread makes just now has no attributes yet, not even its class.
+    return one if issubclass(type(one), _shards()) or _is_dispatcher(one) else None
 
 
 def _shards() -> tuple[type, ...]:
@@ -148,7 +149,7 @@ def _shards() -> tuple[type, ...]:
 
 def _is_dispatcher(one: Any) -> bool:
     dispatcher = getattr(sys.modules.get(_ACCELERATE), "DataLoaderDispatcher", None)
-    return dispatcher is not None and isinstance(one, dispatcher)
+    return dispatcher is not None and issubclass(type(one), dispatcher)
 
 
 def _describe(one: Any, frame: FrameType, *, direct: bool) -> OuterDivision | None:
