@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -85,3 +86,24 @@ def test_a_wrapper_of_another_loader_is_not_found(loop: Callable[..., Iterator[A
     thread.start()
     thread.join(60)
     assert found == [False]
+
+
+def test_a_tuple_that_another_thread_makes_meanwhile_is_left_alone(loop: Callable[..., Iterator[Any]]) -> None:
+    """Python refuses to make a tuple larger to which others refer."""
+    READS["it"] = _reads()
+    over = threading.Event()
+
+    def read() -> None:
+        for _ in range(50):
+            next(READS["it"])
+        over.set()
+
+    def items() -> Iterator[int]:
+        while not over.is_set():
+            yield sum(range(100))
+
+    wrapper = loop(items)
+    thread = threading.Thread(target=read)
+    thread.start()
+    while thread.is_alive():
+        assert len(tuple(islice(wrapper, 1000))) in range(1001)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType, TracebackType
 from typing import Any, Final
 
@@ -27,14 +28,19 @@ def called_from(package: str, function: str | None = None) -> bool:
     if package not in sys.modules:
         return False
 
-    def belongs(frame: FrameType) -> bool:
-        return f"{module_of(frame)}.".startswith(f"{package}.")
+    def belongs(module: str) -> bool:
+        return f"{module}.".startswith(f"{package}.")
 
-    return any(belongs(frame) and function in (None, frame.f_code.co_name) for frame in callers(belongs))
+    found = (frame for frame in callers(belongs) if belongs(module_of(frame)))
+    return any(function in (None, frame.f_code.co_name) for frame in found)
 
 
-def callers(wanted: Callable[[FrameType], bool]) -> Iterator[FrameType]:
-    """The frames of this thread's stack, the innermost first; then the ``wanted`` ones of others, for which it reads."""
+def callers(wanted: Callable[[str], bool]) -> Iterator[FrameType]:
+    """The frames of this thread's stack, the innermost first; then those of others, for which it reads.
+
+    Args:
+        wanted: of the others only those of modules with such names.
+    """
     yield from _stack(sys._getframe(1))
     if threading.get_ident() != threading.main_thread().ident:
         yield from _read_for(wanted)
@@ -42,7 +48,8 @@ def callers(wanted: Callable[[FrameType], bool]) -> Iterator[FrameType]:
 
 def module_of(frame: FrameType) -> str:
     """Name of the module whose code a frame runs."""
-    return str(frame.f_globals.get("__name__"))
+    # The frame of another thread has no globals when it ends.
+    return str((frame.f_globals or {}).get("__name__"))
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
@@ -51,8 +58,8 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _read_for(wanted: Callable[[FrameType], bool]) -> list[FrameType]:
-    """Frames beyond this thread's stack that are ``wanted``, and from which references lead to what this thread runs.
+def _read_for(wanted: Callable[[str], bool]) -> list[FrameType]:
+    """Frames beyond this thread's stack, of ``wanted`` modules, from which references lead to what this thread runs.
 
     References lead from an iteration to the generators that it takes items from and to the data set below. Those of what
     only stands beside it, such as another loader in the same process, do not.
@@ -75,7 +82,7 @@ class _Scan:
     """One look at the other threads and at the generators that rest, while they go on.
 
     Args:
-        wanted: which frames are looked for.
+        wanted: of which modules frames are looked for.
         targets: the ``id()`` of frames and objects that are read here; what is found is added.
 
     Attributes:
@@ -84,7 +91,7 @@ class _Scan:
             function has called, and in a generator that rests, but not in a function that runs. Another scan has to look.
     """
 
-    def __init__(self, wanted: Callable[[FrameType], bool], targets: set[int]) -> None:
+    def __init__(self, wanted: Callable[[str], bool], targets: set[int]) -> None:
         self.complete = True
         self.found: list[FrameType] = []
         self._targets = targets
@@ -103,7 +110,7 @@ class _Scan:
                     targets |= {number, id(frame.f_locals.get("self", frame))}
                     grown = True
 
-    def _waiting(self, wanted: Callable[[FrameType], bool]) -> dict[int, tuple[FrameType, list[Any]]]:
+    def _waiting(self, wanted: Callable[[str], bool]) -> dict[int, tuple[FrameType, list[Any]]]:
         """The wanted frames, by their ``id()``, and that to which references lead from each."""
         waiting: dict[int, tuple[FrameType, list[Any]]] = {}
         for ident, top in sys._current_frames().items():
@@ -112,15 +119,16 @@ class _Scan:
                 self._running.add(id(frame))
                 if ident == threading.get_ident():
                     continue
-                if module_of(frame).partition(".")[0] == "stoker":
+                module = module_of(frame)
+                if module.partition(".")[0] == "stoker":
                     called = []  # what a dataset calls, such as a transform, may read others for itself
                     continue
                 called = [*called, *frame.f_locals.values()]
-                if wanted(frame):
+                if wanted(module):
                     waiting[id(frame)] = frame, called
                     self.complete = self.complete and frame is not top
-        for one in gc.get_objects():
-            if type(one) is GeneratorType and (resting := one.gi_frame) is not None and wanted(resting):
+        for one in _generators(wanted):
+            if (resting := one.gi_frame) is not None:
                 waiting.setdefault(id(resting), (resting, self._held_by(one)))
         return waiting
 
@@ -146,6 +154,42 @@ class _Scan:
         if one.gi_running and id(frame) not in self._running:
             self.complete = False
         return held
+
+
+def _generators(wanted: Callable[[str], bool]) -> list[GeneratorType[Any, Any, Any]]:
+    """The generators of modules. No other objects are held meanwhile: a tuple that another thread makes must not be."""
+    modules = [module for name, module in list(sys.modules.items()) if wanted(name) and isinstance(module, ModuleType)]
+    codes = {code for module in modules for code in _generator_codes(module)}
+    return [one for one in gc.get_referrers(*codes) if type(one) is GeneratorType] if codes else []
+
+
+def _generator_codes(module: ModuleType) -> Iterator[CodeType]:
+    """The code of the generator functions that a module defines, also of those in classes, functions and decorators."""
+    todo: list[Any] = [one for one in list(vars(module).values()) if _defined_in(one, module)]
+    seen: set[int] = set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, type):
+            todo += [
+                inside
+                for inside in list(vars(one).values())
+                if not isinstance(inside, type) or _defined_in(inside, module)
+            ]
+        elif isinstance(one, CodeType):
+            if one.co_flags & CO_GENERATOR:
+                yield one
+            todo += one.co_consts
+        elif isinstance(one, FunctionType):
+            todo += [one.__code__, vars(one).get("__wrapped__")]
+        elif isinstance(one, staticmethod | classmethod):
+            todo.append(one.__func__)
+
+
+def _defined_in(one: Any, module: ModuleType) -> bool:
+    return isinstance(one, type | FunctionType) and one.__module__ == module.__name__
 
 
 def _referents(one: Any) -> Iterable[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -55,7 +54,7 @@ def named_epoch(division: OuterDivision | None, ranks: int) -> NamedEpoch | None
     if _DATASETS not in sys.modules or in_user_code():
         return None
     found: Any = None
-    for frame in callers(_of_package):
+    for frame in callers(_MODULES.__contains__):
         module = module_of(frame)
         one: Any = frame.f_locals.get("self")
         if module == _BUILDER and ranks > 1:
@@ -75,10 +74,6 @@ def named_epoch(division: OuterDivision | None, ranks: int) -> NamedEpoch | None
         return None
     state = getattr(found, "_starting_state_dict", None) or {}
     return NamedEpoch(int(found.epoch), resumes=state.get("epoch") == found.epoch)
-
-
-def _of_package(frame: FrameType) -> bool:
-    return module_of(frame) in _MODULES
 
 
 def _is_iterable_dataset(one: Any) -> bool:

@@ -24,7 +24,7 @@ _SAME_SAMPLES: Final = ("tp", "cp", "sp", "pp")
 def model_parallel() -> dict[str, int]:
     """Dimensions of torch's device meshes in this process whose ranks read the same samples, by their usual names: sizes."""
     kind = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
-    meshes = () if kind is None else (one for one in gc.get_objects() if type(one) is kind)
+    meshes = () if kind is None else [one for one in gc.get_referrers(kind) if type(one) is kind]
     return {
         name: size
         for mesh in meshes

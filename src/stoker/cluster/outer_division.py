@@ -81,7 +81,7 @@ def outer_division() -> OuterDivision | None:
     found: Any = None
     division: OuterDivision | None = None
     direct = True
-    for frame in callers(_of_wrappers):
+    for frame in callers(_MODULES.__contains__):
         module = module_of(frame)
         _check_not_divided_again(module, frame)
         one = _wrapper(module, frame)
@@ -99,16 +99,8 @@ def outer_division() -> OuterDivision | None:
 
 def skipped_batches() -> int:
     """Batches that a loader of accelerate leaves out of the epoch that it begins to read now (``skip_first_batches``)."""
-    frames = (frame for frame in callers(_of_accelerate) if _of_accelerate(frame))
+    frames = (frame for frame in callers(_ACCELERATE.__eq__) if module_of(frame) == _ACCELERATE)
     return max((int(getattr(frame.f_locals.get("self"), "skip_batches", 0)) for frame in frames), default=0)
-
-
-def _of_accelerate(frame: FrameType) -> bool:
-    return module_of(frame) == _ACCELERATE
-
-
-def _of_wrappers(frame: FrameType) -> bool:
-    return module_of(frame) in _MODULES
 
 
 def _check_not_divided_again(module: str, frame: FrameType) -> None:
