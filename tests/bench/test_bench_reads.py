@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,12 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from bench_faults import small_disk
 
 from stoker.bench.loaders import LoaderJob, get_loader
 from stoker.bench.loaders.decode import read_whole
 from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.measure.generation import make_data
-from stoker.bench.measure.page_cache import cached_files, counts_device_reads, resident_pages
+from stoker.bench.measure.page_cache import cached_files, counts_device_reads, file_system, resident_pages
 from stoker.bench.results.bytes_read import bytes_findings
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
@@ -393,3 +395,17 @@ def test_samples_of_an_epoch_that_leaves_some_out_may_be_the_smaller_ones() -> N
     assert findings(varied, device=69_000_000, samples=8)
     assert findings(device=75_000_000, samples=8)  # all have the same size
     assert findings(varied, device=94_000_000)  # none is left out
+
+
+def test_a_block_device_over_a_file_in_memory_is_memory(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "memory", "4m") as memory:
+        image, mount = memory / "image", tmp_path / "mount"
+        image.write_bytes(bytes(2 << 20))
+        mount.mkdir()
+        for command in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", "loop", str(image), str(mount)]):
+            if shutil.which(command[0]) is None or subprocess.run(command, check=False, capture_output=True).returncode:
+                pytest.skip(f"this container may not: {' '.join(command)}")
+        try:
+            assert file_system(mount / "train") == ("ext4 on tmpfs", True)
+        finally:
+            subprocess.run(["umount", str(mount)], check=True)

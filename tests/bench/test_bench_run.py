@@ -25,6 +25,7 @@ from stoker.bench.results.results import collect, schema
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Stage
+from stoker.cache.quota import claim, release
 from stoker.cli import main
 from stoker.cluster import World
 from stoker.errors import ConfigError, MissingPackageError
@@ -349,6 +350,19 @@ def test_results_are_never_written_over(tmp_path: Path) -> None:
     bench(tmp_path, "reader.loader=synthetic", ranks=1)
     with pytest.raises(ConfigError, match="holds results already"):
         bench(tmp_path, "reader.loader=synthetic", ranks=1)
+
+
+@pytest.mark.processes
+def test_of_two_runs_at_once_one_has_the_directory(tmp_path: Path) -> None:
+    held = claim(tmp_path / ".running")  # as the other run does, before it has written anything
+    assert held is not None
+    with pytest.raises(ConfigError, match="another run writes its results to"):
+        bench(tmp_path, "reader.loader=synthetic", ranks=1)
+    assert [path.name for path in tmp_path.iterdir()] == [".running"]
+    release(held)  # a run that was killed leaves the file, and no lock
+    result = bench(tmp_path, "reader.loader=synthetic", ranks=1)
+    assert result["complete"]
+    assert not (tmp_path / ".running").exists()
 
 
 @pytest.mark.processes

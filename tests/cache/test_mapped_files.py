@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker import KeepIds, MDSWriter, StreamingDataset, merge_index
+from stoker.bench.measure.page_cache import cached_files, resident_pages
 from stoker.cache.base import CacheSettings
+from stoker.cache.disk import DiskCache
 from stoker.cache.in_use import Users
 from stoker.catalog.location import open_indexed
 from stoker.errors import CacheError, ConfigError, CorruptDataError, ObjectNotFoundError, StorageError
+from stoker.formats.base import ShardInfo, ShardReader
+from stoker.formats.registry import get_format
 from stoker.inspection.caches import list_caches, prune_caches
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage.files import MappedFile, check_mapped, make_own_directory, map_file
@@ -27,6 +33,7 @@ from stoker.tokens.sources.parquet import ParquetSource
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.raw import RawTokens
 from stoker.tokens.tokenize.encoding import make_job
+from stoker.types import Buffer
 from support import environ, open_parquet, run_script
 
 SHARD = 20 << 10
@@ -370,3 +377,28 @@ def test_a_link_to_a_directory_does_not_lead_shards_out_of_the_cache(tmp_path: P
     with pytest.raises(CacheError, match=r"out of the cache .* by a symbolic link"):
         StreamingDataset(remote=tmp_path / "data", local=tmp_path / "cache")[0]
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_pages_with_headers_are_there_before_a_file_is_opened_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever touches a page that storage has yet to give holds Python's lock meanwhile, and stops all other threads."""
+    names = [f"{number}.npz" for number in range(6)]
+    for name in names:
+        np.savez(tmp_path / name, x=np.zeros((1, 100_000), np.float64))
+    dataset = StreamingDataset(str(tmp_path), batch_size=1)
+    monkeypatch.setattr(DiskCache, "read_ahead", lambda *_: None)  # of which nobody knows how far it has got
+    there: dict[str, bool] = {}
+    form = type(get_format("npz"))
+    opened = form.open
+
+    def look(self: Any, info: ShardInfo, files: Sequence[Buffer], **more: Any) -> ShardReader:
+        with open(tmp_path / info.raw[0].basename, "r+b") as file:
+            pages = resident_pages(file.fileno(), info.raw[0].bytes)
+        there[info.raw[0].basename] = pages is not None and pages[0] == pages[1]
+        return opened(self, info, files, **more)
+
+    monkeypatch.setattr(form, "open", look)
+    cached_files(tmp_path, drop=True)
+    assert sum(len(batch["x"]) for batch in dataset.batches()) == len(names)
+    assert [name for name in names if not there[name]] in ([], names[:1])  # the first is not opened ahead

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -29,12 +31,14 @@ from stoker.bench.results.record import save_record
 from stoker.bench.results.results import RESULTS, collect, write_results
 from stoker.bench.settings.sources import Resolved
 from stoker.bench.settings.workload import Stage, Storage, Workload
+from stoker.cache.quota import claim, release
 from stoker.cluster import World
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import is_local, open_store
 from stoker.storage.file_errors import file_errors
 
 _NO_DATA: Final = "memory://nothing"
+_LOCK: Final = ".running"
 _LEAVING_SECONDS: Final = 5.0
 """For which ranks that have ended may still say what they have."""
 _HANGING_SECONDS: Final = 30.0
@@ -133,11 +137,11 @@ def run_benchmark(
             _check_room(plan)
         ranks = accelerators or 1
         launch = LocalRanks(ranks) if launcher is None else _on_ray(ranks, workload, folder)
-        with sigterm_interrupts():
+        with sigterm_interrupts(), _claimed(folder):
             return _run_started(plan, folder, ranks, launch, unsaved)
     if accelerators not in (None, world.world_size):
         raise ConfigError(f"{world.source} has started {world.world_size} ranks, accelerators says {accelerators}")
-    with sigterm_interrupts():
+    with sigterm_interrupts(), _claimed(folder, writes=world.rank == 0):
         return _run_launched(plan, folder, world, unsaved)
 
 
@@ -178,13 +182,35 @@ def _check_room(plan: RunPlan) -> None:
         check_space(plan.workload, plan.url)
 
 
-def _make(folder: Path) -> None:
+@contextlib.contextmanager
+def _claimed(folder: Path, *, writes: bool = True) -> Iterator[None]:
+    """Make the directory of the results, and keep other runs out of it while this process writes there.
+
+    Raises:
+        ConfigError: it can not be made, or another run writes there.
+    """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory, as results need")
+    held: int | None = None
+    lock = folder / _LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        held = claim(lock) if writes else None
     except OSError as error:
-        raise ConfigError(f"{folder} can not be made: {error.strerror or error}") from None
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # of a full disk the numbers are printed
+            raise ConfigError(f"{folder} can not be made, or not written: {error.strerror or error}") from None
+    else:
+        if writes and held is None:
+            raise ConfigError(
+                f"another run writes its results to {folder}: give another directory, or wait for its end"
+            )
+    try:
+        yield
+    finally:
+        if held is not None:
+            with contextlib.suppress(OSError):
+                lock.unlink()
+            release(held)
 
 
 def _check_free(folder: Path) -> None:
@@ -203,7 +229,6 @@ def _on_ray(ranks: int, workload: Workload, folder: Path) -> Launch:
 
 def _run_started(plan: RunPlan, folder: Path, ranks: int, launch: Launch, unsaved: Unsaved) -> dict[str, Any]:
     _check_free(folder)
-    _make(folder)
     launch.prepare()
     token = secrets.token_hex(16)
     server = Server(ranks, token, plan.digest, launch.host, silence=plan.workload.train.step_timeout)
@@ -264,7 +289,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _run_launched(plan: RunPlan, folder: Path, world: World, unsaved: Unsaved) -> dict[str, Any]:
-    _make(folder)
     began = time.time()
     link, server = meet(world, folder, plan.digest, silence=plan.workload.train.step_timeout)
     failure: str | None = None

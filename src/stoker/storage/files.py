@@ -41,6 +41,9 @@ _KINDS: Final = (
     (stat.S_ISBLK, "a device"),
 )
 
+_POPULATE_READ: Final = 22
+_ENDS: Final = 1 << 20
+"""Bytes at the begin and at the end of a file in which its headers are, nearly always."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [
@@ -301,6 +304,21 @@ class MappedFile(mmap.mmap):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             raise OSError(error, os.strerror(error), path)
         return self
+
+    def await_ends(self) -> None:
+        """Wait until the begin and the end of the window are in memory, without Python's lock.
+
+        Where the first to touch a page is Python code, no other thread runs until storage has given it.
+        """
+        import numpy as np
+
+        address: int = np.frombuffer(self, np.uint8).ctypes.data
+        last = (len(self) - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+        first = min(_ENDS, last + mmap.PAGESIZE)
+        # Linux before 5.14 refuses it: the pages come when they are touched then.
+        for begin, end in ((0, first), (max(first, last - _ENDS), last + mmap.PAGESIZE)):
+            if end > begin:
+                _libc.madvise(ctypes.c_void_p(address + begin), ctypes.c_size_t(end - begin), _POPULATE_READ)
 
     def check(self) -> None:
         """Check that the file was not cut since it was mapped: touching what is past its end kills the process (SIGBUS).

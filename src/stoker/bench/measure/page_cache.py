@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.storage.files import file_system_of, mount_of
+from stoker.storage.files import mount_of
 
 FROM_DEVICE: Final = 0.95
 """The part of what was read from storage that must have come from the device, for it to have been measured."""
@@ -24,6 +24,8 @@ TELLING_BYTES: Final = 16 << 20
 _MOST_PAGES: Final = 1 << 20
 """Pages that are asked about, of all files: 4 GiB."""
 _MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_RAM_DISK: Final = re.compile(r"z?ram\d+")
+"""Block devices whose bytes are in memory."""
 _COUNTED: Final = frozenset({"overlay", "nfs", "nfs4"})
 """File systems without a device of their own whose reads Linux counts for the process that reads, as those of devices."""
 _NFS_UNCOUNTED: Final = ((5, 18), (6, 4))
@@ -99,9 +101,35 @@ def _files(folder: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def file_system(path: str | os.PathLike[str]) -> tuple[str, bool]:
-    """The kind of file system that holds a path, and whether that is memory; ``("unknown", False)`` where nobody says."""
-    kind = file_system_of(path) or "unknown"
-    return kind, kind in _MEMORY
+    """The kind of file system that holds a path, and whether that is memory; ``("unknown", False)`` where nobody says.
+
+    One whose block device lies in memory is, too: ``("ext4 on tmpfs", True)`` of a loop device over a file in ``tmpfs``.
+    """
+    _, kind, device = mount_of(path)
+    kind = kind or "unknown"
+    if kind in _MEMORY:
+        return kind, True
+    below = _memory_below(device)
+    return (kind, False) if below is None else (f"{kind} on {below}", True)
+
+
+def _memory_below(device: str) -> str | None:
+    """The memory that a block device, or one that it is made of, keeps its bytes in; ``None`` where it is none."""
+    name = os.path.basename(os.path.realpath(device))
+    if not device.startswith("/dev/") or not name:
+        return None
+    below = Path("/sys/class/block", name).resolve()
+    if (below / "partition").exists():
+        below = below.parent
+    if _RAM_DISK.fullmatch(below.name):
+        return below.name
+    with contextlib.suppress(OSError):
+        kind, memory = file_system((below / "loop" / "backing_file").read_text().rstrip("\n"))
+        return kind if memory else None
+    with contextlib.suppress(OSError):
+        found = (_memory_below(f"/dev/{one}") for one in sorted(os.listdir(below / "slaves")))
+        return next((one for one in found if one is not None), None)
+    return None
 
 
 @functools.cache
