@@ -10,19 +10,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench_faults import end_started, failed, pid_of, small_disk, start, wait_for
+from rich.console import Console
 
 from s3server import Bucket
 from stoker.bench.checkpoint import manifest as manifests
 from stoker.bench.measure.generation import spec_of
 from stoker.bench.ranks.control_client import RankFailedError
+from stoker.bench.ranks.plan import RunPlan
+from stoker.bench.results.results import collect
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Stage
+from stoker.cli.bench.table import show_result
 from stoker.errors import ConfigError
 from stoker.generation import generate
 from stoker.storage import open_store
@@ -197,6 +202,24 @@ def test_results_that_find_no_space_are_an_error_on_every_rank(tmp_path: Path) -
         assert "No space left on device" in said
         assert "Traceback" not in said
         assert said.count("rank ") >= 2
+
+
+@pytest.mark.processes
+def test_numbers_of_some_ranks_are_printed(tmp_path: Path) -> None:
+    """Where no step of a rank counts, utilization is known, and a sum over ranks is not."""
+    folder = tmp_path / "r"
+    settings = ("reader.loader=synthetic", "train.epochs=1")
+    bench(folder, *settings, url=str(tmp_path), stages=("train",))
+    resolved = read_workload(None, [*TINY, *settings], environ={}, dotenv=None)
+    plan = RunPlan(resolved.workload, str(tmp_path), str(folder), "0" * 16, "", {}, (), ())
+    record = json.loads((folder / "rank00001.json").read_text())
+    record["epochs"][0]["metrics"] = dict.fromkeys(record["epochs"][0]["metrics"])
+    (folder / "rank00001.json").write_text(json.dumps(record))
+    result = collect(plan, folder, 2, failure="rank 1 came to no step", began=0.0, launcher="local processes")
+    console = Console(file=StringIO(), width=300)
+    show_result(console, result)
+    assert "utilization " in console.file.getvalue()
+    assert ", - samples/s" in console.file.getvalue()
 
 
 # -- what is killed ------------------------------------------------------------------------------------------------

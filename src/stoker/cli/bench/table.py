@@ -45,11 +45,13 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     for name in ("train", "evaluate"):
         over = result[name]
         if over and over["au"] is not None:
-            au, rate = over["au"], over["samples_per_second"]
+            au, rate = over["au"], _mean(over["samples_per_second"])
+            samples = "-" if rate is None else f"{rate:,.1f}"  # where no step of a rank counts
             console.print(
-                f"{name}: utilization {au['mean']:.2%} (± {au['stdev']:.2%} over {au['count']} epochs), "
+                f"{name}: utilization {au['mean']:.2%} (± {au['stdev']:.2%} over "
+                f"{au['count']} epoch{'' if au['count'] == 1 else 's'}), "
                 f"nominal {percent_text(_mean(over['au_nominal']))}, "
-                f"{rate['mean']:,.1f} samples/s, {megabytes(_mean(over['storage_bytes_per_second']))} MB/s from storage"
+                f"{samples} samples/s, {megabytes(_mean(over['storage_bytes_per_second']))} MB/s from storage"
             )
     show_requests(console, result)
     if result["checkpoint"] is not None:
