@@ -216,10 +216,10 @@ def test_numbers_of_some_ranks_are_printed(tmp_path: Path) -> None:
     record["epochs"][0]["metrics"] = dict.fromkeys(record["epochs"][0]["metrics"])
     (folder / "rank00001.json").write_text(json.dumps(record))
     result = collect(plan, folder, 2, failure="rank 1 came to no step", began=0.0, launcher="local processes")
-    console = Console(file=StringIO(), width=300)
-    show_result(console, result)
-    assert "utilization " in console.file.getvalue()
-    assert ", - samples/s" in console.file.getvalue()
+    said = StringIO()
+    show_result(Console(file=said, width=300), result)
+    assert "utilization " in said.getvalue()
+    assert ", - samples/s" in said.getvalue()
 
 
 # -- what is killed ------------------------------------------------------------------------------------------------

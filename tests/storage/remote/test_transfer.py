@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,14 @@ def test_a_request_goes_to_another_endpoint_where_one_is_down(bucket: Bucket, pr
     proxies[1].close()
     assert [open_store(bucket.url, over(bucket, proxies)).get("a", max_bytes=1) for _ in range(4)] == [b"1"] * 4
     down = over(bucket, proxies, endpoint_number="1", attempts="2")
-    with pytest.raises(StorageTimeoutError, match="gave up after 2 attempts"):
+    with pytest.raises(
+        StorageTimeoutError, match=rf"gave up after 2 attempts.* {proxies[1].endpoint}, which was asked last"
+    ):
         open_store(bucket.url, down, retry=RetryPolicy(base_delay=0.01)).get("a", max_bytes=1)
+    # Also where other threads take turns meanwhile: a second attempt is always at the other endpoint.
+    twice = open_store(bucket.url, over(bucket, proxies, attempts="2"), retry=RetryPolicy(base_delay=0.01))
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda _: twice.get("a", max_bytes=1), range(64))) == {b"1"}
 
 
 @pytest.mark.parametrize("library", ["boto3", "minio"])

@@ -185,8 +185,8 @@ def error_for(fault: Fault, url: str, *, host: str, identity: str) -> StokerErro
             return StorageError(f"{url}: {fault.detail}.", url=url)
 
 
-def exhausted(fault: Fault, url: str, attempts: int, elapsed: float) -> StorageError:
-    """The error for a retryable fault after the last attempt."""
+def exhausted(fault: Fault, url: str, attempts: int, elapsed: float, endpoint: str = "") -> StorageError:
+    """The error for a retryable fault after the last attempt, which was at the endpoint, where there are several."""
     tries = f"{attempts} attempt{'s' if attempts > 1 else ''} in {elapsed:.1f} s"
     if fault.kind == "credentials":
         message = (
@@ -194,7 +194,8 @@ def exhausted(fault: Fault, url: str, attempts: int, elapsed: float) -> StorageE
             "or skip_signature for a public bucket."
         )
         return AccessDeniedError(message, url=url)
-    message = f"{url}: {fault.detail}; gave up after {tries}. The store or the network fails; check the endpoint."
+    message = f"{url}: {fault.detail}; gave up after {tries}. The store or the network fails; check the endpoint"
+    message += f" {endpoint}, which was asked last." if endpoint else "."
     return StorageTimeoutError(message, url=url)
 
 

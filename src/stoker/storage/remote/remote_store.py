@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -48,6 +49,12 @@ _SINGLE_PUT = 16 << 20
 _PAGE = 1000
 
 
+class _Turn(threading.local):
+    """Of each thread: the number of the request that it makes, plus that of its attempt."""
+
+    turn = 0
+
+
 class RemoteStore:
     """The objects under one root of an object store. Thread-safe; belongs to the process that made it."""
 
@@ -70,12 +77,13 @@ class RemoteStore:
         ]
         self._spec = self._clients[0].spec
         # Processes that begin together do not all begin at the same endpoint.
-        self._turn = itertools.count(os.getpid())
+        self._turns = itertools.count(os.getpid())
+        self._asking = _Turn()
 
     @property
     def _next(self) -> EndpointClients:
-        """The clients of the endpoint whose turn it is."""
-        return self._clients[next(self._turn) % len(self._clients)]
+        """The clients of the endpoint whose turn it is: of a repeated request the one after that which it had before."""
+        return self._clients[self._asking.turn % len(self._clients)]
 
     @property
     def _client(self) -> ObjectStore:
@@ -379,8 +387,10 @@ class RemoteStore:
             size_of: of a request for data, the bytes that it gave, by what ``attempt`` returned; such requests are counted.
         """
 
+        turn = next(self._turns)
+
         def translated(number: int) -> T:
-            begun = time.perf_counter_ns()
+            begun, self._asking.turn = time.perf_counter_ns(), turn + number
             try:
                 found = attempt(number)
                 if size_of is not None and (counts := observer()) is not None:
@@ -398,7 +408,8 @@ class RemoteStore:
             # chained.
             url = self._url(key)
             if fault.retryable:
-                raise TransientError(lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed))
+                asked = self._transfer.used_endpoints[(turn + number) % len(self._clients) :][:1]
+                raise TransientError(lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed, *asked))
             raise error_for(fault, url, host=self._location.host, identity=self._spec.identity)
 
         return run(translated, self._retry)
