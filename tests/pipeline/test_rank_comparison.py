@@ -1,4 +1,6 @@
-"""Ranks that do not read the same, or read the same part, are an error in the first batch; nobody waits for it."""
+"""Ranks that do not read the same, or read the same part, are an error in the first batch; nobody waits for it. Those that
+are out of step are warned.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,10 @@ EXPECTED = {
     "each alone": "",
     "replicated": "",
     "not compared": "",
+    "peeks": "as its iteration 2, rank 0 begins epoch 1 at position 0, after 1 batches of the one before, and rank 1 epoch 1 "
+    "at position 0, after 4.",
+    "state": "as its iteration 1, rank 0 begins epoch 1 at position 0, after 0 batches of the one before, and rank 1 ",
+    "peeks, not compared": "",
 }
 
 

@@ -147,6 +147,7 @@ class ReadOptions:
         download_threads: shards fetched at once by this process.
         compare_ranks: in an epoch's first batch, see that the ranks of an initialised ``torch.distributed`` read the same
             data in the same order, and each its own part: through the process group's store, without waiting for any of them.
+            Ranks that are out of step are a warning.
         checksums: compare the checksums that a shard carries in itself (arrays of NPZ, records of TFRecord, chunks of PNG,
             pages of Parquet) when it is opened, which reads all of it. Hashes of an index are compared in any case.
         decoded_bytes: ``decoded_limit`` as a number.

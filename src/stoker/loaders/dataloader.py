@@ -191,11 +191,12 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         if looks_only():
             self._looked_from = self.state_dict()
         self._interleaved = False
+        left = 0 if self._pass is None else self._pass.yielded
         current = self._pass = _Pass(self._stream.upcoming(), self._stream.states_loaded, ahead=reads_ahead())
         pid = os.getpid()
         if self.num_workers:
             # A worker has no connection to the store. Without workers the dataset compares by itself.
-            self._stream.compare_ranks(current.start)
+            self._stream.compare_ranks(current.start, left)
         batches = self._open = super().__iter__()
         try:
             for batch in islice(batches, self._most(current.start)):

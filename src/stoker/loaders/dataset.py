@@ -443,9 +443,14 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
         """This rank's batches from ``start`` to the end of its epoch."""
         return self._epoch_reader.plan(start, self.batch_size or 1)
 
-    def compare_ranks(self, start: EpochPosition) -> None:
-        """See that all ranks read the same from ``start`` on; see :class:`~stoker.formats.base.ReadOptions`."""
-        self._epoch_reader.compare_ranks(start, self.batch_size or 1)
+    def compare_ranks(self, start: EpochPosition, left: int) -> None:
+        """See that all ranks read the same from ``start`` on; see :class:`~stoker.formats.base.ReadOptions`.
+
+        Args:
+            start: where an iteration begins.
+            left: batches that were delivered in the one before.
+        """
+        self._epoch_reader.compare_ranks(start, self.batch_size or 1, left)
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""

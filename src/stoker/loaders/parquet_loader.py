@@ -363,9 +363,14 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         """This rank's batches from ``start`` to the end of its epoch."""
         return self._sample_order.run(start, self._data_rank()).plan
 
-    def compare_ranks(self, start: EpochPosition) -> None:
-        """See that all ranks read the same from ``start`` on; see :class:`~stoker.formats.base.ReadOptions`."""
-        self._rank_finder.compare(self._sample_order, start, self.batch_size, self._resume.loads)
+    def compare_ranks(self, start: EpochPosition, left: int) -> None:
+        """See that all ranks read the same from ``start`` on; see :class:`~stoker.formats.base.ReadOptions`.
+
+        Args:
+            start: where an iteration begins.
+            left: batches that were delivered in the one before.
+        """
+        self._rank_finder.compare(self._sample_order, start, self.batch_size, self._resume.loads, left)
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
@@ -413,7 +418,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         if point.partial:
             raise ConfigError("the state was taken inside a batch: states of this loader never are")
         if worker.token is None:
-            self.compare_ranks(point)
+            self.compare_ranks(point, self._resume.batches_before)
         run = self._resume.run(point, data_rank)
         self._warn(run, point)
         delivery = self._resume.deliver(point, run.plan, begun)

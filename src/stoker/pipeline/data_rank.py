@@ -153,14 +153,14 @@ class DataRankFinder:
         """
         return named_epoch(division, self.world.world_size)
 
-    def compare(self, order: SampleOrder, point: EpochPosition, batch_size: int, loads: int) -> None:
+    def compare(self, order: SampleOrder, point: EpochPosition, batch_size: int, loads: int, left: int) -> None:
         """Compare with the other ranks what this one is about to read; beneath a wrapper that divides, nothing.
 
         Raises:
             ConfigError: see :meth:`~stoker.pipeline.rank_comparison.RankComparison.compare`.
         """
         if self._comparison is not None and not in_user_code() and self.division() is None:
-            self._comparison.compare(order, point, self.data_rank(batch_size), loads)
+            self._comparison.compare(order, point, self.data_rank(batch_size), loads, left)
 
     def early_data_rank(self, batch_size: int) -> DataRank | None:
         """The data rank before iteration starts; ``None`` where it is not known yet.

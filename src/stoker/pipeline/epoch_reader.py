@@ -202,7 +202,7 @@ class EpochReader:
         if inside and division is not None:
             raise ConfigError("the worker's state was taken inside a batch: resume without accelerate for this epoch")
         if worker.token is None:
-            self.compare_ranks(point, batch_size)
+            self.compare_ranks(point, batch_size, self._resume.batches_before)
         run = self._run(point, data_rank, division)
         pipeline = self.pipeline(
             run if division is None else OuterRun(run.order, OuterPlan(run.plan, division)),
@@ -215,9 +215,9 @@ class EpochReader:
         )
         return point.partial or inside, self._resume.deliver(point, run.plan, begun), pipeline
 
-    def compare_ranks(self, point: EpochPosition, batch_size: int) -> None:
-        """See that all ranks read the same from ``point`` on."""
-        self._rank_finder.compare(self.sample_order, point, batch_size, self._resume.loads)
+    def compare_ranks(self, point: EpochPosition, batch_size: int, left: int) -> None:
+        """See that all ranks read the same from ``point`` on, after ``left`` batches of the iteration before."""
+        self._rank_finder.compare(self.sample_order, point, batch_size, self._resume.loads, left)
 
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:

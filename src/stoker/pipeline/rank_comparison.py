@@ -2,8 +2,11 @@
 
 Each rank writes what it reads to the process group's key-value store, where the first to do so has set what the others
 compare theirs with, and where each data rank may be taken only so often. Of two ranks that differ, the later one sees it. No
-rank waits for another: a rank that does not iterate, or iterates later, is no problem. Positions are not compared, as some
-loaders' ranks resume apart.
+rank waits for another: a rank that does not iterate, or iterates later, is no problem.
+
+Where a rank's iterations begin, and how many batches it had of the one before, are compared too, and are a warning where
+they differ: ranks that train together are out of step if one of them alone has taken a batch first, or loaded a state. Ranks
+that do not wait for each other may differ so.
 """
 
 from __future__ import annotations
@@ -48,8 +51,10 @@ class RankComparison:
         origin = hashlib.blake2b("\n".join(_lines(sys._getframe(1))).encode(), digest_size=12).hexdigest()
         _made[origin] = number = _made.get(origin, -1) + 1
         self._key = f"stoker/{origin}/{number}"
+        # Iterations that have begun; and whether a difference was told.
+        self._begun, self._told = 0, False
 
-    def compare(self, order: SampleOrder, point: EpochPosition, data_rank: DataRank, loads: int) -> None:
+    def compare(self, order: SampleOrder, point: EpochPosition, data_rank: DataRank, loads: int, left: int) -> None:
         """Compare an epoch that begins.
 
         Args:
@@ -57,6 +62,7 @@ class RankComparison:
             point: where it begins.
             data_rank: who reads.
             loads: states that were loaded before.
+            left: batches that the iteration before had delivered; 0 where there was none.
 
         Raises:
             ConfigError: another rank reads other data, or in another order, or takes the part of this one.
@@ -67,7 +73,10 @@ class RankComparison:
         store, rank, ranks = _store(distributed), distributed.get_rank(), distributed.get_world_size()
         key = f"{self._key}/{ranks}/{point.epoch}/{loads}"
         once = f"{os.getpid()}/{id(distributed.group.WORLD)}/{key}"
-        if store is None or ranks == 1 or once in _compared:
+        if store is None or ranks == 1:
+            return
+        self._compare_steps(store, f"{self._key}/{ranks}/begun", rank, point, left)
+        if once in _compared:
             return
         _compared.add(once)
         mine = _claim(order, data_rank)
@@ -88,6 +97,29 @@ class RankComparison:
                 f"{data_rank.world_size} in epoch {point.epoch}, so that samples would come more than once, and others not "
                 f"at all: leave world= out, which finds this process's rank, or correct it and replication=. {_REMEDY}"
             )
+
+    def _compare_steps(self, store: Any, key: str, rank: int, point: EpochPosition, left: int) -> None:
+        """Warn, once, if the first rank to begin as many iterations was elsewhere, or had left the one before elsewhere."""
+        self._begun += 1
+        mine = [rank, point.epoch, point.position, left]
+        try:
+            first = json.loads(store.compare_set(f"{key}/{self._begun}", "", json.dumps(mine)))
+        except Exception as error:  # noqa: BLE001 - whatever a store raises; its process group says so by itself
+            logger.warning("ranks were not compared, as the process group's store failed: %s", error)
+            return
+        # Of epochs that are not divided equally, and of batches that are fetched ahead, a rank may have one more.
+        if self._told or (first[1:3] == mine[1:3] and abs(first[3] - left) <= 1):
+            return
+        self._told = True
+        logger.warning(
+            "ranks are out of step: as its iteration %d, rank %d begins epoch %d at position %d, after %d batches of the one "
+            "before, and rank %d epoch %d at position %d, after %d. If they train together, samples are lost and others come "
+            "twice: a rank must not take batches or load a state by itself (dataset[0] shows a sample). Ranks that do not "
+            "wait for each other may differ so; read=ReadOptions(compare_ranks=False) leaves this comparison out",
+            self._begun,
+            *first,
+            *mine,
+        )
 
 
 def _lines(frame: FrameType | None) -> Iterator[str]:

@@ -184,6 +184,11 @@ class ResumeState:
         """The position at which the next iteration begins."""
         return self._clock.peek()
 
+    @property
+    def batches_before(self) -> int:
+        """Batches that the iteration which this object began last has delivered."""
+        return 0 if self._delivery is None else self._delivery.samples // self._delivery.plan.batch_size
+
     def first_to_tell(self, matter: int) -> bool:
         """Whether neither this object nor a copy of it in a DataLoader worker has told of a matter; from now on, one has."""
         return self._clock.first_to_tell(matter)
