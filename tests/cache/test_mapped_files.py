@@ -379,26 +379,27 @@ def test_a_link_to_a_directory_does_not_lead_shards_out_of_the_cache(tmp_path: P
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+@pytest.mark.parametrize("kind", ["npz", "files"])
 def test_pages_with_headers_are_there_before_a_file_is_opened_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever touches a page that storage has yet to give holds Python's lock meanwhile, and stops all other threads."""
     names = [f"{number}.npz" for number in range(6)]
     for name in names:
         np.savez(tmp_path / name, x=np.zeros((1, 100_000), np.float64))
-    dataset = StreamingDataset(str(tmp_path), batch_size=1)
+    dataset = StreamingDataset(str(tmp_path), format=kind, batch_size=1)
     monkeypatch.setattr(DiskCache, "read_ahead", lambda *_: None)  # of which nobody knows how far it has got
     there: dict[str, bool] = {}
-    form = type(get_format("npz"))
+    form = type(get_format(kind))
     opened = form.open
 
     def look(self: Any, info: ShardInfo, files: Sequence[Buffer], **more: Any) -> ShardReader:
         with open(tmp_path / info.raw[0].basename, "r+b") as file:
             pages = resident_pages(file.fileno(), info.raw[0].bytes)
-        there[info.raw[0].basename] = pages is not None and pages[0] == pages[1]
+        there[info.raw[0].basename] = pages is not None and pages[0] >= (pages[1] if kind == "npz" else 1)
         return opened(self, info, files, **more)
 
     monkeypatch.setattr(form, "open", look)
     cached_files(tmp_path, drop=True)
-    assert sum(len(batch["x"]) for batch in dataset.batches()) == len(names)
+    assert sum(1 for _ in dataset.batches()) == len(names)
     assert [name for name in names if not there[name]] in ([], names[:1])  # the first is not opened ahead

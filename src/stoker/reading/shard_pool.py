@@ -340,10 +340,10 @@ class ShardPool:
                 if not fetched:
                     cache.validate(info, files)
                 form, where = get_format(info.format), cache.describe(info)
-                if not demanded and not fetched and not form.single:
+                if not demanded and not fetched:
                     for file in files:
                         if isinstance(file, MappedFile):
-                            file.await_ends()
+                            file.await_headers(first=form.single)
                 opened = form.open(info, files, where=where, options=self.options)
                 if self.options.checksums and files:  # rows of tables have no files here
                     for row, message in form.bad_checksums(info, files[0], where):

@@ -11,10 +11,14 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from stoker.concurrency.request_observer import observer
 from stoker.errors import CorruptDataError, ObjectNotFoundError, StorageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -305,20 +309,20 @@ class MappedFile(mmap.mmap):
             raise OSError(error, os.strerror(error), path)
         return self
 
-    def await_ends(self) -> None:
-        """Wait until the begin and the end of the window are in memory, without Python's lock.
+    def await_headers(self, *, first: bool) -> None:
+        """Wait until the first page, or the begin and the end of the window, are in memory, without Python's lock.
 
         Where the first to touch a page is Python code, no other thread runs until storage has given it.
+
+        Args:
+            first: the first page is enough.
         """
         import numpy as np
 
-        address: int = np.frombuffer(self, np.uint8).ctypes.data
-        last = (len(self) - 1) // mmap.PAGESIZE * mmap.PAGESIZE
-        first = min(_ENDS, last + mmap.PAGESIZE)
-        # Linux before 5.14 refuses it: the pages come when they are touched then.
-        for begin, end in ((0, first), (max(first, last - _ENDS), last + mmap.PAGESIZE)):
-            if end > begin:
-                _libc.madvise(ctypes.c_void_p(address + begin), ctypes.c_size_t(end - begin), _POPULATE_READ)
+        whole = np.frombuffer(self, np.uint8)
+        await_pages(whole[: 1 if first else _ENDS])
+        if len(whole) > _ENDS and not first:
+            await_pages(whole[max(_ENDS, len(whole) - _ENDS) :])
 
     def check(self) -> None:
         """Check that the file was not cut since it was mapped: touching what is past its end kills the process (SIGBUS).
@@ -338,6 +342,16 @@ class MappedFile(mmap.mmap):
 
     def __reduce__(self) -> Any:
         raise TypeError("a mapped file can not be pickled")
+
+
+def await_pages(data: NDArray[np.uint8]) -> None:
+    """Wait until memory that may be of a mapped file is there, without Python's lock: contiguous, of shape ``(n,)``.
+
+    Linux before 5.14 refuses it: the pages come when they are touched then. It also refuses what a file no longer has.
+    """
+    address: int = data.ctypes.data
+    first = address // mmap.PAGESIZE * mmap.PAGESIZE
+    _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(address + len(data) - first), _POPULATE_READ)
 
 
 def map_open_file(descriptor: int, start: int, end: int, path: str, status: os.stat_result) -> MappedFile | bytes:

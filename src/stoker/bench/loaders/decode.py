@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError, CorruptDataError, MissingPackageError
-from stoker.storage.files import MappedFile
+from stoker.storage.files import MappedFile, await_pages
 from stoker.types import Array
 
 
@@ -241,7 +241,7 @@ def read_whole(data: Any) -> None:
     else:
         return  # a value of its own
     if flat.size:
-        # A reduction of NumPy's lets other threads run while this one waits for a page.
+        await_pages(flat)  # NumPy keeps Python's lock while it looks at less than 500 pages
         np.maximum.reduce(flat[:: mmap.PAGESIZE])
         flat[-1].item()
 
