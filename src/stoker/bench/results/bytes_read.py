@@ -111,7 +111,7 @@ def _missing(
     if never >= least:
         reason = (
             f"{never / needed:.0%} of the bytes of the samples of {where} were never read, neither from the device nor from "
-            "the page cache: the loader reads a part of each sample"
+            "the page cache: the loader reads a part of each sample (or another process read the files meanwhile: stop it)"
         )
         yield "whole samples", True, reason
     if cached >= least:
