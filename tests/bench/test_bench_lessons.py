@@ -467,7 +467,7 @@ def test_minio_has_as_many_connections_as_readers() -> None:
 
     options = {"endpoint": "http://127.0.0.1:1", "access_key_id": "k", "secret_access_key": "s"}
     client: Any = find_client("minio", "s3://b/x")(ClientLocation("s3://b/x", options, 40))
-    assert client._pool.connection_pool_kw["maxsize"] == 40
+    assert client._client._http.connection_pool_kw["maxsize"] == 40
     client.close()
 
 

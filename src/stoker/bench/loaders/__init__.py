@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arguments import unknown_name
-from stoker.bench.clients import check_requests, find_client
+from stoker.bench.clients import CLIENTS, check_requests, find_client
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport, LoaderUnderTest, OpenLoader
 from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError, MissingPackageError
@@ -116,16 +116,16 @@ def check_client(workload: Workload, url: str) -> None:
             )
         check_requests(storage, url, (), f"the loader {loader}")
         return
+    if loader == "stoker" and name in CLIENTS and name not in _OF_STOKER:
+        raise ConfigError(
+            f"storage.client: the loader stoker reads through {', '.join(_OF_STOKER)}, not {name}: take the loader torch "
+            "(--loader torch), which does"
+        )
     client = find_client(name, url)
     if loader == "torch":
         heeds = {*client.heeds, "endpoints"} if client.package not in ("", "s3dlio") else client.heeds
         check_requests(storage, url, heeds, f"the storage client {client.__name__.lower()}")
         return
-    if name not in _OF_STOKER:
-        raise ConfigError(
-            f"storage.client: the loader stoker reads through {', '.join(_OF_STOKER)}, not {name}: take the loader torch "
-            "(--loader torch), which does"
-        )
     called = {"part_bytes", "part_requests"} if name in ("direct", "buffered") else set[str]()
     heeds = called if local else set(storage.transfer)
     check_requests(storage, url, heeds, "the loader stoker")

@@ -23,6 +23,7 @@ from stoker.bench.mlperf.submitted import (
     read_runs,
 )
 from stoker.bench.size.rules import MEMORIES, STEPS
+from stoker.display import counted
 
 _GIB: Final = float(1 << 30)
 _DF: Final = re.compile(r"^Filesystem\s+\S+\s+Used\s+Avail\w*\s+Use%\s+Mounted on\s*\n((?:.+\n?)*)", re.MULTILINE)
@@ -99,7 +100,7 @@ def check_training(space: Workspace, where: Path) -> Iterator[SubmissionFault]:
         yield space.fault(
             where / "run",
             "2.1.17 runTimestamps",
-            f"it has {len(runs)} runs, {many} are wanted, the first of {most} a warm-up",
+            f"it has {counted(len(runs), 'run')}, {many} are wanted, the first of {most} a warm-up",
         )
     yield from _gaps(space, runs)
     for run in runs:
@@ -118,7 +119,7 @@ def check_checkpoints(space: Workspace, where: Path) -> Iterator[SubmissionFault
         yield space.fault(
             where,
             "2.1.23 checkpointingTimestamps",
-            f"it has {len(runs)} runs, one or two (saving, then loading) are wanted",
+            f"it has {counted(len(runs), 'run')}, one or two (saving, then loading) are wanted",
         )
     for run in runs:
         yield from _saved(space, run, where.name)
