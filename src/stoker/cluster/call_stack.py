@@ -18,7 +18,7 @@ from typing import Any, Final
 __all__ = ["called_from", "callers", "module_of"]
 
 _SCANS: Final = 20
-"""Most looks at threads that go on. One sees all, unless a wrapper's own code runs in just its milliseconds."""
+"""Scans at most. One scan finds all callers, unless the code of a wrapper runs during its milliseconds."""
 # Nothing leads from these to what an iteration reads; or, as from a module, to everything.
 _NO_WAY: Final = ModuleType, type, CodeType, FrameType, TracebackType
 

@@ -72,7 +72,7 @@ def merge_index(
         raise ConfigError(f"found no {INDEX_NAME} to merge in sub-directories of {roots[-1].url}")
     # Threads cost more than they save where files are local.
     local = all(is_local(url) is not None for url in {store.url for _, store, _ in parts})
-    with ThreadPoolExecutor(1 if local else _THREADS, thread_name_prefix="stoker-merge") as pool:
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-merge") as pool:
         read = map if local else pool.map
         indexes = list(read(lambda part: load_index(part[1], part[2]), parts))
     merged = Index(_prefixed(parts, indexes), where=roots[-1].url_of(INDEX_NAME))

@@ -1,4 +1,4 @@
-"""Checks of a dataset's arguments against its data, and what other libraries' arguments and methods are called here."""
+"""Checks of a dataset's arguments against its data, and remedies for arguments and methods that other libraries have."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ OTHER_ARGUMENTS: Final[Mapping[str, str]] = {
     "cache_dir": "it is local=",
     "cache_size": "it is cache_limit=",
 }
+"""Names that other libraries give to arguments, and the argument to write here."""
 
-"""Arguments as other libraries name them, by which programs are moved, and what to write."""
 _TRANSFORM: Final = "give transform= to the constructor"
 _COLUMNS: Final = "give columns= to the constructor"
 _BATCHES: Final = "give batch_size= to the constructor, and iterate batches()"

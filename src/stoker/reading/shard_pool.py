@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 
 # Seconds for which a mapped file that was found whole is taken to be so.
 _TRUSTED: Final = 0.05
-# Shards that one thread opens in one go where they are small and already here: handing over one costs as much as opening it.
+# Small files of this machine are opened this many at a time by one thread: handing one over costs as much as opening it.
 _GROUP: Final = 32
+# Bytes of a small file.
 _SMALL: Final = 1 << 16
 # Readers that one opening looks at for some to drop, so that it costs the same however many are open.
 _LOOKED_AT: Final = 16
@@ -41,7 +42,7 @@ _USUAL_MAPS: Final = 65_530
 
 
 _Opened = dict[int, ShardReader | Exception | None]
-"""What came of opening shards: the reader, the error, or ``None`` where nobody demands it and it is not to be had now."""
+"""For each shard its reader, or the error of opening it, or ``None``: it is not in the cache, and no reader waits for it."""
 
 
 class ShardPool:

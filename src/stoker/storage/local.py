@@ -8,9 +8,11 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from stoker.errors import ObjectNotFoundError, StorageError
 from stoker.storage.copying import copy_all, copy_hashed, copy_part, fill, write_all
@@ -43,20 +45,20 @@ class LocalStore(Store):
 
     def read(self, key: str, *, max_bytes: int) -> tuple[bytes, ObjectInfo]:
         path = self._path(key)
-        with file_errors(path), _open(path) as (fd, size):
+        with file_errors(path), self._opened(path) as (fd, size):
             check_size(size, max_bytes, path)
             info = file_info(key, os.fstat(fd), path)
-            return _read(fd, 0, size), info
+            return bytes(self._part(fd, 0, size)), info
 
     def get_ranges(
         self, key: str, starts: Sequence[int], ends: Sequence[int], *, version: str = ""
     ) -> list[BufferLike]:
         path = self._path(key)
         check_ranges(starts, ends, path)
-        with file_errors(path), _open(path) as (fd, size):
+        with file_errors(path), self._opened(path) as (fd, size):
             for start, end in zip(starts, ends, strict=True):
                 check_range(start, end, size, path)
-            parts: list[BufferLike] = [_read(fd, start, end - start) for start, end in zip(starts, ends, strict=True)]
+            parts = [self._part(fd, start, end - start) for start, end in zip(starts, ends, strict=True)]
             check_local_version(fd, version, path)  # asked last, as the file may be written over meanwhile
             return parts
 
@@ -70,13 +72,13 @@ class LocalStore(Store):
         new_hash: NewHash | None = None,
     ) -> ObjectInfo:
         path = self._path(key)
-        with file_errors(path), _open(path) as (fd, size):
+        with file_errors(path), self._opened(path) as (fd, size):
             digest = None
             if start is not None or size == len(into):
                 first = start or 0
                 check_range(first, first + len(into), size, path)
                 digest = None if new_hash is None else new_hash()
-                fill(fd, into, first, digest)
+                self._fill(fd, into, first, digest)
             check_local_version(fd, version, path)  # asked last, as the file may be written over meanwhile
             return file_info(key, os.fstat(fd), path).with_digest(digest)
 
@@ -161,6 +163,18 @@ class LocalStore(Store):
         path = self._path(key)
         with file_errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
+
+    def _opened(self, path: str) -> AbstractContextManager[tuple[int, int]]:
+        """Descriptor and size of a regular file that is to be read."""
+        return _open(path)
+
+    def _part(self, fd: int, start: int, size: int) -> BufferLike:
+        """``size`` bytes of a file from ``start`` on."""
+        return _read(fd, start, size)
+
+    def _fill(self, fd: int, into: memoryview, start: int, digest: Any) -> None:
+        """Read a file's bytes from ``start`` on into memory, and add them to a hash object, if one is given."""
+        fill(fd, into, start, digest)
 
     def _path(self, key: str) -> str:
         return f"{self.url.rstrip('/')}/{check_key(key)}"

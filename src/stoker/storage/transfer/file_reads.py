@@ -6,11 +6,11 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError
@@ -36,49 +36,6 @@ class CalledStore(LocalStore):
 
     Errors: as of :class:`~stoker.storage.store.Store`, and :class:`ConfigError` where a file system refuses ``O_DIRECT``.
     """
-
-    def read(self, key: str, *, max_bytes: int) -> tuple[bytes, ObjectInfo]:
-        path = self._path(key)
-        with file_errors(path), self._opened(path) as (fd, size):
-            check_size(size, max_bytes, path)
-            into = aligned_memory(size)
-            self._fill(fd, into, 0)
-            return bytes(into), file_info(key, os.fstat(fd), path)
-
-    def get_ranges(
-        self, key: str, starts: Sequence[int], ends: Sequence[int], *, version: str = ""
-    ) -> list[BufferLike]:
-        path = self._path(key)
-        check_ranges(starts, ends, path)
-        parts: list[BufferLike] = []
-        with file_errors(path), self._opened(path) as (fd, size):
-            for start, end in zip(starts, ends, strict=True):
-                check_range(start, end, size, path)
-                parts.append(into := aligned_memory(end - start))
-                self._fill(fd, into, start)
-            check_local_version(fd, version, path)  # asked last, as the file may be written over meanwhile
-        return parts
-
-    def read_into(
-        self,
-        key: str,
-        into: memoryview,
-        *,
-        start: int | None = None,
-        version: str = "",
-        new_hash: NewHash | None = None,
-    ) -> ObjectInfo:
-        path = self._path(key)
-        with file_errors(path), self._opened(path) as (fd, size):
-            digest = None
-            if start is not None or size == len(into):
-                check_range(start or 0, (start or 0) + len(into), size, path)
-                self._fill(fd, into, start or 0)
-                digest = None if new_hash is None else new_hash()
-                if digest is not None:
-                    digest.update(into)
-            check_local_version(fd, version, path)
-            return file_info(key, os.fstat(fd), path).with_digest(digest)
 
     def download(
         self, key: str, path: Path, *, max_bytes: int | None = None, new_hash: NewHash | None = None
@@ -111,7 +68,7 @@ class CalledStore(LocalStore):
         memory = aligned_memory(min(PART, end - start))
         for first in range(start, end, PART):
             chunk = memory[: min(PART, end - first)]
-            self._fill(fd, chunk, first)
+            self._fill(fd, chunk, first, None)
             yield chunk
 
     @contextmanager
@@ -132,7 +89,12 @@ class CalledStore(LocalStore):
                 ) from None
             raise
 
-    def _fill(self, fd: int, into: memoryview, start: int) -> None:
+    def _part(self, fd: int, start: int, size: int) -> BufferLike:
+        into = aligned_memory(size)
+        self._fill(fd, into, start, None)
+        return into
+
+    def _fill(self, fd: int, into: memoryview, start: int, digest: Any) -> None:
         read = fill_direct if self.transfer.read_by == "direct" else fill
 
         def part(first: int, last: int) -> None:
@@ -143,6 +105,8 @@ class CalledStore(LocalStore):
                 counts.end(begun, last - first)
 
         over_parts(start, start + len(into), self.transfer, part)
+        if digest is not None:
+            digest.update(into)
 
 
 def aligned_memory(size: int) -> memoryview:

@@ -31,7 +31,7 @@ class _Operations(NamedTuple):
         k: number of the run.
         run: the run.
         path: where they are in ``results.json``.
-        done: they.
+        done: the measured operations.
         timed: whether the storage's part of the time is known.
     """
 

@@ -39,7 +39,7 @@ class _Served(NamedTuple):
         k: number of the run.
         run: the run.
         path: where they are in ``results.json``.
-        found: they.
+        found: the measured requests.
         colour: of the source.
     """
 
