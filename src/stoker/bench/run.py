@@ -25,7 +25,7 @@ from stoker.bench.ranks.control_server import Server
 from stoker.bench.ranks.launch import Launch, LocalRanks, await_ranks
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_main import run_member
-from stoker.bench.ranks.termination import sigterm_interrupts
+from stoker.bench.ranks.termination import end_reason, ignore_sigterm, sigterm_interrupts
 from stoker.bench.ranks.world import find_world, forget_meeting, meet
 from stoker.bench.results.record import save_record
 from stoker.bench.results.results import RESULTS, collect, write_results
@@ -239,10 +239,11 @@ def _run_started(plan: RunPlan, folder: Path, ranks: int, launch: Launch, unsave
             launch.start(plan, server.port, token)
         await_ranks(launch, server)
     except BaseException as error:
-        failure = _reason(error)
+        failure = end_reason(error)
         server.fail(failure)
         raise
     finally:
+        ignore_sigterm()
         launch.end()
         server.await_leaving(_LEAVING_SECONDS)
         server.close()
@@ -277,14 +278,6 @@ def _write(made: dict[str, Any], folder: Path, unsaved: Unsaved) -> StorageError
     return None
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, StokerError):
-        return str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return getattr(error, "word", "interrupted")
-    return f"{type(error).__name__}: {error}"
-
-
 # -- ranks that a launcher has started -----------------------------------------------------------------------------
 
 
@@ -296,6 +289,7 @@ def _run_launched(plan: RunPlan, folder: Path, world: World, unsaved: Unsaved) -
 
     def finish(why: str | None, leaving: float = _LEAVING_SECONDS) -> dict[str, Any]:
         """Write the results where this is rank 0, once the others have left."""
+        ignore_sigterm()
         if plan.scratch and world.rank % world.local_world_size == 0:
             shutil.rmtree(plan.scratch, ignore_errors=True)
         if server is None:
@@ -325,7 +319,7 @@ def _run_launched(plan: RunPlan, folder: Path, world: World, unsaved: Unsaved) -
             for record in records:
                 save_record(record, folder)
     except BaseException as error:
-        failure = _reason(error)
+        failure = end_reason(error)
         raise
     finally:
         made = finish(failure)

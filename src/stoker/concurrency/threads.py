@@ -110,7 +110,8 @@ class Threads:
             for _ in threads:
                 self._queue.put(None)
         for thread in threads:
-            if thread is not threading.current_thread():
+            # An interrupt of submit() may have left one that does not run yet.
+            if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(patience)
 
     # Bound as a default: at the interpreter's end a module's names are gone.

@@ -111,7 +111,7 @@ class Driver:
         with self.changed:
             self._abandoned = True
             self.wake()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():  # an interrupt may have come before it ran
             self._thread.join(2.0)
 
     def insist(self, ask: Callable[[], _Answer]) -> _Answer:

@@ -258,8 +258,11 @@ class Mover:
             threading.Thread(target=run, args=[number], daemon=True)
             for number in range(1, min(len(self._buffers), -(-size // PART)))
         ]
-        for one in others:
-            one.start()
+        try:
+            for one in others:
+                one.start()
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C
+            failed.append(error)
         run(0)
         for one in others:
             while one.is_alive():

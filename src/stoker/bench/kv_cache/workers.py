@@ -151,9 +151,9 @@ class KvRun:
             for number, buffer in enumerate(buffers)
         ]
         end = None if seconds is None else time.perf_counter() + seconds
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             while any(thread.is_alive() for thread in threads) and not self._failed:
                 self._check()
                 left = _NAP if end is None else min(_NAP, end - time.perf_counter())
@@ -166,7 +166,8 @@ class KvRun:
         finally:
             self._stop.set()
             for thread in threads:
-                thread.join()
+                if thread.is_alive():  # an interrupt may have come before it ran
+                    thread.join()
         if self._failed:
             raise self._failed[0]
 

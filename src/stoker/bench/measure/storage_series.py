@@ -57,7 +57,8 @@ class StorageSeries:
         """Look once more, and never again."""
         if self._moments and not self._stopped.is_set():
             self._stopped.set()
-            self._thread.join()
+            if self._thread.is_alive():  # an interrupt may have come before it ran
+                self._thread.join()
             self._look()
 
     def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -24,13 +24,12 @@ from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.plan import RunPlan, load_plan
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.step_watch import StepWatch
-from stoker.bench.ranks.termination import end_process, sigterm_interrupts
+from stoker.bench.ranks.termination import end_process, end_reason, ignore_sigterm, sigterm_interrupts
 from stoker.bench.ranks.worker_stacks import listen
 from stoker.bench.ranks.world import processors, read_threads
 from stoker.bench.results.record import save_record
 from stoker.bench.vectors.stage import VectorStage
 from stoker.cluster import World
-from stoker.display import error_text
 from stoker.errors import StokerError, StorageError
 
 _DRAWN: Final = 10
@@ -176,7 +175,8 @@ def run_member(
         link.close()
         return [record for record in records if record is not None]
     except BaseException as error:
-        member.leave(error_text(error), told=isinstance(error, RankFailedError))
+        ignore_sigterm()
+        member.leave(end_reason(error), told=isinstance(error, RankFailedError))
         raise
 
 

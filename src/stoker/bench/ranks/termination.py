@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+from stoker.display import error_text
+
 
 class TerminatedError(KeyboardInterrupt):
     """SIGTERM.
@@ -24,6 +26,11 @@ class TerminatedError(KeyboardInterrupt):
     word: Final = "terminated"
 
 
+def end_reason(error: BaseException) -> str:
+    """The reason for the end of a run that an error or a signal has ended."""
+    return getattr(error, "word", "interrupted") if isinstance(error, KeyboardInterrupt) else error_text(error)
+
+
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
     """Have SIGTERM raise :class:`TerminatedError` in the block, once; another one does not disturb what is being saved.
@@ -34,21 +41,36 @@ def sigterm_interrupts() -> Iterator[None]:
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    owner = os.getpid()
+    signal.signal(signal.SIGTERM, _Interrupt())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def handle(number: int, _: FrameType | None) -> None:
-        if os.getpid() != owner:  # a process that was forked from this one ends as it would have
+
+class _Interrupt:
+    """The handler of this process, and of no other that is forked from it."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        if os.getpid() != self._owner:  # a process that was forked from this one ends as it would have
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         signal.signal(number, signal.SIG_IGN)
         raise TerminatedError
 
-    signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+def ignore_sigterm() -> None:
+    """From now on let no SIGTERM disturb what is being saved, until the block of :func:`sigterm_interrupts` ends.
+
+    For a run that ends for another reason: ranks may have told of the signal before this process gets it.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if main and isinstance(signal.getsignal(signal.SIGTERM), _Interrupt):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def kill_descendants(root: int) -> None:

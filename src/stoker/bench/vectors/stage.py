@@ -165,8 +165,11 @@ class VectorStage:
         searchers = [index.searcher() for _ in range(self._settings.workers)]
         threads = [threading.Thread(target=run, args=[one], daemon=True) for one in searchers]
         begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
+        try:
+            for thread in threads:
+                thread.start()
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C
+            failed.append(error)
         for thread in threads:
             while thread.is_alive():
                 try:
