@@ -17,6 +17,7 @@ from rich.console import Console
 
 from s3server import Bucket
 from stoker.bench.compare.compare import compare_runs
+from stoker.bench.loaders.decode import read_counted
 from stoker.bench.measure.requests import Moment, latency_summary, request_record
 from stoker.bench.measure.storage_series import COLUMNS, MOST_BINS, StorageSeries, block_device
 from stoker.bench.results.report_files import RunFiles, find_runs
@@ -26,7 +27,8 @@ from stoker.bench.results.storage_over_time import storage_series
 from stoker.cli.bench.page import bench_page
 from stoker.cli.bench.requests_table import SERVED_BY, show_requests
 from stoker.concurrency.request_counts import WIDTH, RequestCounts
-from stoker.concurrency.request_observer import ServedBy
+from stoker.concurrency.request_observer import ServedBy, observe
+from stoker.storage.files import MappedFile, map_file
 
 FILES, SIZE = 6, 200_000
 SETTINGS = (
@@ -89,6 +91,27 @@ def test_requests_of_the_device_and_the_page_cache_stand_apart(
         assert whole["count"] == sum(whole["latency_histogram"]["count"])
         assert whole["count"] == sum(epoch["requests"][source]["count"] for epoch in result["epochs"])
         assert result["requests"]["evaluate"] is None
+
+
+def test_the_wait_for_headers_is_in_the_first_request_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a small file is there when it is open: its only request would have taken no time."""
+    (tmp_path / "a").write_bytes(bytes(100_000))
+    clock = iter([(0, 0), (100_000, 7_000_000), (5, 10_000_000), (5, 11_000_000)])
+    monkeypatch.setattr(RequestCounts, "begin", staticmethod(lambda: next(clock)))
+    ended: list[tuple[tuple[int, int], int]] = []
+    monkeypatch.setattr(RequestCounts, "end", lambda _, begun, size, **__: ended.append((begun, size)))
+    observe(RequestCounts())
+    try:
+        file = map_file(tmp_path / "a")
+        assert isinstance(file, MappedFile)
+        file.await_headers(first=False)
+        whole = np.frombuffer(file, np.uint8)
+        read_counted([whole[:60_000], whole[60_000:]])
+    finally:
+        observe(None)
+    assert ended == [((5 - 100_000, 3_000_000), 60_000), ((5, 11_000_000), 40_000)]
 
 
 @pytest.mark.s3

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from stoker.concurrency.request_observer import observer
+from stoker.concurrency.request_observer import RequestObserver, observer
 from stoker.errors import CorruptDataError, ObjectNotFoundError, StorageError
 
 if TYPE_CHECKING:
@@ -291,6 +291,7 @@ class MappedFile(mmap.mmap):
     path: str
     copied: bool = False
     fetched: bool = False
+    _awaited: tuple[int, int] = (0, 0)
     _end: int
     _file: tuple[int, int]
 
@@ -319,10 +320,23 @@ class MappedFile(mmap.mmap):
         """
         import numpy as np
 
-        whole = np.frombuffer(self, np.uint8)
+        whole, counts = np.frombuffer(self, np.uint8), observer()
+        begun = None if counts is None else counts.begin()
         await_pages(whole[: 1 if first else _ENDS])
         if len(whole) > _ENDS and not first:
             await_pages(whole[max(_ENDS, len(whole) - _ENDS) :])
+        if counts is not None and begun is not None:
+            ended = counts.begin()
+            self._awaited = ended[0] - begun[0], ended[1] - begun[1]
+
+    def begin_request(self, counts: RequestObserver) -> tuple[int, int]:
+        """The begin of a request for bytes of the file, to be given to ``counts.end``.
+
+        The first request of a file began so much earlier as opening it has waited for headers, which of a small file are
+        all of its pages.
+        """
+        begun, (fetched, waited) = counts.begin(), self.__dict__.pop("_awaited", (0, 0))  # one thread gets it
+        return begun[0] - fetched, begun[1] - waited
 
     def check(self) -> None:
         """Check that the file was not cut since it was mapped: touching what is past its end kills the process (SIGBUS).

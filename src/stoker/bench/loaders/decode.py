@@ -259,7 +259,7 @@ def read_counted(data: Any) -> None:
     elif (file := _mapped_file(data)) is None:
         read_whole(data)
     else:
-        begun = counts.begin()
+        begun = file.begin_request(counts)
         read_whole(data)
         counts.end(begun, byte_count(data), ahead=file.fetched, copied=file.copied)
 

@@ -91,8 +91,8 @@ class StokerLoader(RankLoader):
             self.notes.append(f"files were fetched by the storage client {job.workload.storage.client}")
         if self._local and not self._called and self._transform is not None:
             self.notes.append(
-                "files are mapped and read ahead: a request takes from when a thread wants its bytes until they are there, "
-                "which may be less than the device took"
+                "files are mapped and read ahead: a request takes as long as threads wait for its bytes, the first of a file "
+                "also for its headers, which may be less than the device took"
             )
         if not self._local:
             self.notes.append(
