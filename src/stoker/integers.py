@@ -18,6 +18,7 @@ __all__ = [
     "M1",
     "M2",
     "MASK",
+    "U32",
     "U64",
     "encode_varint",
     "finalise",
@@ -27,6 +28,7 @@ __all__ = [
     "ranges",
 ]
 
+U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
 MASK: Final = (1 << 64) - 1

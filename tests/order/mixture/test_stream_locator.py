@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +13,9 @@ from stoker.order.global_batches import BatchPlan
 from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
 from stoker.order.mixture.stream_locator import MixedOrder, NumberedStream, StreamLocator
+from stoker.order.selection.selection import Everything, Sampled
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
+from stoker.order.shuffle.shuffle import SHUFFLES, ShuffledStream, ShuffleSettings
 from stoker.types import Ids
 
 
@@ -106,6 +109,53 @@ def test_no_sample_comes_twice_before_all_of_its_stream_came_once() -> None:
             times = np.concatenate([seen[first + i, :size] for i, size in enumerate(table.sizes[: last - first])])
             assert times.sum() == (epoch + 1) * count
             assert times.max() - times.min() <= 1
+
+
+@given(data=st.data(), shuffle=st.sampled_from(sorted(SHUFFLES)))
+def test_samples_of_many_streams_are_located_together_as_each_stream_locates_its_own(
+    data: st.DataObject, shuffle: str
+) -> None:
+    tables = [
+        ShardTable(np.array(sizes))
+        for sizes in data.draw(
+            st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any), min_size=2, max_size=6)
+        )
+    ]
+    settings = data.draw(
+        st.lists(
+            st.builds(ShuffleSettings, st.just(shuffle), st.integers(1, 3), st.integers(1, 300)),
+            min_size=len(tables),
+            max_size=len(tables),
+        )
+    )
+
+    def make(number: int) -> ShuffledStream:
+        table = tables[number]
+        chosen = Sampled(Everything(table), max(1, table.total // 2), 1, number) if number == some else None
+        return ShuffledStream(table, settings[number], number * 77, chosen)
+
+    some = data.draw(st.integers(0, len(tables)))  # the last number is of no stream: all are whole
+    offsets = [100 * number for number in range(len(tables))]
+    locator = StreamLocator(make, offsets, keep=data.draw(st.integers(1, 6)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        pick = st.tuples(st.integers(0, len(tables) - 1), st.integers(0, 900) | st.integers(0, 1 << 41))
+        picks = data.draw(st.lists(pick, min_size=1, max_size=200))
+        shards, rows = locator.locate(np.array([one << NUMBER_BITS | number for one, number in picks]))
+        for (one, number), shard, row in zip(picks, shards.tolist(), rows.tolist(), strict=True):
+            found, its = make(one).locate(np.array([number]))
+            assert (shard, row) == (int(found[0]) + offsets[one], int(its[0]))
+
+
+def test_passes_that_were_read_long_ago_are_not_kept() -> None:
+    table = ShardTable(np.array([3, 2]))
+    locator = StreamLocator(lambda number: ShuffledStream(table, ShuffleSettings("block", 1, 2), number), [0, 2], 2)
+    tracemalloc.start()
+    sizes = []
+    for first in range(0, 40_000, 100):
+        locator.locate(np.concatenate([np.arange(first, first + 100) | number << NUMBER_BITS for number in (0, 1)]))
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert max(sizes[200:]) < 1.5 * max(sizes[:200])
 
 
 def test_a_node_reads_the_shards_of_its_canonical_nodes_of_every_stream() -> None:

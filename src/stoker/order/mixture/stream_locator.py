@@ -14,10 +14,16 @@ import numpy as np
 
 from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.mixing import NUMBER_BITS
+from stoker.order.shuffle.joined_passes import JoinedPasses
+from stoker.order.shuffle.shuffle import ShuffledStream
 from stoker.types import Ids
 
 _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 _KEPT: Final = 64
+# Where a call has fewer samples of a stream on average, what streams cost each would be more than what samples cost.
+_FEW: Final = 256
+# So many passes of each stream are joined until they are thrown away.
+_JOINED: Final = 4
 
 
 class NumberedStream(Protocol):
@@ -46,6 +52,9 @@ class StreamLocator:
         self._offsets: Ids = np.array(shard_offsets, dtype=np.int64)
         self._keep = max(_KEPT, self._offsets.size) if keep is None else keep
         self._made: OrderedDict[int, NumberedStream] = OrderedDict()
+        # By stream and pass; -1: it is located alone.
+        self._passes: dict[tuple[int, int], int] = {}
+        self._joined = JoinedPasses()
 
     def locate(self, codes: Ids) -> tuple[Ids, Ids]:
         """Shard number among those of all streams, and row in the shard, of each code; two int64 arrays of its shape."""
@@ -67,14 +76,62 @@ class StreamLocator:
         starts = [0, *borders.tolist()]
         ends = [*starts[1:], codes.size]
         numbers = codes[by_stream] & _NUMBER_MASK
-        shards = np.empty_like(codes)
-        rows = np.empty_like(codes)
-        for start, end in zip(starts, ends, strict=True):
-            here = by_stream[start:end]
-            stream, offset = self._stream(int(sorted_streams[start]))
-            found, rows[here] = stream.locate(numbers[start:end])
-            shards[here] = found + offset if offset else found
+        found_shards, found_rows = np.empty_like(codes), np.empty_like(codes)
+        locate = self._locate_together if codes.size < _FEW * len(starts) else self._locate_each
+        locate(sorted_streams[starts].tolist(), starts, ends, numbers, found_shards, found_rows)
+        shards, rows = np.empty_like(codes), np.empty_like(codes)
+        shards[by_stream], rows[by_stream] = found_shards, found_rows
         return shards, rows
+
+    def _locate_each(
+        self, streams: list[int], starts: list[int], ends: list[int], numbers: Ids, shards: Ids, rows: Ids
+    ) -> None:
+        """Write shard and row of the ``numbers[starts[i] : ends[i]]`` of stream ``streams[i]``, for each i."""
+        for number, start, end in zip(streams, starts, ends, strict=True):
+            stream, offset = self._stream(number)
+            found, rows[start:end] = stream.locate(numbers[start:end])
+            shards[start:end] = found + offset if offset else found
+
+    def _locate_together(
+        self, streams: list[int], starts: list[int], ends: list[int], numbers: Ids, shards: Ids, rows: Ids
+    ) -> None:
+        """Likewise, in one call for all streams whose passes can be joined."""
+        if len(self._passes) > _JOINED * self._keep:
+            self._passes, self._joined = {}, JoinedPasses()
+        made = [self._stream(number) for number in streams]
+        totals = [
+            max(1, stream.total) if isinstance(stream, ShuffledStream) else 1 << NUMBER_BITS for stream, _ in made
+        ]
+        which = np.repeat(np.arange(len(streams)), np.subtract(ends, starts))
+        size = np.array(totals, dtype=np.int64)[which]
+        passes = numbers // size
+        inside = numbers - passes * size
+        borders = np.flatnonzero(np.diff(which) | np.diff(passes)) + 1
+        first = [0, *borders.tolist()]
+        joined: list[int] = []
+        for turn, number in zip(which[first].tolist(), passes[first].tolist(), strict=True):
+            found = self._passes.get((streams[turn], number))
+            joined.append(self._join(streams[turn], number, *made[turn]) if found is None else found)
+        lengths = np.diff(first, append=numbers.size)
+        of_sample = np.repeat(np.array(joined, dtype=np.int64), lengths)
+        alone = np.flatnonzero(np.array(joined) < 0)
+        if not alone.size:
+            shards[...], rows[...] = self._joined.locate(of_sample, inside)
+            return
+        here = np.flatnonzero(of_sample >= 0)
+        if here.size:
+            shards[here], rows[here] = self._joined.locate(of_sample[here], inside[here])
+        begins = np.array(first, dtype=np.int64)[alone]
+        begun = begins.tolist()
+        its = [streams[turn] for turn in which[begins].tolist()]
+        self._locate_each(its, begun, (begins + lengths[alone]).tolist(), numbers, shards, rows)
+
+    def _join(self, number: int, of_pass: int, stream: NumberedStream, offset: int) -> int:
+        """Join a pass of a stream, if it can be."""
+        tables = stream.tables(of_pass) if isinstance(stream, ShuffledStream) else None
+        found = -1 if tables is None else self._joined.add(tables, offset)
+        self._passes[number, of_pass] = found
+        return found
 
     def _stream(self, number: int) -> tuple[NumberedStream, int]:
         """A stream, made where need be, and number of its first shard."""

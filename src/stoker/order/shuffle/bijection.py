@@ -86,13 +86,13 @@ class Domain:
 
     Args:
         sizes: n, as int64. Whether words have 32 bits or 64 depends on the largest.
-        bits: b; default: half the bits of each n.
+        bits: b, for all or of each; default: half the bits of each n.
         rounds: number of rounds.
     """
 
     __slots__ = ("_bits", "_factors", "_half", "_last", "_rest", "_row_mask", "_rows", "_sizes", "_whole", "word")
 
-    def __init__(self, sizes: np.int64 | Ids, bits: int | None = None, rounds: int = len(_ROUNDS)) -> None:
+    def __init__(self, sizes: np.int64 | Ids, bits: int | Ids | None = None, rounds: int = len(_ROUNDS)) -> None:
         # Half the bits of n, so that there are about as many rows as columns. The number of powers of two up to n is its
         # bit length, without floating point.
         width = np.asarray(np.searchsorted(_POWERS, sizes, side="right") >> 1 if bits is None else bits)

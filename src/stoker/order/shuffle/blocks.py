@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from stoker.integers import mix, mix_array
+from stoker.integers import U32, mix, mix_array
 from stoker.order.shuffle.bijection import Domain, split_keys
 from stoker.order.shuffle.interval_lookup import IntervalLookup
-from stoker.order.shuffle.shuffle_pass import ShardOrderPass
+from stoker.order.shuffle.shuffle_pass import PassBlocks, PassTables, ShardOrderPass
 from stoker.types import Ids
 
 _TAG_BLOCKS: Final = 2
@@ -46,6 +46,8 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
         O(shards), with a step in Python a block.
     """
     total, spans = int(shard_starts[-1]), span_starts.size - 1
+    if spans == 1 and size >= total:
+        return span_starts
     size = min(size, int(np.diff(span_starts).max()))
     size = max(size, -(-total // max(_MOST_BLOCKS, _MOST_BLOCKS_PER_SHARD * (shard_starts.size - 1))))
     begins = span_starts[:-1]
@@ -103,7 +105,8 @@ class BlockPass(ShardOrderPass):
         self._blocks = IntervalLookup(sizes)
         # A width that suits blocks from an eighth to twice the usual size.
         usual = self.total // sizes.size
-        self._domains = Domain(sizes, bits=max(1, (usual.bit_length() >> 1) - 1), rounds=_ROUNDS)
+        self._bits = max(1, (usual.bit_length() >> 1) - 1)
+        self._domains = Domain(sizes, bits=self._bits, rounds=_ROUNDS)
         # One word of key a block; the other is a multiple of it, which costs less than to look it up.
         self._keys, _ = split_keys(mix_array(mix(self._key, _TAG_BLOCKS), np.arange(sizes.size)), self._domains.word)
         self._key_factor = np.asarray(_KEY_FACTOR & np.iinfo(self._domains.word).max, dtype=self._domains.word)
@@ -117,6 +120,26 @@ class BlockPass(ShardOrderPass):
         self._domains.move(x, keys, keys * self._key_factor, self._domains.take(blocks))
         starts += x
         return starts
+
+    def tables(self) -> PassTables | None:
+        """``None`` where domains are too large for words of 32 bits."""
+        if self._domains.word is not np.uint32:
+            return None
+        blocks = PassBlocks(self._blocks.starts[:-1], self._keys, self._bits)
+        return PassTables(self._starts, self._shards, self._bounds.starts[:-1], blocks, self.total)
+
+    @staticmethod
+    def move(x: U32, keys: U32, sizes: Ids, bits: Ids) -> None:
+        """Move ``x[i]`` inside a block of ``sizes[i]`` samples, in place, as :meth:`offsets` does.
+
+        Args:
+            x: offset in its block of each sample, shape ``(k,)``.
+            keys: the block's key, shape ``(k,)``.
+            sizes: the block's samples, shape ``(k,)``.
+            bits: logarithm of the columns of its table, shape ``(k,)``.
+        """
+        factor = np.uint32(_KEY_FACTOR & np.iinfo(np.uint32).max)
+        Domain(sizes, bits=bits, rounds=_ROUNDS).move(x, keys, keys * factor)
 
     @classmethod
     def shards_per_node(cls, shards: int, samples: int, block_size: int) -> int:

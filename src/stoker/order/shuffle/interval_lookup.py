@@ -17,7 +17,8 @@ class IntervalLookup:
 
     Buckets of ``2**shift`` offsets divide ``[0, total)``, two to four for each interval. A table holds the interval of
     each bucket's first offset; from there the lookup takes as many steps as intervals begin in one bucket, which is one where
-    lengths are similar. Where a bucket has many intervals, it bisects instead. 8 bytes a bucket and an interval.
+    lengths are similar. Where a bucket has many intervals, it bisects instead. 8 bytes a bucket and an interval. The table is
+    made when it is first needed.
 
     Attributes:
         starts: first offset of each interval and, last, the total; int64, shape ``(intervals + 1,)``.
@@ -29,8 +30,12 @@ class IntervalLookup:
         starts = np.zeros(lengths.size + 1, dtype=np.int64)
         np.cumsum(lengths, out=starts[1:])
         self.starts: Ids = starts
+        self._next: Ids | None = None
+
+    def _make_table(self) -> Ids:
+        starts = self.starts
         total = int(starts[-1])
-        shift = max(0, (total // max(1, _BUCKETS_PER_RUN * lengths.size)).bit_length())
+        shift = max(0, (total // max(1, _BUCKETS_PER_RUN * (starts.size - 1))).bit_length())
         self._shift = np.asarray(shift, dtype=np.int64)
         buckets = ((total - 1) >> shift) + 1
         # Interval i begins at or before the first offset of all buckets from `at` on.
@@ -38,16 +43,19 @@ class IntervalLookup:
         begins = np.bincount(at[at < buckets], minlength=max(1, buckets))
         # One more than the interval, as `find` first compares whether an offset is less than its start.
         begins[0] += 1
-        self._next = np.cumsum(begins, dtype=np.int64)
+        found = np.cumsum(begins, dtype=np.int64)
         # Intervals that begin inside the bucket; one that begins at its first offset does no harm.
         self._steps = int(np.bincount(starts[1:-1] >> shift, minlength=1).max())
         self._sign = np.asarray(63, dtype=np.int64)
+        self._next = found
+        return found
 
     def find(self, offsets: Ids) -> Ids:
         """The interval of each offset in ``[0, total)``; int64 of the shape of ``offsets``."""
+        table = self._make_table() if self._next is None else self._next
         if self._steps > _MOST_STEPS:
             return np.searchsorted(self.starts[1:], offsets, side="right")
-        found = self._next.take(offsets >> self._shift, mode="wrap")
+        found = table.take(offsets >> self._shift, mode="wrap")
         if not self._steps:
             found -= 1
         for step in range(self._steps):

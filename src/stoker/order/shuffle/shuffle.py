@@ -43,7 +43,7 @@ from stoker.order.shuffle.blocks import BlockPass
 from stoker.order.shuffle.global_shuffle import GlobalPass
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle_pass import ShardOrderPass, ShufflePass, StoredOrderPass
+from stoker.order.shuffle.shuffle_pass import PassTables, ShardOrderPass, ShufflePass, StoredOrderPass
 from stoker.types import Ids
 
 SHUFFLES: Final[dict[str, type[ShufflePass]]] = {
@@ -61,6 +61,8 @@ _SHARDS_PER_BLOCK: Final = 2
 
 # So many numbers are located at a time that all arrays on the way stay in the processor's cache.
 _CHUNK: Final = 1 << 13
+# Streams of so many shards are large: many samples are located of each in one call.
+_MOST_JOINED: Final = 1 << 12
 
 
 class ShardRows(Protocol):
@@ -167,6 +169,12 @@ class ShuffledStream:
             chunk = slice(start, start + _CHUNK)
             self._locate_chunk(numbers[chunk], shards[chunk], rows[chunk])
         return shards, rows
+
+    def tables(self, number: int) -> PassTables | None:
+        """A pass as tables. ``None``: it is located alone."""
+        if self._selection is not None or not 0 < self._some.size <= _MOST_JOINED:
+            return None
+        return self._pass(number).tables()
 
     def _locate_chunk(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
         total = self.total

@@ -7,12 +7,48 @@ A new shuffle is a subclass of :class:`ShufflePass` in a module of its own, and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from stoker.integers import U32
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.types import Ids
+
+
+@dataclass(frozen=True, slots=True)
+class PassBlocks:
+    """The blocks of a pass in which samples are moved by a bijection each.
+
+    Attributes:
+        starts: first offset of each block; int64, shape ``(blocks,)``.
+        keys: first word of each block's key; shape ``(blocks,)``.
+        bits: logarithm of the columns of the bijections' tables.
+    """
+
+    starts: Ids
+    keys: U32
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassTables:
+    """A pass as tables, which can be concatenated with those of other streams: see :mod:`.joined_passes`.
+
+    Attributes:
+        spans: first offset of each canonical node; int64, shape ``(nodes,)``.
+        shards: the shards' numbers in their order; int64, shape ``(shards,)``.
+        shard_starts: first offset of each of them; int64, shape ``(shards,)``.
+        blocks: ``None``: samples stay at their offsets.
+        total: number of samples.
+    """
+
+    spans: Ids
+    shards: Ids
+    shard_starts: Ids
+    blocks: PassBlocks | None
+    total: int
 
 
 class ShufflePass(ABC):
@@ -55,6 +91,10 @@ class ShufflePass(ABC):
         """About how many of a stream's shards a canonical node reads at once."""
         return 1
 
+    def tables(self) -> PassTables | None:
+        """The pass as tables. ``None``: it can not be written so."""
+        return None
+
     def locate(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
         """Write shard and row of each number into the last two arguments."""
         offsets = self.offsets(numbers)
@@ -90,6 +130,9 @@ class StoredOrderPass(ShufflePass):
             node = numbers - inside * self._nodes
         inside += self._starts.take(node, mode="wrap")
         return inside
+
+    def tables(self) -> PassTables | None:
+        return PassTables(self._starts, self._shards, self._bounds.starts[:-1], None, self.total)
 
 
 class ShardOrderPass(StoredOrderPass):
