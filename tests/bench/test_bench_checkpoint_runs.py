@@ -376,7 +376,7 @@ def test_what_makes_no_sense_is_reported_before_anything_starts(tmp_path: Path) 
         bench(tmp_path / "r", "checkpoint.writes=1")
     with pytest.raises(ConfigError, match=r"checkpoint\.writes or checkpoint\.reads say how many"):
         bench(tmp_path / "r", url=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"3 ranks are no multiple of model\.tensor x model\.pipeline = 2"):
+    with pytest.raises(ConfigError, match=r"3 ranks: no multiple of model\.tensor x model\.pipeline = 2"):
         bench(tmp_path / "r", "model.tensor=2", "checkpoint.writes=1", url=str(tmp_path), ranks=3)
     assert not (tmp_path / "r").exists()
 

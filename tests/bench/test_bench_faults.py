@@ -348,6 +348,15 @@ def test_sigterm_to_the_ranks_of_a_launcher_leaves_results(late: bool, tmp_path:
     assert [len(epoch["ranks"]) for epoch in result["epochs"][:2]] == [2, 2]
 
 
+def test_the_reason_and_what_is_kept_are_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("stoker.bench.run.await_ranks", lambda _, server: server.fail("rank 0: it has failed."))
+    with pytest.raises(RankFailedError, match="it has failed; what was measured until then is in"):
+        bench(tmp_path / "out", "reader.loader=synthetic", url=str(tmp_path), ranks=1, stages=("train",))
+    out = StringIO()
+    show_result(Console(file=out, width=200), json.loads((tmp_path / "out" / "results.json").read_text()))
+    assert "1 ranks" not in out.getvalue()
+
+
 def test_sigterm_does_not_disturb_what_is_being_saved() -> None:
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         pytest.skip("the tests' runner handles SIGTERM itself")

@@ -298,6 +298,12 @@ def test_a_client_that_can_not_read_there_or_is_missing_is_an_error(tmp_path: Pa
         check_client(workload("stoker", *saves, f"checkpoint.url={here}"), here)
     with pytest.raises(ConfigError, match=r"storage\.attempts: a run without training can not be told so"):
         check_client(workload("stoker", "stages=[generate]", "storage.attempts=3"), here)
+    alone = ("stages=[checkpoint]", "storage.attempts=3")
+    with pytest.raises(ConfigError, match=r"storage\.attempts: a run without training .* where it reads no data"):
+        check_client(workload("stoker", *alone, f"checkpoint.url={here}"), None)
+    check_client(workload("stoker", *alone, "checkpoint.url=s3://b/c"), None)
+    with pytest.raises(ConfigError, match=r"storage\.attempts: the loader synthetic .* where it reads no data"):
+        check_client(workload("synthetic", "storage.attempts=3"), None)
     check_client(workload("stoker", "storage.part_requests=3", "storage.endpoints=['http://a']"), "s3://b/x")
     with pytest.raises(ConfigError, match="does not read s3://b/x; obstore, s3dlio, s3torchconnector, minio, boto3 do"):
         find_client("mmap", "s3://b/x")

@@ -45,7 +45,7 @@ def test_each_node_has_as_many_ranks_one_after_the_other(ranks: int, room: dict[
     even = [count for count in range(1, ranks + 1) if ranks % count == 0]
     fits = [count for count in even if sum(free >= ranks // count for free in room.values()) >= count]
     if not fits:
-        with pytest.raises(ConfigError, match=f"{ranks} ranks do not fit the Ray cluster"):
+        with pytest.raises(ConfigError, match=f"{ranks} ranks can not be placed on the Ray cluster"):
             deal(ranks, room)
         return
     nodes = deal(ranks, room)
@@ -197,7 +197,7 @@ def test_a_storage_is_sized_by_ranks_of_the_cluster(tmp_path: Path, capsys: pyte
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
 def test_more_ranks_than_the_cluster_has_processors_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="3 ranks do not fit the Ray cluster, whose nodes have room for 2"):
+    with pytest.raises(ConfigError, match="3 ranks can not be placed on the Ray cluster, whose nodes have room for 2"):
         run_benchmark(
             tiny("reader.loader=synthetic"),
             results=tmp_path / "out",

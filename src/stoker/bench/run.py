@@ -33,6 +33,7 @@ from stoker.bench.settings.sources import Resolved
 from stoker.bench.settings.workload import Stage, Storage, Workload
 from stoker.cache.quota import claim, release
 from stoker.cluster import World
+from stoker.display import counted
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import is_local, open_store
 from stoker.storage.file_errors import file_errors
@@ -91,6 +92,7 @@ def run_benchmark(
     )
     if data_url is None and needs_data:
         raise ConfigError("where is the data? Give a URL or directory (--data), or storage.url")
+    nothing = data_url is None
     data_url = _absolute(data_url or _NO_DATA)
     options, notes = workload.storage.options, (*resolved.notes.changes, *resolved.notes.ignored)
     checkpoint = replace(
@@ -100,11 +102,13 @@ def run_benchmark(
     )
     storage = replace(workload.storage, url=data_url, options=options)
     elsewhere = workload.storage.url is not None and not is_local(workload.storage.url)
-    if (options or elsewhere) and is_local(data_url):  # a workload of an object store, with local data for once
-        requests = not saves_objects(replace(workload, stages=stages, checkpoint=checkpoint), data_url)
-        storage, unused = _without_store(storage, requests=requests)
+    objects = saves_objects(replace(workload, stages=stages, checkpoint=checkpoint), None if nothing else data_url)
+    # A workload of an object store, with local data for once, or with none and local checkpoints.
+    if (options or elsewhere) and (not objects if nothing else is_local(data_url)):
+        storage, unused = _without_store(storage, requests=not objects)
         if unused:
-            notes = (*notes, f"{' and '.join(unused)} are not used: {data_url} is local")
+            why = "no data is read, and checkpoints are local" if nothing else f"{data_url} is local"
+            notes = (*notes, f"{' and '.join(unused)} are not used: {why}")
     workload = replace(workload, stages=stages, storage=storage, checkpoint=checkpoint)
     if stages == ("checkpoint",) and not (workload.checkpoint.writes or workload.checkpoint.reads):
         raise ConfigError("nothing to do: without training, checkpoint.writes or checkpoint.reads say how many")
@@ -140,7 +144,9 @@ def run_benchmark(
         with sigterm_interrupts(), _claimed(folder):
             return _run_started(plan, folder, ranks, launch, unsaved)
     if accelerators not in (None, world.world_size):
-        raise ConfigError(f"{world.source} has started {world.world_size} ranks, accelerators says {accelerators}")
+        raise ConfigError(
+            f"{world.source} has started {counted(world.world_size, 'rank')}, accelerators says {accelerators}"
+        )
     with sigterm_interrupts(), _claimed(folder, writes=world.rank == 0):
         return _run_launched(plan, folder, world, unsaved)
 
@@ -167,7 +173,7 @@ def _absolute(url: str) -> str:
 def _check_packages(plan: RunPlan) -> None:
     """Check that this process can do what is asked for, with what is installed here."""
     get_loader(plan.workload.reader.loader)
-    check_client(plan.workload, plan.url)
+    check_client(plan.workload, None if plan.url == _NO_DATA else plan.url)
     if plan.url != _NO_DATA:
         open_store(plan.url, plan.workload.storage.store_options(plan.url))  # which refuses what makes no sense
     if "checkpoint" in plan.workload.stages:
@@ -254,7 +260,7 @@ def _run_started(plan: RunPlan, folder: Path, ranks: int, launch: Launch, unsave
         lost = _write(made, folder, unsaved)
     if server.failure is not None:
         kept = f"what was measured until then is in {folder}" if lost is None else f"nothing is kept of it: {lost}"
-        raise RankFailedError(f"{server.failure}; {kept}")
+        raise RankFailedError(f"{server.failure.removesuffix('.')}; {kept}")
     return made
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from stoker.bench.settings.workload import WIDTHS, ModelSettings
+from stoker.display import counted
 from stoker.errors import ConfigError
 
 _STATES: Final = 3
@@ -68,14 +69,16 @@ def layout_of(model: ModelSettings, ranks: int, *, all_write: bool = True) -> Ch
     if model.data is None:
         if ranks % across:
             raise ConfigError(
-                f"{ranks} ranks are no multiple of model.tensor x model.pipeline = {across}: start {across}, or a multiple; "
-                "or say of how many data-parallel parts these ranks are to save a subset (model.data)"
+                f"{counted(ranks, 'rank')}: no multiple of model.tensor x model.pipeline = {across}. Start {across}, or a "
+                "multiple; or say of how many data-parallel parts these ranks are to save a subset (model.data)"
             )
         whole = ranks
     else:
         whole = across * model.data
         if ranks > whole:
-            raise ConfigError(f"{ranks} ranks are more than model.tensor x model.pipeline x model.data = {whole}")
+            raise ConfigError(
+                f"{counted(ranks, 'rank')}: more than model.tensor x model.pipeline x model.data = {whole}"
+            )
     files = tuple(tuple(_files(model, rank, whole, all_write)) for rank in range(whole))
     if not any(one.bytes for mine in files for one in mine):
         raise ConfigError("there is nothing to save: give model.layers and the model's shape, or model.size_bytes")

@@ -20,6 +20,7 @@ from stoker.bench.measure.requests import Moment, request_record
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.cluster import World
+from stoker.display import counted
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.storage.files import existing_path
@@ -217,7 +218,7 @@ class Saver:
         found = manifests.read(self._store, folder)
         if found.ranks != world.world_size:
             raise ConfigError(
-                f"{self._store.url_of(folder)} was saved by {found.ranks} ranks: start as many to load it, "
+                f"{self._store.url_of(folder)} was saved by {counted(found.ranks, 'rank')}: start as many to load it, "
                 f"not {world.world_size}"
             )
         source = source_rank(self._settings.shift, world)

@@ -91,12 +91,12 @@ def open_client(storage: Storage, url: str, rank: int, connections: int = 1) -> 
     return clients[0] if len(clients) == 1 else Turns(clients)
 
 
-def check_requests(storage: Storage, url: str, heeds: Iterable[str], who: str) -> None:
+def check_requests(storage: Storage, url: str | None, heeds: Iterable[str], who: str) -> None:
     """See that settings of requests are heeded by what reads.
 
     Args:
         storage: the settings.
-        url: what is read.
+        url: what is read; ``None`` for nothing.
         heeds: those that are heeded there.
         who: reads, for the message.
 
@@ -105,7 +105,8 @@ def check_requests(storage: Storage, url: str, heeds: Iterable[str], who: str) -
     """
     useless = [f"storage.{name}" for name in storage.transfer if name not in heeds]
     if useless:
-        raise ConfigError(f"{', '.join(useless)}: {who} can not be told so where it reads {url}: leave that out")
+        reads = "no data" if url is None else url
+        raise ConfigError(f"{', '.join(useless)}: {who} can not be told so where it reads {reads}: leave that out")
 
 
 def _client(name: str) -> type[Client]:

@@ -84,16 +84,21 @@ def get_loader(name: str) -> LoaderUnderTest:
     return loader
 
 
-def saves_objects(workload: Workload, url: str) -> bool:
-    """Whether a run over data at ``url`` saves checkpoints to an object store, or loads them from there."""
-    return "checkpoint" in workload.stages and is_local(workload.checkpoint.url or url) is None
+def saves_objects(workload: Workload, url: str | None) -> bool:
+    """Whether a run over data at ``url``, or over none, saves checkpoints to an object store, or loads them from there."""
+    where = workload.checkpoint.url or url
+    return "checkpoint" in workload.stages and where is not None and is_local(where) is None
 
 
-def check_client(workload: Workload, url: str) -> None:
+def check_client(workload: Workload, url: str | None) -> None:
     """Check before anything starts that the storage client that is asked for is the one that will read.
 
     Settings of requests must be heeded where the data is read; where that is a directory, they may be for checkpoints on an
     object store.
+
+    Args:
+        workload: the settings.
+        url: of the data; ``None`` where nothing is read.
 
     Raises:
         ConfigError: the loader does not read through one, or the client not there, or a setting of requests has no effect.
@@ -101,7 +106,7 @@ def check_client(workload: Workload, url: str) -> None:
     """
     storage, loader = workload.storage, workload.reader.loader
     name = storage.client
-    local = is_local(url) is not None
+    local = url is None or is_local(url) is not None
     if local and saves_objects(workload, url):
         storage = replace(storage, endpoints=(), part_bytes=None, part_requests=None, attempts=None)
     if "train" not in workload.stages and local:
@@ -121,6 +126,8 @@ def check_client(workload: Workload, url: str) -> None:
             f"storage.client: the loader stoker reads through {', '.join(_OF_STOKER)}, not {name}: take the loader torch "
             "(--loader torch), which does"
         )
+    if url is None:
+        return
     client = find_client(name, url)
     if loader == "torch":
         heeds = {*client.heeds, "endpoints"} if client.package not in ("", "s3dlio") else client.heeds

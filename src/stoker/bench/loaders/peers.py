@@ -9,6 +9,7 @@ import numpy as np
 from stoker.bench.loaders.base import LoaderJob
 from stoker.bench.loaders.listing import data_files
 from stoker.bench.settings.workload import DatasetSettings
+from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.storage import is_local
 from stoker.types import Array
@@ -45,7 +46,9 @@ def files_of_rank(job: LoaderJob, loader: str) -> tuple[list[str], int]:
     files = [f"{folder}/{name}" for name in data_files(job)]
     mine = files[job.world.rank :: job.world.world_size]
     if not mine:
-        raise ConfigError(f"{len(files)} files for {job.world.world_size} ranks: {loader} gives each rank whole files")
+        raise ConfigError(
+            f"{counted(len(files), 'file')} for {counted(job.world.world_size, 'rank')}: {loader} gives each rank whole files"
+        )
     return mine, len(files) % job.world.world_size
 
 

@@ -22,6 +22,7 @@ from stoker.bench.mlperf.editions import (
 from stoker.bench.mlperf.parameters import changes, dlio_name
 from stoker.bench.settings.workload import Workload
 from stoker.bench.size.rules import MEMORIES, STEPS, demanded
+from stoker.display import counted
 
 _GIB: Final = float(1 << 30)
 
@@ -238,12 +239,14 @@ def _checkpoints(case: Case) -> Iterator[Broken]:
         if ranks != whole and not subset:
             wanted = f"{whole}, or {SUBSET_RANKS} for a subset" if model in case.edition.subsets else str(whole)
             yield Broken(
-                "ranks", f"{ranks} ranks saved the checkpoint of {model}; {case.rules} wants {wanted} (4.6.1, 4.3.5)"
+                "ranks",
+                f"{counted(ranks, 'rank')} saved the checkpoint of {model}; {case.rules} wants {wanted} (4.6.1, 4.3.5)",
             )
     elif ranks % GROUPS[model]:
         yield Broken(
             "ranks",
-            f"{ranks} ranks saved the checkpoint of {model}; {case.rules} wants a multiple of {GROUPS[model]} (4.6.4)",
+            f"{counted(ranks, 'rank')} saved the checkpoint of {model}; {case.rules} wants a multiple of "
+            f"{GROUPS[model]} (4.6.4)",
         )
     memory = case.edition.accelerators.get(case.workload.accelerator)
     size = found["layout"]["bytes"] / _GIB

@@ -24,7 +24,7 @@ from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_main import run_member
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
-from stoker.display import error_text
+from stoker.display import counted, error_text
 from stoker.errors import ConfigError, import_option
 
 _LOOK_SECONDS: Final = 0.2
@@ -65,9 +65,9 @@ def deal(ranks: int, slots: Mapping[str, int]) -> list[str]:
             return [node for node in widest[:count] for _ in range(ranks // count)]
     nodes = ", ".join(str(slots[node]) for node in widest[:16])
     raise ConfigError(
-        f"{ranks} ranks do not fit the Ray cluster, whose nodes have room for {nodes or 'none'} (a processor each, or a GPU "
-        "where compute.device is one): all nodes get the same number. Give another number of accelerators, or let nodes "
-        "declare more processors (ray start --num-cpus)"
+        f"{counted(ranks, 'rank')} can not be placed on the Ray cluster, whose nodes have room for "
+        f"{nodes or 'none'} (a processor each, or a GPU where compute.device is one): all nodes get the "
+        "same number. Give another number of accelerators, or let nodes declare more processors (ray start --num-cpus)"
     )
 
 

@@ -15,6 +15,7 @@ from stoker.bench.results.counts import count_findings
 from stoker.bench.results.verdict import LEAST_STEPS, counted_steps
 from stoker.bench.settings.workload import Workload
 from stoker.bench.vectors.outcome import vector_findings
+from stoker.display import counted
 
 _RESIDUE: Final = 0.001
 _REPEATS: Final = 5
@@ -58,7 +59,7 @@ def _complete(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding
         yield Finding("complete", True, f"the run did not come to its end: {result['failure']}")
     elif not result["complete"]:
         yield Finding(
-            "complete", True, f"{result['world']['reported']} of {result['world']['ranks']} ranks have reported"
+            "complete", True, f"{result['world']['reported']} of {counted(result['world']['ranks'], 'rank')} reported"
         )
     if "train" in workload.stages and result["failure"] is None:
         if not _training(result):

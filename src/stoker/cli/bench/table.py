@@ -19,6 +19,7 @@ from stoker.cli.render.numbers import decimal_bytes_text as _size
 from stoker.cli.render.numbers import percent_text, time_text
 from stoker.cli.running import print_json
 from stoker.cli.terminal import make_console, make_table, print_table
+from stoker.display import counted
 
 _LEGEND: Final = (
     "nominal: drawn computation / time; drawn, computed: a step's computation; MB/s: read from storage; "
@@ -84,7 +85,9 @@ def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
     layout = found["layout"]
     size, most = _size(layout["bytes"]), _size(layout["most_rank_bytes"])
     url = found["storage"]["url"]
-    console.print(Text(f"checkpoints at {url}: {size} of {layout['ranks']} ranks, up to {most} a rank", style="dim"))
+    console.print(
+        Text(f"checkpoints at {url}: {size} of {counted(layout['ranks'], 'rank')}, up to {most} a rank", style="dim")
+    )
     table = make_table(("checkpoints", "", "seconds", "±", "MB/s", "slowest rank", "fsync"))
     for kind, done in (("save", "saved"), ("load", "loaded")):
         over = found[kind]

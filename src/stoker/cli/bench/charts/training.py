@@ -24,6 +24,7 @@ from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
 from stoker.cli.render.numbers import count_text, percent_text, seconds_text, time_unit
 from stoker.cli.render.picture import COLOURS, SHARED
+from stoker.display import counted
 
 _SPANS: Final = 160
 _PARTS: Final = (
@@ -63,7 +64,9 @@ def utilization_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
         chart.line((line.edges[1:] + line.edges[:-1]) / 2, line.mean, run_colour(k), f"{run.name}, measured")
         _nominal(chart, run, line, COLOURS[1] if len(runs) == 1 else run_colour(k))
         if line.ranks < run.result["world"]["ranks"]:
-            text += f" Of {run.name}, steps of {line.ranks} of {run.result['world']['ranks']} ranks are there."
+            text += (
+                f" Of {run.name}, steps of {line.ranks} of {counted(run.result['world']['ranks'], 'rank')} are there."
+            )
     threshold(chart, runs)
     both = legend([(COLOURS[0], "measured"), (COLOURS[1], "nominal")])
     names = both if len(runs) == 1 else run_legend(runs)
