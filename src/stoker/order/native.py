@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -152,8 +153,8 @@ class NativeOrder:
             order["streams"] = [source.name for source in self.sources]
             order["batching_method"] = settings.batching_method
         if SHUFFLES[settings.shuffle].uses_block_size:
-            for source in self.sources:
-                streams[source.name]["block_size"] = stream_shuffle(source.selection, settings, self._nodes).block_size
+            for name, size in self._block_sizes.items():
+                streams[name]["block_size"] = size
         if settings.schedule is not None:
             order["schedule"] = settings.schedule.as_dict()
         else:
@@ -163,6 +164,13 @@ class NativeOrder:
             order["sampling_method"] = settings.sampling_method
             order["sampling_granularity"] = settings.sampling_granularity
         return {"streams": streams, "order": order}
+
+    @cached_property
+    def _block_sizes(self) -> dict[str, int]:
+        return {
+            source.name: stream_shuffle(source.selection, self.settings, self._nodes).block_size
+            for source in self.sources
+        }
 
     @property
     def urls(self) -> dict[str, str]:

@@ -21,6 +21,7 @@ from stoker.order.capabilities import (
     stream_urls,
 )
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
+from stoker.pipeline.state.packed import PACKED_VERSION, cut_alike, pack_state, unpack_state
 from stoker.storage.recorded_versions import VERSIONS, check_versions, is_rewritten
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,10 @@ _MOST_AWAY: Final = 256
 
 
 def make_state(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
-    """The state of a run as a JSON-serialisable dict: position, what the order depends on, and the dataset's identity."""
+    """The state of a run as a JSON-serialisable dict: position, what the order depends on, and the dataset's identity.
+
+    That of a run with many streams is packed: see :mod:`.packed`.
+    """
     if point.position and epoch_ended(sample_order, point, data_rank):
         point = point.next_epoch()
     state: dict[str, Any] = {
@@ -58,7 +62,7 @@ def make_state(sample_order: SampleOrder, point: EpochPosition, data_rank: DataR
             "world_size": data_rank.world_size,
             "ranks_per_node": data_rank.ranks_per_node,
         }
-    return state | mosaicml_state(sample_order, point, data_rank)
+    return pack_state(state) | mosaicml_state(sample_order, point, data_rank)
 
 
 def read_state(
@@ -82,8 +86,16 @@ def read_state(
     _check_kind(state)
     if "version" not in state:
         return mosaicml_position(sample_order, state), sample_order
+    packed, state = "packed" in state, unpack_state(state)
     theirs, epoch, position, inside = _fields(state)
-    check_same_order(state, sample_order, what)
+    try:
+        check_same_order(state, sample_order, what)
+    except StateError as error:
+        if not packed:
+            raise
+        raise StateError(
+            f"{error}. stoker.util.unpack_state(state) is the state as plain text, with all streams"
+        ) from None
     # Before "start" had names, its numbers were a list of "terms".
     start = read_start(sample_order, state["start"] if "start" in state else state.get("terms"))
     point = EpochPosition(epoch, position, start=start)
@@ -123,6 +135,7 @@ def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: 
         StateError: they differ; says in what.
     """
     theirs, ours = _described(state), sample_order.as_dict()
+    ours = {**ours, "streams": {n: cut_alike(s, theirs["streams"].get(n, {})) for n, s in ours["streams"].items()}}
     said, changed = _compare(theirs, ours)
     if said:
         remedy = "Use the data and the settings that it was taken with"
@@ -145,6 +158,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
     _check_kind(state)
     if "version" not in state:
         raise StateError(_NO_STATE)
+    state = unpack_state(state)
     theirs, epoch, position, _ = _fields(state)
     ours = sample_order.as_dict()
     said = _beside_streams(theirs["order"], ours["order"])
@@ -227,7 +241,7 @@ _NO_STATE: Final = "this is no state of a StreamingDataset: it has no version"
 def _check_kind(state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping):
         raise StateError(f"a state is a dict, got {type(state).__name__}")
-    if "version" in state and state["version"] != STATE_VERSION:
+    if "version" in state and state["version"] != (PACKED_VERSION if "packed" in state else STATE_VERSION):
         raise StateError(f"state version {state['version']!r} is unknown; this is stoker with version {STATE_VERSION}")
 
 
@@ -341,6 +355,7 @@ def _differences(theirs: Any, ours: Any, where: str) -> Iterator[str]:
 
 def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Whether a stream has the samples that it had, in their order; only how many an epoch has may differ."""
+    ours = cut_alike(ours, theirs)
     if _written_anew(theirs, ours) or is_rewritten(theirs, ours):
         return False
     return all(_plain(ours.get(of)) == _plain(theirs.get(of)) for of in _SAME_ORDER)
