@@ -12,6 +12,7 @@ from typing import Any
 
 from scaling.direction import Direction, Figures
 from scaling.memory import in_child, own_mib, resident_mib
+from scaling.stores import STORES
 
 SECONDS = 2.0
 """Seconds for which a rate is measured at least."""
@@ -476,4 +477,5 @@ DIRECTIONS = (
         {"fetched_ratio": 0},
         "a tenth of the bytes that one shard a sample takes",
     ),
+    *STORES,
 )

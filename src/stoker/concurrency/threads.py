@@ -82,6 +82,20 @@ class Threads:
         self._closed = False
         _pools.add(self)
 
+    def widen(self, count: int) -> None:
+        """Have up to ``count`` threads from now on, where that is more: at once, as far as work waits for them."""
+        with self._lock:
+            if count <= self.count or self._closed:
+                return
+            self.count = count
+            for _ in range(min(count - len(self._threads), self._queue.qsize())):
+                self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=_serve, args=(self._queue,), name=f"stoker-{self._name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
     def submit(self, action: Callable[[], _T]) -> Future[_T]:
         """Run ``action`` on a thread of the pool, which opens again if it was closed."""
         if self._closed:
@@ -90,9 +104,7 @@ class Threads:
         with self._lock:
             self._queue.put(work)
             if len(self._threads) < self.count:
-                thread = threading.Thread(target=_serve, args=(self._queue,), name=f"stoker-{self._name}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._start()
         return work
 
     def close(self, patience: float = _PATIENCE) -> None:

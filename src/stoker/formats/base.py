@@ -144,7 +144,8 @@ class ReadOptions:
         read_threads: threads that read (and transform) ahead of the consumer. ``None``: up to 8 with a transform, else none;
             none in DataLoader workers. A transform that draws from a global random generator needs 0, which runs it in the
             consumer's thread, to be reproducible; 1 will do if nobody else draws from it.
-        download_threads: shards fetched at once by this process.
+        download_threads: shards fetched at once by this process. ``None``: at least 8, and up to 128 small ones where storage
+            answers late: as many as keep this process at work, by the time that fetches take.
         compare_ranks: in an epoch's first batch, see that the ranks of an initialised ``torch.distributed`` read the same
             data in the same order, and each its own part: through the process group's store, without waiting for any of them.
             Ranks that are out of step are a warning.
@@ -160,7 +161,7 @@ class ReadOptions:
     views: bool = False
     decoded_limit: int | str = 1 << 30
     read_threads: int | None = None
-    download_threads: int = 8
+    download_threads: int | None = None
     compare_ranks: bool = True
     checksums: bool = False
     decoded_bytes: int = field(init=False, repr=False, compare=False)
@@ -169,7 +170,7 @@ class ReadOptions:
         object.__setattr__(self, "decoded_bytes", parse_bytes(self.decoded_limit))
         if self.read_threads is not None and self.read_threads < 0:
             raise ConfigError(f"read_threads must be at least 0, got {self.read_threads}")
-        if self.download_threads < 1:
+        if self.download_threads is not None and self.download_threads < 1:
             raise ConfigError(f"download_threads must be at least 1, got {self.download_threads}")
 
 

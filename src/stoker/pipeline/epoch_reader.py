@@ -336,6 +336,7 @@ class EpochReader:
         return Pipeline(self.pool, run, settings, worker, skip, one_by_one=one_by_one, override=override)
 
     def _limit_open(self, sharers: int) -> None:
+        self.pool.width.sharers = sharers
         self.pool.most_open = min(self.pool.most_open, replace(self.settings, sharers=sharers).most_shards)
 
     def _sharers(self, worker: LoaderWorker) -> int:

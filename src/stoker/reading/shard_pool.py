@@ -25,6 +25,7 @@ from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.registry import get_format
 from stoker.index.concat_index import JoinedIndex
 from stoker.index.index import Index
+from stoker.reading.fetch_width import FetchWidth
 from stoker.storage.files import MappedFile, check_mapped
 from stoker.types import Ids
 
@@ -51,7 +52,8 @@ class ShardPool:
     Args:
         index: the dataset's shards; of several streams, the shards of all of them.
         cache: where their files are; for several streams, a cache for each part of the index.
-        threads: how many shards are fetched and opened at once ahead of demand.
+        threads: how many shards are fetched and opened at once ahead of demand; ``None``: see
+            :class:`~stoker.reading.fetch_width.FetchWidth`.
         most_open: how many readers are kept; beyond it the least recently used are dropped. A reader that is in use
             stays valid: its file stays mapped until the last reference goes. Those that are needed soon are kept beyond
             it, as far as the process may have maps.
@@ -59,6 +61,7 @@ class ShardPool:
         counts: where it counts what it does.
 
     Attributes:
+        width: how many shards are fetched at once.
         fetched: for each shard whether it was not in the cache when this process first wanted it; ``None`` for no shard.
     """
 
@@ -67,7 +70,7 @@ class ShardPool:
         index: Index | JoinedIndex,
         cache: ShardCache | Sequence[ShardCache],
         *,
-        threads: int = 8,
+        threads: int | None = None,
         most_open: int = 256,
         options: ReadOptions = ReadOptions(),
         counts: Counts | None = None,
@@ -83,7 +86,8 @@ class ShardPool:
                 one.early = []
         self.most_open = most_open
         self.options = options
-        self._threads = Threads(threads, "fetch")
+        self.width = FetchWidth(threads)
+        self._threads = Threads(self.width.value, "fetch")
         # The least recently used first.
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
         self._maps: dict[int, list[MappedFile]] = {}
@@ -97,7 +101,7 @@ class ShardPool:
         return {
             "index": self.index,
             "caches": self.caches,
-            "threads": self._threads.count,
+            "threads": self.width.fixed,
             "most_open": self.most_open,
             "options": self.options,
             "counts": self.counts,
@@ -319,6 +323,8 @@ class ShardPool:
     def _load(self, shard: int, *, demanded: bool) -> ShardReader | None:
         """Open a shard, fetched first if need be. ``None`` where nobody demands it, and it is not to be had now."""
         info, cache = self.index.shards[shard], self.cache_of(shard)
+        far = cache.store is not None
+        begun, work = (time.perf_counter(), time.thread_time()) if far else (0.0, 0.0)
         for attempt in (1, 2):
             files = cache.open(info)
             fetched = files is None
@@ -352,6 +358,9 @@ class ShardPool:
                 if not demanded:
                     form.read_ahead(opened)
                 self.counts.opened(info.size, hit=not fetched)
+                if fetched and far and not demanded:
+                    self.width.saw(time.perf_counter() - begun, time.thread_time() - work, info.size)
+                    self._threads.widen(self.width.value)
                 maps = [file for file in files if isinstance(file, MappedFile)]
                 return self._keep(shard, opened, maps, demanded=demanded)
             except DatasetChangedError:

@@ -16,7 +16,7 @@ from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, writ
 from stoker.storage.store import Store
 from stoker.storage.types import ObjectInfo
 
-_THREADS = 32
+_THREADS = 128
 _WATCH_SECONDS = 1.0
 
 

@@ -24,7 +24,7 @@ def open_source(
     cache_limit: int | None,
     *,
     in_memory: bool = False,
-    fetch_threads: int = 8,
+    fetch_threads: int | None = None,
     counts: Counts | None = None,
 ) -> TokenSource:
     """Parquet files, Megatron's, or a source as it is; arguments as those of the loader.

@@ -48,14 +48,19 @@ class ParquetSource:
         location: the opened files, with this column alone.
         column: its name, or ``None`` for the one that is called ``input_ids``, ``token_ids`` or ``tokens``.
         counts: where it counts what it reads.
-        fetch_threads: row groups that are fetched at once.
+        fetch_threads: row groups that are fetched at once; ``None``: see
+            :class:`~stoker.reading.fetch_width.FetchWidth`.
 
     Raises:
         ConfigError: there is no such column, it does not hold lists of integers, or there are no tokens.
     """
 
     def __init__(
-        self, location: DatasetLocation, column: str | None = None, counts: Counts | None = None, fetch_threads: int = 8
+        self,
+        location: DatasetLocation,
+        column: str | None = None,
+        counts: Counts | None = None,
+        fetch_threads: int | None = None,
     ) -> None:
         self._location = location
         self.column = token_column(location.index, column)
@@ -203,7 +208,7 @@ def open_files(
     on_bad_files: OnBadFiles = "error",
     cache_limit: int | None = None,
     in_memory: bool = False,
-    fetch_threads: int = 8,
+    fetch_threads: int | None = None,
     counts: Counts | None = None,
 ) -> ParquetSource:
     """Open Parquet files as a source; arguments as :class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` has them.

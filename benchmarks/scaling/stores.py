@@ -1,0 +1,90 @@
+"""Directions of object stores that answer late, and of caches before them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from scaling.direction import Direction, Figures
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+_DELAY = 0.02
+_BYTES = 100_000
+_AT_ONCE = (8, 32, 64, 128)
+
+
+def _write_objects(folder: Path, size: int) -> None:
+    import numpy as np
+
+    from stoker import MDSWriter
+
+    (folder / "data" / "files").mkdir(parents=True)
+    with MDSWriter({"data": f"ndarray:uint8:{_BYTES}"}, folder / "data" / "mds", size_limit=None) as writer:
+        for number in range(size):
+            value = np.full((1, _BYTES), number % 251, np.uint8)
+            writer.write_batch({"data": value})
+            writer.flush_shard()
+            (folder / "data" / "files" / f"{number:06}.bin").write_bytes(value.tobytes())
+
+
+def _read(name: str, **settings: Any) -> Callable[[Path], Figures]:
+    """MB/s of all objects of 100 kB, each a shard, read once."""
+
+    def measure(folder: Path) -> Figures:
+        from slow_store import slow_store
+        from stoker import StreamingDataset
+
+        with slow_store(folder / "data", _DELAY) as options:
+            if settings.get("cache") != "memory":
+                settings["local"] = folder / f"cache-{time.time_ns()}"
+            dataset = StreamingDataset(
+                f"s3://bucket/{name}", storage_options=options, batch_size=16, shuffle=True, **settings
+            )
+            begin = time.perf_counter()
+            size = sum(len(one) for batch in dataset.batches() for one in batch["data"])
+            return {"MB_per_s": size / 1e6 / (time.perf_counter() - begin)}
+
+    return measure
+
+
+def _read_bound(folder: Path) -> Figures:
+    import obstore
+    from obstore.store import S3Store
+
+    from slow_store import slow_store
+
+    with slow_store(folder / "data", _DELAY) as options:
+        config: Any = options
+        store = S3Store("bucket", config=config, client_options={"allow_http": True})
+        keys = [f"files/{path.name}" for path in (folder / "data" / "files").iterdir()]
+        best = 0.0
+        for count in _AT_ONCE:
+            with ThreadPoolExecutor(count) as threads:
+                begin = time.perf_counter()
+                size = sum(threads.map(lambda key: len(obstore.get(store, key).bytes()), keys))
+                best = max(best, size / 1e6 / (time.perf_counter() - begin))
+        return {"MB_per_s": best}
+
+
+STORES = (
+    Direction(
+        "latency",
+        "objects of 100 kB of a store whose requests take 20 ms",
+        (250, 500, 1_000),
+        (500, 2_000, 4_000),
+        _write_objects,
+        {
+            "stoker": _read("mds", cache="memory"),
+            "bound": _read_bound,
+            "on disk": _read("mds"),
+            "files": _read("files", format="files", cache="memory"),
+        },
+        {"MB_per_s": 0},
+        "0.9 of obstore at its best number of requests at once",
+    ),
+)

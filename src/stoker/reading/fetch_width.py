@@ -1,0 +1,72 @@
+"""Chooses how many shards a process fetches at once, from their sizes and from how long they were seen to take."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+USUAL_WIDTH: Final = 8
+"""Shards that are fetched at once before anything was seen, and at least."""
+# Requests of all processes of a node that read through one cache.
+_MOST_OF_NODE: Final = 256
+_MOST: Final = 128
+# Bytes under way in all of them.
+_BYTES: Final = 256 << 20
+# Fetches that are seen before the first choice: those of the first connections take longer.
+_LEAST_SEEN: Final = 2 * USUAL_WIDTH
+# What one more fetch weighs in the means.
+_WEIGHT: Final = 1 / 16
+# The shortest time is forgotten by so much with each fetch, so that a store that becomes slower is noticed.
+_FORGET: Final = 1.001
+# Processors' clocks of threads may be coarse.
+_LEAST_WORK: Final = 50e-6
+# More than what fits exactly: times vary.
+_SPARE: Final = 1.5
+
+
+class FetchWidth:
+    """The number of shards that a process fetches at once.
+
+    A fetch takes a time, of which a part is work of this process; the rest is waiting, in which others can be fetched. By
+    Little's law, time / work of them keep the process at work, and more at once would bring no more a second. The time
+    is the shortest that was seen, as that has the least of waiting for each other in it. There is a bound for the bytes
+    under way, and for the requests of all processes of a node.
+
+    Args:
+        fixed: the number, where it is set; ``None`` to choose it.
+
+    Attributes:
+        sharers: processes on this node that read through the same cache.
+    """
+
+    def __init__(self, fixed: int | None) -> None:
+        self.fixed = fixed
+        self.sharers = 1
+        self._seen = 0
+        self._time = math.inf
+        self._work = self._bytes = 0.0
+
+    @property
+    def value(self) -> int:
+        """Shards to be fetched at once."""
+        if self.fixed is not None:
+            return self.fixed
+        if self._seen < _LEAST_SEEN:
+            return USUAL_WIDTH
+        enough = math.ceil(_SPARE * self._time / max(self._work, _LEAST_WORK))
+        most = min(_MOST, _MOST_OF_NODE // self.sharers, int(_BYTES / self.sharers / max(self._bytes, 1.0)))
+        return max(USUAL_WIDTH, min(enough, most))
+
+    def saw(self, seconds: float, work: float, size: int) -> None:
+        """Note a shard that was fetched and opened.
+
+        Args:
+            seconds: from beginning to end.
+            work: seconds of them in which its thread computed.
+            size: bytes of the shard.
+        """
+        weight = max(_WEIGHT, 1 / (self._seen + 1))
+        self._time = min(self._time * _FORGET, seconds)
+        self._work += weight * (work - self._work)
+        self._bytes += weight * (size - self._bytes)
+        self._seen += 1

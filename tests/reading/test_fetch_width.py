@@ -1,0 +1,105 @@
+"""How many shards are fetched at once: more where storage answers late, within bounds, and the same samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slow_store import asked, slow_store
+from stoker import MDSWriter, ReadOptions, StreamingDataset
+from stoker.reading.fetch_width import USUAL_WIDTH, FetchWidth
+
+MS = 1e-3
+SHARDS = 150
+
+
+def width_after(seconds: float, work: float, size: int, *, sharers: int = 1, count: int = 100) -> int:
+    width = FetchWidth(None)
+    width.sharers = sharers
+    for _ in range(count):
+        width.saw(seconds, work, size)
+    return width.value
+
+
+def test_as_many_as_keep_the_process_at_work() -> None:
+    assert width_after(20 * MS, 0.5 * MS, 100_000) in range(40, 80)
+    assert width_after(1 * MS, 0.5 * MS, 100_000) == USUAL_WIDTH
+    assert width_after(200 * MS, 0.2 * MS, 1000) == 128
+
+
+def test_bytes_under_way_and_requests_of_a_node_are_bounded() -> None:
+    assert width_after(20 * MS, 0.2 * MS, 8 << 20) == 32
+    assert width_after(900 * MS, 1 * MS, 64 << 20) == USUAL_WIDTH
+    assert width_after(200 * MS, 0.2 * MS, 1000, sharers=8) == 32
+    assert width_after(200 * MS, 0.2 * MS, 1000, sharers=100) == USUAL_WIDTH
+
+
+def test_waiting_for_each_other_is_no_latency_and_slower_storage_is_noticed() -> None:
+    width = FetchWidth(None)
+    for number in range(500):
+        width.saw((1 + number % 50) * MS, 0.5 * MS, 1000)
+    assert width.value == USUAL_WIDTH
+    for _ in range(5000):
+        width.saw(50 * MS, 0.5 * MS, 1000)
+    assert width.value > 100
+
+
+def test_clocks_that_show_no_work_divide_by_no_zero() -> None:
+    assert width_after(20 * MS, 0.0, 0) == 128
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "files").mkdir()
+    with MDSWriter({"data": "ndarray:uint8:100"}, folder / "mds", size_limit=None) as writer:
+        for number in range(SHARDS):
+            value = np.full((1, 100), number, np.uint8)
+            writer.write_batch({"data": value})
+            writer.flush_shard()
+            (folder / "files" / f"{number:03}.bin").write_bytes(value.tobytes())
+    return folder
+
+
+def read(options: dict[str, str], name: str, **settings: Any) -> list[int]:
+    dataset = StreamingDataset(f"s3://bucket/{name}", storage_options=options, batch_size=4, shuffle=True, **settings)
+    return [value[0] for batch in dataset.batches() for value in batch["data"]]
+
+
+@pytest.mark.parametrize("name", ["mds", "files"])
+@pytest.mark.parametrize("cache", ["disk", "memory"])
+def test_small_objects_of_late_storage_are_fetched_many_at_once(
+    data: Path, tmp_path: Path, name: str, cache: str
+) -> None:
+    kind: dict[str, Any] = {"format": "files"} if name == "files" else {}
+    first, second = ({"cache": "memory"} if cache == "memory" else {"local": tmp_path / one} for one in "ab")
+    with slow_store(data, 0.1) as options:
+        found = read(options, name, **kind, **first)
+        most, sent = asked(options)
+        few = read(options, name, read=ReadOptions(download_threads=3), **kind, **second)
+        fixed, _ = asked(options)
+    assert sorted(found) == list(range(SHARDS))
+    assert found == few
+    assert most > 2 * USUAL_WIDTH
+    assert fixed <= 4  # and a demanded one
+    assert sent >= SHARDS * 100
+
+
+def test_a_cache_limit_bounds_what_is_fetched_at_once(data: Path, tmp_path: Path) -> None:
+    shard = next(data.glob("mds/*.mds")).stat().st_size
+    limit = 20 * shard
+    with slow_store(data, 0.05) as options:
+        dataset = StreamingDataset(
+            "s3://bucket/mds", storage_options=options, local=tmp_path, batch_size=2, shuffle=True, cache_limit=limit
+        )
+        found: list[int] = []
+        for batch in dataset.batches():
+            found += [value[0] for value in batch["data"]]
+            held = sum(path.stat().st_size for path in tmp_path.rglob("*.mds*") if path.is_file())
+            assert held <= limit
+        most, _ = asked(options)
+    assert sorted(found) == list(range(SHARDS))
+    assert most <= 20
