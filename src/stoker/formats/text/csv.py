@@ -14,6 +14,7 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
 from stoker.formats.common.values import UnfitValueError
+from stoker.formats.text.line_columns import CSVColumns
 from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_spans
 from stoker.formats.text.line_shards import KINDS, LineShard
 from stoker.types import Buffer
@@ -36,7 +37,9 @@ class CSVFileShard(LineShard):
         self._quote: str = spec["quote"]
         self._names: list[str] = spec["names"]
         quote = ord(self._quote) if self._quote else None
-        super().__init__(info, files, where, kinds=spec["columns"], first=0, newline="", quote=quote)
+        pairs = tuple((name, spec["columns"][name]) for name in self._names)
+        together = CSVColumns(pairs, self._separator, self._quote, empty=True)
+        super().__init__(info, files, where, kinds=spec["columns"], first=0, newline="", quote=quote, together=together)
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         remedy = '. If that is right, say so: format_options={{"columns": {{{name}: "str"}}}}'

@@ -13,6 +13,7 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
 from stoker.formats.common.values import UnfitValueError, describe
+from stoker.formats.text.line_columns import JSONColumns
 from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_spans
 from stoker.formats.text.line_shards import LineShard
 from stoker.types import Buffer
@@ -88,8 +89,10 @@ class JSONFileShard(LineShard):
     __slots__ = ("_inferred",)
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
-        super().__init__(info, files, where, kinds=info.spec["columns"], first=0, newline="")
+        kinds = info.spec["columns"]
         self._inferred: bool = info.spec.get("inferred", False)
+        together = JSONColumns(tuple(kinds.items()), whole=self._inferred)
+        super().__init__(info, files, where, kinds=kinds, first=0, newline="", together=together)
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         try:

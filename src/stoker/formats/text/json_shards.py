@@ -11,6 +11,7 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.text.json import SETTINGS, JSONFileShard, agree_on_json, inspect_json, parse_objects
+from stoker.formats.text.line_columns import JSONColumns
 from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
 from stoker.types import Buffer
 
@@ -21,7 +22,9 @@ class JSONShard(LineShard):
     __slots__ = ()
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
-        super().__init__(info, files, where, kinds=info.spec["columns"], first=0, newline=info.spec["newline"])
+        kinds, newline = info.spec["columns"], info.spec["newline"]
+        together = JSONColumns(tuple(kinds.items()), whole=False)
+        super().__init__(info, files, where, kinds=kinds, first=0, newline=newline, together=together)
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         return parse_objects(lines, columns, self._kinds)

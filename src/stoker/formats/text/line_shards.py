@@ -19,16 +19,20 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import refuse
 from stoker.formats.common.container import read_offsets
 from stoker.formats.common.file_shards import span_bytes
+from stoker.formats.common.merge import read_each
 from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.format import Format
+from stoker.formats.text.line_columns import CSVColumns, JSONColumns, LineText
 from stoker.formats.text.line_index import find_lines
 from stoker.types import Batch, Buffer, Column, Ids
 
 KINDS: Final = ("str", "int", "float")
 """Types of columns of text formats."""
 
+# So few lines are read one by one sooner than pyarrow is set up for them.
+_FEW: Final = 64
 _DTYPES: Final[Mapping[str, type[np.generic]]] = {"bool": np.bool_, "float": np.float64, "int": np.int64}
 
 
@@ -43,10 +47,23 @@ class LineShard(ABC):
         first: where the first line must start, in bytes.
         newline: what ends every line; of no use without a meta file.
         quote: of others' files, the character inside of whose pairs newlines end nothing.
+        together: how many lines are read at once; ``None`` where they are not.
     """
 
     unsafe: ClassVar[Mapping[str, str]] = {}
-    __slots__ = ("_begins", "_data", "_ends", "_kinds", "_newline", "columns", "format", "layout", "samples", "where")
+    __slots__ = (
+        "_begins",
+        "_data",
+        "_ends",
+        "_kinds",
+        "_newline",
+        "columns",
+        "format",
+        "layout",
+        "samples",
+        "together",
+        "where",
+    )
 
     def __init__(
         self,
@@ -58,8 +75,10 @@ class LineShard(ABC):
         first: int,
         newline: str,
         quote: int | None = None,
+        together: JSONColumns | CSVColumns | None = None,
     ) -> None:
         self.where = where
+        self.together = together if len(files) == 1 or newline in ("\n", "\r\n") else None
         self.format = info.format
         self.samples = info.samples
         self.columns = tuple(kinds)
@@ -135,6 +154,45 @@ class LineShard(ABC):
             raise CorruptDataError(f"{self.where}: sample {row}: {error}") from error
         return {name: _column(self._kinds[name], values[name]) for name in wanted}
 
+    @staticmethod
+    def cut(shards: Sequence[LineShard], which: Ids, rows: Ids) -> LineText | None:
+        """Copies of lines of several shards, in this order; ``None`` where not each ends with its shard's newline.
+
+        Args:
+            shards: shards that end their lines alike.
+            which, rows: see :meth:`stoker.formats.format.Format.read_many`; checked.
+        """
+        newline = shards[0]._newline
+        if len(shards) == 1:
+            begins, ends = shards[0]._begins[rows], shards[0]._ends[rows]
+        else:
+            begins, ends = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+            for number, shard in enumerate(shards):
+                here = np.flatnonzero(which == number)
+                begins[here], ends[here] = shard._begins[rows[here]], shard._ends[rows[here]]
+        if len(shards) == 1 and (np.diff(rows) == 1).all():
+            text = bytes(shards[0]._data[int(begins[0]) : int(ends[-1])])
+            first = int(begins[0])
+            begins, ends = begins - first, ends - first
+        else:
+            data = [shard._data for shard in shards]
+            between = b"" if newline else b"\n"
+            cuts = zip(which.tolist(), begins.tolist(), ends.tolist(), strict=True)
+            text = between.join([data[number][begin:end] for number, begin, end in cuts])
+            sizes = ends - begins
+            ends = np.cumsum(sizes + len(between)) - len(between)
+            begins = ends - sizes
+        ends = ends - len(newline)
+        if (ends <= begins).any():
+            return None
+        if newline:  # of our own shards no line may hold another newline
+            octets = np.frombuffer(text, np.uint8)
+            if any((octets[ends + at] != byte).any() for at, byte in enumerate(newline)):
+                return None
+            if text.count(b"\n") != len(rows):
+                return None
+        return LineText(text, begins, ends)
+
     def _find_lines(self, info: ShardInfo, quote: int | None) -> tuple[Ids, Ids]:
         whole = np.frombuffer(self._data, np.uint8)
         span = span_bytes(info, whole, self.where)
@@ -167,6 +225,18 @@ class LineFormat(Format):
     ) -> LineShard:
         own, others = self.shards
         return own(info, files, where) if len(files) > 1 else others(info, files, where)
+
+    def read_many(
+        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> Batch:
+        first = shards[0]
+        if first.together is None or len(rows) < _FEW or any(shard.together != first.together for shard in shards):
+            return read_each(shards, which, rows, columns)
+        wanted = wanted_columns(columns, first.columns, first.where)
+        check_rows(rows, np.array([shard.samples for shard in shards], dtype=np.int64)[which])
+        lines = LineShard.cut(shards, which, rows)
+        batch = None if lines is None else first.together.read(lines, wanted)
+        return read_each(shards, which, rows, columns) if batch is None else batch
 
 
 class LineEncoder(RecordEncoder):

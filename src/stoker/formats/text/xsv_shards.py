@@ -18,6 +18,7 @@ from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.text.csv import SETTINGS, CSVFileShard, agree_on_csv, inspect_csv
+from stoker.formats.text.line_columns import CSVColumns
 from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
 from stoker.types import Buffer
 
@@ -39,7 +40,8 @@ class XSVShard(LineShard):
         header = header_line(spec["column_names"], self._separator, spec["newline"])
         if files[0][: len(header)] != header:
             raise CorruptDataError(f"{where}: the data file's first line does not name the index's columns")
-        super().__init__(info, files, where, kinds=kinds, first=len(header), newline=spec["newline"])
+        together = CSVColumns(tuple(kinds.items()), self._separator, quote="", empty=False)
+        super().__init__(info, files, where, kinds=kinds, first=len(header), newline=spec["newline"], together=together)
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         split = map(str.split, lines, repeat(self._separator))
