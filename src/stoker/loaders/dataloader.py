@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
+from stoker.pipeline.batch_groups import BatchGroup, pack_group, ungroup
 from stoker.pipeline.collate import as_tensors, collate
 from stoker.pipeline.state.resume import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
@@ -48,7 +50,7 @@ class LoaderOptions(TypedDict, total=False):
         worker_init_fn: called with the worker's number in each.
         multiprocessing_context: how workers are started; needs workers.
         generator: random numbers from which the workers' seeds are drawn.
-        prefetch_factor: batches that each worker prepares ahead; needs workers.
+        prefetch_factor: batches that each worker prepares ahead (``columnar=True``: groups of small ones); needs workers.
         persistent_workers: keep the workers from epoch to epoch; needs workers.
         pin_memory_device: see torch.
         in_order: only True; states count batches in order.
@@ -143,7 +145,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             if options.get("collate_fn") is not None:
                 raise ConfigError("columnar=True reads whole columns, so there is nothing for collate_fn to collate")
             dataset.check_columns_allowed("columnar=True")
-            options["collate_fn"] = as_tensors
+            options["collate_fn"] = _to_send
             options["drop_last"] = False  # torch drops nothing where it does not batch; see _most
             self._init(_Columns(dataset, full_only=self._drop_last), None, options)
         else:
@@ -197,9 +199,12 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         if self.num_workers:
             # A worker has no connection to the store. Without workers the dataset compares by itself.
             self._stream.compare_ranks(current.start, left)
-        batches = self._open = super().__iter__()
+        columns = self.dataset if self.num_workers and isinstance(self.dataset, _Columns) else None
+        with contextlib.nullcontext() if columns is None else columns.grouping():
+            batches = self._open = super().__iter__()
         try:
-            for batch in islice(batches, self._most(current.start)):
+            in_order = batches if columns is None else ungroup(batches, self.num_workers)
+            for batch in islice(in_order, self._most(current.start)):
                 current.yielded += 1
                 yield batch
                 if self.num_workers and pid != os.getpid():
@@ -380,6 +385,10 @@ def _as_it_is(batch: LMBatch) -> LMBatch:
     return batch
 
 
+def _to_send(found: Batch | BatchGroup) -> Any:
+    return pack_group(found) if isinstance(found, BatchGroup) else as_tensors(found)
+
+
 def _check(options: LoaderOptions) -> None:
     """Check that options of torch's DataLoader have a meaning for batches whose order and number are the dataset's."""
     for name, given in (
@@ -412,7 +421,7 @@ def _check(options: LoaderOptions) -> None:
                 )
 
 
-class _Columns(IterableDataset[Batch]):
+class _Columns(IterableDataset[Batch | BatchGroup]):
     """A dataset's batches as the items of a DataLoader that does not batch.
 
     ``full_only`` is for trainers that make a DataLoader of their own over this: :class:`StreamingDataLoader` counts.
@@ -421,8 +430,22 @@ class _Columns(IterableDataset[Batch]):
     def __init__(self, dataset: StreamingDataset, *, full_only: bool) -> None:
         self._dataset = dataset
         self._full_only = full_only
+        self._grouped = False
 
-    def __iter__(self) -> Iterator[Batch]:
+    @contextlib.contextmanager
+    def grouping(self) -> Iterator[None]:
+        """Let the workers that are started inside send groups of batches, all of them whatever their lengths."""
+        self._grouped = True
+        try:
+            yield
+        finally:
+            self._grouped = False
+
+    def __iter__(self) -> Iterator[Batch | BatchGroup]:
+        if self._grouped:
+            if self._dataset.overrides("batches"):
+                return (BatchGroup(batch, [len(next(iter(batch.values())))]) for batch in self._dataset.batches())
+            return self._dataset.epoch_reader.groups(self._dataset.batch_size or 1)
         batches = self._dataset.batches()
         if not self._full_only:
             return batches

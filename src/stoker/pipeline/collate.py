@@ -9,14 +9,14 @@ import math
 import os
 import weakref
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from stoker.display import with_article
 from stoker.errors import ConfigError, TransformError
 from stoker.pipeline.batch_ring import Region, Ring, RingBlock, receive
-from stoker.types import Array, Batch
+from stoker.types import Array, Batch, Column
 
 
 def collate(samples: list[Any]) -> Any:
@@ -163,13 +163,18 @@ def _collate_arrays(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
 def _as_tensor(column: Array) -> Any:
     import torch
 
-    if column.dtype.kind not in "biufc" or not column.dtype.isnative:
+    if not makes_tensor(column):
         return column
     if _worker.get("region") is None or not column.size:
         return torch.from_numpy(column)
-    out = _empty(column.shape, column.dtype)
+    out = empty_tensor(column.shape, column.dtype)
     out.numpy()[...] = column
     return out
+
+
+def makes_tensor(column: Column) -> TypeGuard[Array]:
+    """Whether a column is an array of which torch makes a tensor without a copy."""
+    return isinstance(column, np.ndarray) and column.dtype.kind in "biufc" and column.dtype.isnative
 
 
 def _collate_values(values: list[Any], column: str) -> Any:
@@ -180,7 +185,7 @@ def _collate_values(values: list[Any], column: str) -> Any:
         if stacked is not None:
             return stacked
     elif isinstance(first, str | bytes | memoryview):
-        if len(set(map(type, values))) > 1 and any(map(_makes_tensor, values)):
+        if len(set(map(type, values))) > 1 and any(map(_is_numeric, values)):
             raise _unlike(values, column)
         return values
     elif kind is dict or kind is list or kind is tuple:
@@ -199,12 +204,12 @@ def _collate_values(values: list[Any], column: str) -> Any:
     except Exception as error:
         # Whether a batch is refused must not depend on which of its values comes first.
         # Nulls alone stay a list: of a text column they are no fault, and of numbers nobody can take them for a tensor.
-        if isinstance(error, TypeError) and not any(map(_makes_tensor, values)):
+        if isinstance(error, TypeError) and not any(map(_is_numeric, values)):
             return values
         raise _unlike(values, column) from error
 
 
-def _makes_tensor(value: Any) -> bool:
+def _is_numeric(value: Any) -> bool:
     import torch
 
     if isinstance(value, np.ndarray | np.generic):
@@ -241,12 +246,12 @@ def _stack(values: list[Any]) -> Any | None:
         type(value) is not np.ndarray or value.shape != first.shape or value.dtype != first.dtype for value in values
     ):
         return None
-    out = _empty((len(values), *first.shape), first.dtype)
+    out = empty_tensor((len(values), *first.shape), first.dtype)
     np.stack(values, out=out.numpy())
     return out
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+def empty_tensor(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """An uninitialised tensor; in a loader worker, in memory that the main process reads too."""
     import torch
     from torch.utils.data import get_worker_info

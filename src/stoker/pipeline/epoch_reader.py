@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
@@ -16,6 +16,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once, loaded
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
@@ -27,6 +28,8 @@ from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Transform
 
 logger = logging.getLogger(__name__)
+
+_Columns = TypeVar("_Columns", Batch, BatchGroup)
 
 # Matters that are told once, not in each epoch by each worker of a DataLoader.
 _SENDS, _FILLS, _PADS = range(3)
@@ -104,14 +107,21 @@ class EpochReader:
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """This rank's (and loader worker's) batches of the next epoch, as dicts of columns."""
+        return self._columns(batch_size, Pipeline.batches)
+
+    def groups(self, batch_size: int) -> Iterator[BatchGroup]:
+        """The same batches, those together that are read in one step."""
+        return self._columns(batch_size, Pipeline.groups)
+
+    def _columns(self, batch_size: int, read: Callable[[Pipeline], Iterator[_Columns]]) -> Iterator[_Columns]:
         _, delivery, pipeline = self._start(batch_size, by_sample=False)
         division, ranks, number = self._division, self._ranks, 0
-        for batch in pipeline.batches():
+        for found in read(pipeline):
             number += 1
             if number >= _LOOK_AGAIN and not number & (number - 1):
                 self._check_as_begun(division, ranks, batch_size)
-            delivery.batch()
-            yield batch
+            delivery.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
+            yield found
             delivery.check()
         if number < _LOOK_AGAIN:
             self._check_as_begun(division, ranks, batch_size)

@@ -15,7 +15,8 @@ import numpy as np
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.threads import Threads
 from stoker.order.sample_order import Run
-from stoker.pipeline.columns import split_batch, stack_samples
+from stoker.pipeline.batch_groups import BatchGroup
+from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.reading.sample_errors import location_at
@@ -89,7 +90,11 @@ class Pipeline:
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order, as columns. With a transform its results are stacked into columns again."""
-        return chain.from_iterable(self._chunks(self._read_batches))
+        return chain.from_iterable(group.batches() for group in self.groups())
+
+    def groups(self) -> Iterator[BatchGroup]:
+        """The same batches, those together that are read in one step."""
+        return self._chunks(self._read_group)
 
     def _sample_run(self, chunk: _Chunk) -> SampleRun:
         with self._pool.counted(chunk.shards, chunk.distinct):
@@ -109,14 +114,14 @@ class Pipeline:
         ids = self._starts[chunk.shards] + chunk.rows
         return SampleRun(self._override(ids.tolist(), run.samples), run.remaining)
 
-    def _read_batches(self, chunk: _Chunk) -> list[Batch]:
+    def _read_group(self, chunk: _Chunk) -> BatchGroup:
         pool, shards, rows = self._pool, chunk.shards, chunk.rows
         with pool.counted(shards, chunk.distinct):
             if self._settings.transform is None:
                 batch = read_samples(pool, shards, rows, self._settings.columns)
             else:
                 batch = stack_samples(list(self._transformed(chunk).samples), partial(location_at, pool, shards, rows))
-            return split_batch(batch, chunk.lengths)
+            return BatchGroup(batch, chunk.lengths)
 
     def _chunks(self, read: Callable[[_Chunk], _T]) -> Iterator[_T]:
         """All chunks in order, read by ``read`` in this thread, or in threads ahead of the consumer."""

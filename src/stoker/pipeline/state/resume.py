@@ -67,9 +67,9 @@ class Progress:
         if self._superseded or (self._clock is not None and self._clock.parent_loads > self._loads):
             raise superseded_error()
 
-    def batch(self) -> None:
-        """Note that a whole batch was taken."""
-        self._entered += self.plan.batch_size
+    def batch(self, count: int = 1) -> None:
+        """Note that a whole batch was taken, or so many of them."""
+        self._entered += count * self.plan.batch_size
 
     def failed(self) -> None:
         """Note that the sample that was taken last was not delivered, as it has an error."""

@@ -1,0 +1,106 @@
+"""Batches that a DataLoader worker sends together, as one message: sending one costs more than reading a small batch.
+
+A worker sends what it reads in one step: all columns one after the other in one block of memory. The main process cuts them
+into batches, and hands these out in the order of the epoch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from stoker.cluster import LoaderWorker
+from stoker.pipeline.collate import empty_tensor, makes_tensor
+from stoker.pipeline.columns import split_batch
+from stoker.types import Array, Batch
+
+_ALIGNMENT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BatchGroup:
+    """Consecutive batches of one reader, as the columns of all their samples.
+
+    Attributes:
+        columns: column name to column of as many values as all batches have.
+        lengths: samples of each batch, in order.
+    """
+
+    columns: Batch
+    lengths: Sequence[int]
+
+    def batches(self) -> list[Batch]:
+        """The batches. Arrays are views."""
+        return split_batch(self.columns, self.lengths)
+
+
+PackedGroup: TypeAlias = Sequence[Any]
+"""A group on its way: the worker's number, lengths of the batches, a tensor of bytes, and for each column its name with its
+offset in them, dtype and shape, or with the column itself where that is no array of numbers. Built-in types and tensors
+alone, of which torch pins the memory."""
+
+
+def pack_group(group: BatchGroup) -> PackedGroup:
+    """A group as it is sent by the DataLoader worker that this process is."""
+    columns: list[tuple[str, Any, Any, Any]] = []
+    arrays: list[tuple[int, Array]] = []
+    size = 0
+    for name, column in group.columns.items():
+        if makes_tensor(column):
+            columns.append((name, size, column.dtype.str, column.shape))
+            arrays.append((size, column))
+            size += -(-column.nbytes // _ALIGNMENT) * _ALIGNMENT
+        else:
+            columns.append((name, None, column, None))
+    data = empty_tensor((max(size, _ALIGNMENT),), np.dtype(np.uint8))
+    into = data.numpy()
+    for offset, array in arrays:
+        into[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+    return [LoaderWorker.detect().number, list(group.lengths), data, columns]
+
+
+def _unpack(packed: PackedGroup) -> list[dict[str, Any]]:
+    """The batches of a group, their arrays as tensors that share its memory."""
+    import torch
+
+    _, lengths, data, columns = packed
+    memory = data.numpy()
+    batch: Batch = {}
+    numbers: set[str] = set()
+    for name, offset, column, shape in columns:
+        if offset is None:
+            batch[name] = column
+            continue
+        dtype = np.dtype(column)
+        size = int(np.prod(shape)) * dtype.itemsize
+        batch[name] = memory[offset : offset + size].view(dtype).reshape(shape)
+        numbers.add(name)
+    return [
+        {name: torch.from_numpy(column) if name in numbers else column for name, column in one.items()}
+        for one in split_batch(batch, lengths)
+    ]
+
+
+def ungroup(groups: Iterator[PackedGroup], workers: int) -> Iterator[dict[str, Any]]:
+    """The batches of all workers in the order of the epoch, of which worker w reads batches w, w + workers, ...
+
+    Args:
+        groups: those of each worker in their order.
+        workers: number of workers.
+    """
+    waiting: list[deque[dict[str, Any]]] = [deque() for _ in range(workers)]
+    number = 0
+    while True:
+        mine = waiting[number % workers]
+        while not mine:
+            packed = next(groups, None)
+            if packed is None:
+                assert not any(waiting), "a worker ended before the others"
+                return
+            waiting[packed[0]].extend(_unpack(packed))
+        yield mine.popleft()
+        number += 1
