@@ -53,6 +53,8 @@ def test_no_more_is_said_than_the_storage_delivers(loader: str, bucket: Bucket, 
     assert epoch["bytes"] == STEPS * BATCH * 1000
     # A tenth of a second's worth may come at once.
     assert 0 < epoch["storage_bytes_per_second"] < 1.03 * RATE
+    # Of the steps that count some were read while others did not.
+    assert 0 < epoch["counted_read_bytes"] < epoch["storage_bytes"]
     assert epoch["delivered_bytes_per_second"] < epoch["storage_bytes_per_second"] / 50
     # Steps take half of the storage's time. What was read ahead is there at once, so that a short run has a little more.
     assert epoch["au_nominal"] < 0.5 * STEPS / (STEPS - WARM_UP)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -204,6 +205,7 @@ def findings(
     samples: int = 10,
     delivered: int = 10_000,
     memory: int = 1 << 30,
+    counted: int | None = None,
     remarks: bool = False,
 ) -> dict[str, str]:
     """The rules that an epoch of ten samples of 10 MB breaks, or its remarks."""
@@ -218,6 +220,8 @@ def findings(
         "read_bytes": called,
         "fetched_bytes": fetched,
         "storage_bytes": device if url == "/d" else fetched,
+        "counted_read_bytes": counted,
+        "ranks": [{"blocks": [{"samples": 3}, {"samples": 2}]}, {"blocks": [{"samples": 3}]}],
         "cache": {"files": 10, "bytes": 100_000_000, "resident": resident} if url == "/d" else None,
     }
     result = {
@@ -243,6 +247,17 @@ def test_bytes_that_were_not_read_are_told_from_those_of_the_page_cache() -> Non
     assert not findings(url="s3://b/d", fetched=100_200_000)
     assert "91% of the bytes" in findings(url="s3://b/d", fetched=9_000_000)["whole samples"]
     assert not findings(url="s3://b/d", fetched=None)  # a remark
+
+
+def test_steps_that_live_on_what_was_read_ahead_are_remarked() -> None:
+    """Of ten samples of 10 MB eight count."""
+    for url in ("s3://b/d", "/d"):
+        whole = partial(findings, url=url, device=100_000_000, fetched=100_000_000, remarks=True)
+        assert "read ahead" not in whole(counted=74_000_000)
+        assert "read ahead" not in whole()
+        said = whole(counted=60_000_000)["read ahead"]
+        assert said.startswith("25% of the bytes of the counted steps of epoch 0 were read before these")
+    assert "read ahead" not in findings(device=0, counted=0, remarks=True)  # the page cache's
 
 
 def test_files_that_are_fetched_more_than_once_are_remarked() -> None:

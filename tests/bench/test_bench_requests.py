@@ -235,6 +235,20 @@ def test_a_series_holds_all_bytes_in_few_bins(tmp_path: Path) -> None:
     assert storage_series(paths, 1000.0, 1400.0, 1) is None
 
 
+def test_a_series_tells_what_came_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    series = StorageSeries(RequestCounts(), None)
+    counters = np.zeros((21, len(COLUMNS)), np.int64)
+    counters[:, COLUMNS.index("device_bytes")] = np.minimum(100, 10 * np.arange(21))
+    monkeypatch.setattr(series, "arrays", lambda: (np.linspace(1000, 1002, 21), counters))
+    found = series.stored_until([1000.0, 1000.45, 1001.5], local=True)
+    assert found is not None
+    assert found.tolist() == pytest.approx([0, 45, 100])
+    assert series.stored_until([1000.0], local=False) is None  # nothing came
+    counters = counters[:5]
+    monkeypatch.setattr(series, "arrays", lambda: (np.linspace(1000, 1002, 5), counters))
+    assert series.stored_until([1000.0], local=True) is None  # too few looks
+
+
 def test_looks_become_rarer_in_long_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     series = StorageSeries(RequestCounts(), None)
     waits = iter([False] * (10 * MOST_BINS))

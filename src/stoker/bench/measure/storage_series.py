@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,8 @@ MOST_BINS: Final = 600
 """Bins of an epoch."""
 _EVERY: Final = 0.1
 """Seconds between two looks, at first; twice as many each time that there would be more than twice :data:`MOST_BINS`."""
+_FEWEST: Final = 10
+"""Looks without which nobody can tell when in an epoch bytes came."""
 COLUMNS: Final = (
     *("device_bytes", "read_bytes", "block_reads", "block_bytes", "block_milliseconds"),
     *("device_requests", "page_cache_requests", "cache_directory_requests", "network_requests"),
@@ -66,6 +69,18 @@ class StorageSeries:
         found = np.array(self._found, np.int64).reshape(-1, len(COLUMNS))
         # A process that ends takes its counts with it for a moment, until its parent has them.
         return np.maximum.accumulate(np.array(self._moments, np.float64)), np.maximum.accumulate(found, axis=0)
+
+    def stored_until(self, moments: Sequence[float], *, local: bool) -> NDArray[np.float64] | None:
+        """Bytes that had come from the device, or over the network, by some moments of ``time.time``: one for each.
+
+        Returns:
+            ``None`` where nobody counts them, none came, or the epoch was too short to tell when.
+        """
+        looks, counters = self.arrays()
+        found = counters[:, COLUMNS.index("device_bytes" if local else "network_request_bytes")]
+        if len(found) < _FEWEST or found[0] < 0 or found[-1] == found[0]:
+            return None
+        return np.interp(np.array(moments, np.float64), looks, found)
 
     def _run(self) -> None:
         while not self._stopped.wait(self._every):

@@ -23,7 +23,7 @@ from stoker.bench.measure import usage
 from stoker.bench.measure.calibration import copy_files, in_memory
 from stoker.bench.measure.compute import ComputeStep, make_step
 from stoker.bench.measure.fingerprint import fingerprint
-from stoker.bench.measure.metrics import block_metrics, epoch_metrics, percentiles, stalls
+from stoker.bench.measure.metrics import block_metrics, epoch_metrics, percentiles, stalls, window
 from stoker.bench.measure.requests import Moment, request_record
 from stoker.bench.measure.steps import Steps, run_steps
 from stoker.bench.measure.storage_series import StorageSeries, block_device
@@ -189,6 +189,7 @@ class Training:
             entry["spun_seconds"] = (compute.spun - spun) * 1e-9
             entry["cache"] = cached
             entry["requests"] = request_record(requested, Moment(opened_at, opened), read, told=self.told)
+            entry["counted_read_bytes"] = self._read_while_counted(steps, series, began_at - began * 1e-9)
             save_steps(steps, self.results, self.world.rank, f"{split}-{repeat}-{epoch}")
             save_series(series, self.results, self.world.rank, f"{split}-{repeat}-{epoch}")
             self.save()
@@ -201,6 +202,10 @@ class Training:
         entry["loader"] = asdict(report)
         reading = max(opened_at, entry["loader"].pop("reading_began") or 0)
         entry["requests"] = request_record(requested, Moment(reading, opened), read, told=self.told)
+        if reading > opened_at and is_local(self.plan.url):
+            # Until the loader's processes read, they load their own code, perhaps from the same device.
+            by_then = series.stored_until([began_at + reading - begun], local=True)
+            at_open = at_open if at_open is None or by_then is None else max(at_open, round(float(by_then[0])))
         entry["storage"] = _storage(
             (begun, at_first),
             (reading, at_open),
@@ -253,6 +258,23 @@ class Training:
             "bytes": int(steps.bytes[: steps.count].sum()),
             "computing_ns_p50": float(np.median((steps.ended - steps.begun)[: steps.count])) if steps.count else None,
         }
+
+    def _read_while_counted(self, steps: Steps, series: StorageSeries, clock: float) -> int | None:
+        """Bytes that came from storage while steps ran that count; what was read ahead before them is not in it.
+
+        Args:
+            steps: of the epoch.
+            series: of the epoch.
+            clock: what to add to ``time.perf_counter`` for ``time.time``.
+        """
+        metric, edges = self.plan.workload.metric, list[int]()
+        for block in steps.blocks:
+            kept = window(block, metric.exclude_start, metric.exclude_end)
+            if kept.start < kept.stop:
+                begin = block.begun if kept.start == block.first else steps.ended[kept.start - 1]
+                edges += [int(begin), int(steps.ended[kept.stop - 1])]
+        stored = series.stored_until([clock + edge * 1e-9 for edge in edges], local=bool(is_local(self.plan.url)))
+        return None if stored is None else round(float((stored[1::2] - stored[::2]).sum()))
 
     def _page_cache(self, split: Split) -> dict[str, Any] | None:
         """Let the files leave the page cache of this host, if that is wanted, and ask how much of them is in it."""

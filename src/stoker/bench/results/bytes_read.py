@@ -12,6 +12,8 @@ from stoker.bench.settings.workload import Workload
 
 _AGAIN: Final = 1.5
 """Multiple of its samples' bytes that an epoch may fetch without a remark."""
+_AHEAD: Final = 0.1
+"""Part of the bytes of counted steps that may have been read before them without a remark."""
 _MEMORIES: Final = 5
 """Least size of a data set for caching not to matter, in multiples of a host's memory; a rule of MLPerf Storage."""
 
@@ -32,10 +34,12 @@ def bytes_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[tu
     elif storage["local"]:
         yield from _from_device(result, epochs, workload)
         yield from _again(result, epochs, workload)
+        yield from _ahead(result, epochs, workload)
     else:
         yield "page cache", False, "what the object store itself had in memory is not known here"
         yield from _over_network(result, epochs, workload)
         yield from _again(result, epochs, workload)
+        yield from _ahead(result, epochs, workload)
 
 
 def _from_device(
@@ -155,6 +159,26 @@ def _again(
                 f"files, or parts of them, more than once; MB/s from storage count {stored / needed:.3g} times the bytes"
             )
             yield "fetched again", False, reason
+            return
+
+
+def _ahead(
+    result: Mapping[str, Any], epochs: list[Mapping[str, Any]], workload: Workload
+) -> Iterator[tuple[str, bool, str]]:
+    """Of short epochs: steps that live on what was read before the first of them counts."""
+    for epoch in epochs:
+        needed, read = needed_bytes(result, epoch, workload), epoch["counted_read_bytes"]
+        if not needed or needed < TELLING_BYTES or read is None or (epoch["storage_bytes"] or 0) < FROM_DEVICE * needed:
+            continue  # what was not read at all is another rule's
+        counted = sum(block["samples"] for rank in epoch["ranks"] for block in rank["blocks"])
+        given = needed * counted / epoch["samples"]
+        if given > 0 and given - read > _AHEAD * given:
+            reason = (
+                f"{1 - read / given:.0%} of the bytes of the counted steps of {_name(epoch)} were read before these, ahead: "
+                "utilization and samples/s may be more than this storage keeps up. Train on more steps, leave out more of "
+                "the first ones (metric.exclude_start), or read less ahead (reader.prefetch)"
+            )
+            yield "read ahead", False, reason
             return
 
 

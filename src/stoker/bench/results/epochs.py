@@ -103,6 +103,7 @@ def _epoch(
         "fetched_bytes": _sum(known, "fetched_bytes"),
         "storage_bytes": _sum(known, "storage", "bytes"),
         "storage_bytes_per_second": _sum(known, "storage", "bytes_per_second"),
+        "counted_read_bytes": _sum(known, "counted_read_bytes"),
         "requests": None if requests is None else told_requests(requests),
         "cpu_seconds": cpu,
         "cpu_seconds_per_gb": cpu / used * 1e9 if cpu is not None and used else None,
