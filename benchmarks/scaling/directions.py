@@ -215,10 +215,9 @@ def _write_index(folder: Path, size: int) -> None:
     make_links(folder / "data", size * 100, size)
 
 
-def _first_batch(dataset: Any) -> Figures:
-    before = own_mib()
-    seconds, _ = _timed(lambda: next(iter(dataset.batches())))
-    return {"seconds": seconds, "memory": own_mib(), "grown": own_mib() - before}
+def _first_batch(dataset: Any) -> float:
+    next(iter(dataset.batches()))
+    return own_mib()
 
 
 def _index(folder: Path) -> Figures:
@@ -226,14 +225,15 @@ def _index(folder: Path) -> Figures:
 
     opened, dataset = _timed(lambda: StreamingDataset(folder / "data", shuffle=True, batch_size=256))
     first, _ = _timed(lambda: next(iter(dataset.batches())))
-    forked, spawned = (in_child(method, _first_batch, dataset) for method in ("fork", "spawn"))
+    forked, forked_mib = _timed(lambda: in_child("fork", _first_batch, dataset))
+    spawned, spawned_mib = _timed(lambda: in_child("spawn", _first_batch, dataset))
     return {
         "open_s": opened,
         "first_batch_s": first,
-        "forked_first_batch_s": forked["seconds"],
-        "forked_memory_MiB": forked["memory"],
-        "spawned_first_batch_s": spawned["seconds"],
-        "spawned_memory_MiB": spawned["memory"],
+        "forked_first_batch_s": forked,
+        "forked_memory_MiB": forked_mib,
+        "spawned_first_batch_s": spawned,
+        "spawned_memory_MiB": spawned_mib,
     }
 
 

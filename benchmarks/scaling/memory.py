@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,17 @@ def resident_mib() -> float:
 
 
 def in_child(method: str, task: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function in a child process that is started by this method."""
-    with multiprocessing.get_context(method).Pool(1) as pool:
-        return pool.apply(task, arguments)
+    """The result of a function in a child process that is started by this method, with what a loader's worker is given."""
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_send_result, args=(theirs, task, arguments))  # type: ignore[attr-defined]
+    child.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    finally:
+        child.join()
+
+
+def _send_result(results: Connection, task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    results.send(task(*arguments))

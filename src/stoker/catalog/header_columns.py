@@ -6,15 +6,20 @@ from stoker.catalog.splits import refuse_splits
 from stoker.errors import FormatError, ObjectNotFoundError
 from stoker.index.index import Index
 from stoker.index.shard_files import find_shards, read_shards
+from stoker.index.side_index import SideIndex
 from stoker.index.version import LoadedIndex, read_index, version_of_listing
 from stoker.storage import Store
 from stoker.storage.unfinished import MARK, counted_files
 
 
-def index_or_headers(store: Store) -> LoadedIndex:
+def index_or_headers(store: Store, side: SideIndex | None = None) -> LoadedIndex:
     """A dataset's index; where there is none, what its shards say of themselves, in the order of their names.
 
     Only headers are read, but of compressed shards all. Hashes are not computed, and shards missing at the end not noticed.
+
+    Args:
+        store: where the dataset is.
+        side: keeps the parsed index, if there is one.
 
     Raises:
         ObjectNotFoundError: there is no index and there are no shards, or those that are there are unfinished output.
@@ -23,7 +28,7 @@ def index_or_headers(store: Store) -> LoadedIndex:
         IndexFileError: the index is not valid.
     """
     try:
-        return read_index(store)
+        return read_index(store, side)
     except ObjectNotFoundError as error:
         found = list(store.list())
         counted = counted_files(found, [item.key for item in found if item.key.endswith(MARK)], store)

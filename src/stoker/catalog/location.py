@@ -8,16 +8,18 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
 from stoker.cache.open_cache import make_cache
-from stoker.cache.origin import CacheOrigin
+from stoker.cache.origin import PRIVATE, CacheOrigin, make_private
 from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.index.index import INDEX_NAME, Index, load_index
+from stoker.index.side_index import SideIndex
 from stoker.index.version import IndexVersion, LoadedIndex, VersionWatch, opening_time, read_index
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files import read_regular
@@ -136,7 +138,7 @@ def open_indexed(
     storage_options: StorageOptions | None = None,
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
-    load: Callable[[Store], LoadedIndex] = read_index,
+    load: Callable[[Store, SideIndex | None], LoadedIndex] = read_index,
 ) -> DatasetLocation:
     """Find the index and set up the cache.
 
@@ -160,11 +162,12 @@ def open_indexed(
     opened = opening_time(base if address.source is None else address.source)
     if address.in_place:
         store = open_store(base)
-        loaded = load(store)
+        home = default_cache(os.path.realpath(base), None)
+        loaded = load(store, _side_index(home, os.path.realpath(base)))
         if local is not None or not loaded.index.compressed:
             # What is given as the remote is not written to.
             beside = (base,) if local is not None else ()
-            keep = (*beside, default_cache(os.path.realpath(base), None))
+            keep = (*beside, home)
             cache = make_cache(base, None, settings, watch=VersionWatch(store, loaded.version, opened))
             return DatasetLocation(
                 loaded.index,
@@ -175,13 +178,15 @@ def open_indexed(
                 listed=loaded.version.written,
             )
         # A remote is not written to: its shards are decompressed into a cache.
-        base = default_cache(os.path.realpath(base), None)
+        base = home
     assert source is not None  # without a remote we have returned
     if local is not None:
         refuse_dataset((Path(os.path.expanduser(local)).absolute(), base), source)
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
     origin = origin_of(source, storage_options)
-    loaded, directory, fresh = _load(store, base, origin, load)
+    home = default_cache(source, storage_options)
+    side = None if settings.in_memory else _side_index(home, store.url)
+    loaded, directory, fresh = _load(store, base, origin, lambda store: load(store, side))
     index = loaded.index
     cache = make_cache(directory, store, settings, index.file_sizes, VersionWatch(store, loaded.version, opened))
     if cache.keeps:
@@ -191,7 +196,7 @@ def open_indexed(
             directory.seen()
     with contextlib.suppress(OSError):
         cache.sweep()
-    keep = tuple(dict.fromkeys((directory.path, default_cache(source, storage_options))))
+    keep = tuple(dict.fromkeys((directory.path, home)))
     return DatasetLocation(index, cache, keep, loaded.version.text, origin, loaded.version.written)
 
 
@@ -228,6 +233,11 @@ def _load(
         return LoadedIndex(load_index(open_store(directory.path)), version), directory, False
     known = replace(origin, version=loaded.version.as_dict())
     return loaded, CacheDirectory(base, known, loaded.version.text), True
+
+
+def _side_index(home: Path, url: str) -> SideIndex:
+    """The file that keeps a parsed index: in a directory of the user's own, never in the dataset."""
+    return SideIndex(home / PRIVATE / "index", partial(make_private, home, url))
 
 
 def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory) -> None:

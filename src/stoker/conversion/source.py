@@ -223,11 +223,13 @@ def verbatim_images(location: DatasetLocation) -> tuple[DatasetLocation, dict[st
     encodings: dict[str, str] = {}
     specs: dict[int, Mapping[str, Any]] = {}
     shards: list[ShardInfo] = []
+    changed = False
     for info in location.index.shards:
         kinds = info.spec.get("column_encodings")
         if info.format == "parquet" and "encodings" in info.spec:  # its columns' types tell how they are decoded
             raw = specs.setdefault(id(info.spec), {key: info.spec[key] for key in info.spec if key != "encodings"})
             shards.append(replace(info, spec=raw))
+            changed = True
             continue
         if kinds is None:
             shards.append(info)
@@ -244,11 +246,11 @@ def verbatim_images(location: DatasetLocation) -> tuple[DatasetLocation, dict[st
             entry = json.loads(json.dumps(entry_of(info)))  # lists, as an index has them
             entry["column_encodings"] = ["bytes" if kind in ("jpeg", "png") else kind for kind in kinds]
             shards.append(get_format(info.format).parse_shard(entry, os.fspath(location.cache.root)))
+            changed = True
         else:
             shards.append(info)
     names = set(location.index.columns)
     index = Index(shards, extra=location.index.extra)
-    changed = any(new is not old for new, old in zip(shards, location.index.shards, strict=True))
     return (
         (DatasetLocation(index, location.cache, location.keep) if changed else location),
         {name: encodings[name] for name in compress(encodings, [name in names for name in encodings])},

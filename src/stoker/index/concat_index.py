@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from stoker.formats.base import ShardInfo
 from stoker.index.index import Index, ShardList
+from stoker.index.packed_shards import LazyShards
 from stoker.types import Ids
+
+
+class ConcatShards(LazyShards):
+    """Shards of several indexes, one after the other.
+
+    Args:
+        parts: the indexes.
+        firsts: number of each part's first shard, and of all shards.
+    """
+
+    def __init__(self, parts: Sequence[Index], firsts: Sequence[int]) -> None:
+        self._parts = parts
+        self._firsts = firsts
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def _get(self, number: int) -> ShardInfo:
+        part = bisect_right(self._firsts, number) - 1
+        return self._parts[part].shards[number - self._firsts[part]]
+
+    def __iter__(self) -> Iterator[ShardInfo]:
+        return chain.from_iterable(part.shards for part in self._parts)
 
 
 class JoinedIndex(ShardList):
@@ -23,10 +49,30 @@ class JoinedIndex(ShardList):
 
     def __init__(self, parts: Sequence[Index]) -> None:
         self.parts = tuple(parts)
-        super().__init__(shard for part in parts for shard in part.shards)
         self.offsets: Ids = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         self.offsets.flags.writeable = False
         self._first: list[int] = self.offsets.tolist()
+        super().__init__(ConcatShards(self.parts, self._first))
+
+    def _set_shards(self, shards: Sequence[ShardInfo]) -> None:
+        self.shards = shards
+        self.sizes = np.concatenate([part.sizes for part in self.parts] or [np.zeros(0, np.int64)])
+        self.sizes.flags.writeable = False
+
+    @property
+    def kinds(self) -> Sequence[ShardInfo]:
+        """See :attr:`ShardList.kinds`."""
+        return [shard for part in self.parts for shard in part.kinds]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all raw files, and of files that are read in part, of these parts."""
+        return sum(part.total_bytes for part in self.parts)
+
+    @property
+    def largest_shard(self) -> int:
+        """Bytes of the raw files of the largest shard, 0 without shards."""
+        return max((part.largest_shard for part in self.parts), default=0)
 
     def part_of(self, shard: int) -> int:
         """Number of the index that has this shard."""

@@ -10,14 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from stoker.errors import IndexFileError, IndexSyntaxError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.entries import check_empty, column_names, entry_of, identity_of
 from stoker.formats.common.hashing import fastest_hash
 from stoker.formats.litdata.index import Sizes, is_litdata, shards_of
 from stoker.formats.registry import format_names, get_format
+from stoker.index.packed_shards import FEW, LazyShards, PackedShards, different_kinds, pack_shards, sample_counts
 from stoker.types import Ids
 
 if TYPE_CHECKING:
@@ -39,14 +38,28 @@ class ShardList:
         shards: their descriptions.
 
     Attributes:
-        shards: one description a shard.
+        shards: one description a shard; of many shards, each is made when it is asked for.
         sizes: samples in each shard; int64, shape ``(shards,)``, read-only.
     """
 
     def __init__(self, shards: Iterable[ShardInfo]) -> None:
-        self.shards: Sequence[ShardInfo] = tuple(shards)
-        self.sizes: Ids = np.array([shard.samples for shard in self.shards], dtype=np.int64)
-        self.sizes.flags.writeable = False
+        self._set_shards(shards if isinstance(shards, LazyShards) else tuple(shards))
+
+    def _set_shards(self, shards: Sequence[ShardInfo]) -> None:
+        self.shards = shards
+        self.sizes: Ids = sample_counts(shards)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "sizes"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_shards(self.shards)
+
+    @property
+    def kinds(self) -> Sequence[ShardInfo]:
+        """Shards among which are all formats, specs, compressions and sets of hashes, with samples and without, in order."""
+        return different_kinds(self.shards)
 
     @property
     def samples(self) -> int:
@@ -56,7 +69,7 @@ class ShardList:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that every shard has, in the order of the first shard."""
-        specs = {id(shard.spec): shard for shard in self.shards}
+        specs = {id(shard.spec): shard for shard in self.kinds}
         names = [column_names(shard) for shard in specs.values()]
         if not names:
             return ()
@@ -66,16 +79,20 @@ class ShardList:
     @property
     def compressed(self) -> bool:
         """Whether any shard is stored compressed."""
-        return any(shard.zip for shard in self.shards)
+        return any(shard.zip for shard in self.kinds)
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all raw files, and of files that are read in part, of these parts."""
+        if isinstance(self.shards, PackedShards):
+            return int(self.shards.raw_bytes.sum())
         return sum(shard.size for shard in self.shards)
 
     @property
     def largest_shard(self) -> int:
         """Bytes of the raw files of the largest shard, 0 without shards."""
+        if isinstance(self.shards, PackedShards):
+            return int(self.shards.raw_bytes.max(initial=0))
         return max((sum(file.bytes for file in shard.raw) for shard in self.shards), default=0)
 
     def __len__(self) -> int:
@@ -103,7 +120,16 @@ class Index(ShardList):
         super().__init__(shards)
         self.extra: Mapping[str, Any] = dict(extra or {})
         self._fingerprint: str | None = None
+        self._content: dict[str, str] | None = None
         self._check_names(where)
+
+    @classmethod
+    def checked(cls, shards: LazyShards, extra: Mapping[str, Any], fingerprint: str, content: dict[str, str]) -> Index:
+        """An index of shards that were checked, and whose :attr:`fingerprint` and :attr:`content` are known."""
+        made = cls.__new__(cls)
+        ShardList.__init__(made, shards)
+        made.extra, made._fingerprint, made._content = extra, fingerprint, content
+        return made
 
     @classmethod
     def from_json(cls, data: bytes, where: str, *, sizes: Sizes | None = None, block_size: int | None = None) -> Index:
@@ -131,8 +157,9 @@ class Index(ShardList):
             if not isinstance(entries, list):
                 raise IndexFileError(f"{where}: 'shards' should be a list, found {type(entries).__name__}")
             entries.reverse()  # entries are taken from the end, so each is freed once it is parsed
-            shards = list(_parse_entries(entries, where))
-        return cls(shards, extra=obj, where=where)
+            index = cls(parse_entries(entries, where), extra=obj, where=where)
+            packed = pack_shards(index.shards) if len(index) >= FEW else None
+        return index if packed is None else cls.checked(packed, index.extra, index.fingerprint, index.content)
 
     def to_json(self) -> bytes:
         """The index file, keys sorted; for what the reference implementation wrote, the same bytes."""
@@ -172,6 +199,11 @@ class Index(ShardList):
 
         Tells datasets apart that have the same fingerprint but other samples. A copy has the same, compressed or not.
         """
+        if self._content is None:
+            self._content = self._digest_hashes()
+        return dict(self._content)
+
+    def _digest_hashes(self) -> dict[str, str]:
         files = [file for shard in self.shards for file in shard.raw]
         kinds = {tuple(file.hashes) for file in files}
         name = fastest_hash(set.intersection(*map(set, kinds))) if kinds else None
@@ -255,7 +287,12 @@ def _parse_json(data: bytes, where: str) -> dict[str, Any]:
     return obj
 
 
-def _parse_entries(reversed_entries: list[Any], where: str) -> Iterator[ShardInfo]:
+def parse_entries(reversed_entries: list[Any], where: str) -> Iterator[ShardInfo]:
+    """Parse and check entries of shards, the last one first; each is taken from the list.
+
+    Raises:
+        IndexFileError, CorruptDataError, FormatError: see :meth:`Index.from_json`.
+    """
     number = 0
     shared: dict[str, Mapping[str, Any]] = {}
     while reversed_entries:

@@ -27,6 +27,7 @@ from stoker.errors import (
 )
 from stoker.formats.common.hashing import fastest_hash
 from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, sizes_in
+from stoker.index.side_index import SideIndex
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.recorded_versions import version_of_files
 from stoker.storage.versions import is_local_version, same_version, stable_version
@@ -39,6 +40,8 @@ _COARSE_CLOCK: Final = 5 if sys.platform == "linux" else time.CLOCK_REALTIME
 _MOST_WAITS: Final = 20
 # An object store's index is asked for again after so many seconds, where the times of objects tell nothing.
 _SELDOM: Final = 5.0
+# Bytes of an index that takes longer to parse than its kept form to find.
+_LARGE: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +124,12 @@ def opening_time(url: str | os.PathLike[str]) -> int:
     return begun
 
 
-def read_index(store: Store, block_size: int | None = None) -> LoadedIndex:
+def read_index(store: Store, side: SideIndex | None = None, block_size: int | None = None) -> LoadedIndex:
     """Read and check a dataset's index.
 
     Args:
         store: where the dataset is.
+        side: keeps the parsed index, if it is large.
         block_size: of litdata's tokens; see :func:`stoker.formats.litdata.index.shards_of`.
 
     Raises:
@@ -133,8 +137,14 @@ def read_index(store: Store, block_size: int | None = None) -> LoadedIndex:
         IndexFileError: it is not a valid index.
     """
     data, info = store.read(INDEX_NAME, max_bytes=MOST_BYTES)
-    index = Index.from_json(data, store.url_of(INDEX_NAME), sizes=sizes_in(store), block_size=block_size)
-    version = IndexVersion(_digest(data), _hashed(index), info.size, info.version, info.modified, block_size=block_size)
+    digest = _digest(data)
+    kept = side if len(data) >= _LARGE else None
+    index = None if kept is None else kept.load(digest)
+    if index is None:
+        index = Index.from_json(data, store.url_of(INDEX_NAME), sizes=sizes_in(store), block_size=block_size)
+        if kept is not None:
+            index = kept.keep(index, digest)
+    version = IndexVersion(digest, _hashed(index), info.size, info.version, info.modified, block_size=block_size)
     return LoadedIndex(index, version)
 
 
@@ -296,7 +306,7 @@ def _hashed(index: Index) -> bool:
     """Whether each shard has a hash that can be checked: of its raw files or of the compressed ones."""
     kinds = {
         (tuple(tuple(file.hashes) for file in shard.raw), tuple(tuple(file.hashes) for file in shard.zip))
-        for shard in index.shards
+        for shard in index.kinds
     }
     return all(
         all(map(fastest_hash, raw)) or (bool(packed) and all(map(fastest_hash, packed))) for raw, packed in kinds

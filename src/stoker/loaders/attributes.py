@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -106,9 +107,9 @@ class DatasetAttributes:
         return self._epoch_reader.sample_order.epoch_size
 
     @property
-    def shards(self) -> tuple[ShardInfo, ...]:
+    def shards(self) -> Sequence[ShardInfo]:
         """The index's entry of each shard: ``samples``, ``size`` in bytes, files."""
-        return tuple(self._streams.index.shards)
+        return self._streams.index.shards
 
     @property
     def streams(self) -> tuple[Stream, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from stoker.arguments import checked
 from stoker.formats.base import ShardInfo
@@ -47,9 +48,9 @@ class LocalDataset(SamplesById):
         return self._table.total
 
     @property
-    def shards(self) -> tuple[ShardInfo, ...]:
+    def shards(self) -> Sequence[ShardInfo]:
         """The index's entry of each shard."""
-        return tuple(self._streams.index.shards)
+        return self._streams.index.shards
 
     def __len__(self) -> int:
         return self._table.total

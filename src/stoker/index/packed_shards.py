@@ -1,0 +1,238 @@
+"""Descriptions of many shards as arrays that processes share; each description is made when it is asked for."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, overload
+
+import numpy as np
+
+from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.formats.base import FileInfo, ShardInfo
+from stoker.types import Ids
+
+FEW: Final = 2000
+"""Shards that take little memory as objects."""
+
+_CHUNK: Final = 4096
+_NO_HASHES: Final[Mapping[str, str]] = {}
+
+
+class LazyShards(Sequence[ShardInfo]):
+    """Descriptions of shards, made when they are asked for: equal at each time, but not the same object."""
+
+    @abstractmethod
+    def _get(self, number: int) -> ShardInfo: ...
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ShardInfo]: ...
+    def __getitem__(self, index: int | slice) -> ShardInfo | Sequence[ShardInfo]:
+        if isinstance(index, slice):
+            return tuple([self._get(number) for number in range(*index.indices(len(self)))])
+        return self._get(range(len(self))[index])
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, LazyShards | tuple):
+            return NotImplemented
+        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} shards>"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardKind:
+    """Properties that many shards have in common.
+
+    Attributes:
+        format, compression, spec: see :class:`~stoker.formats.base.ShardInfo`.
+        raw: of each raw file, the names of its hashes.
+        zip: likewise of the compressed files.
+        first: number of the first such shard.
+    """
+
+    format: str
+    compression: str | None
+    spec: Mapping[str, Any]
+    raw: tuple[tuple[str, ...], ...]
+    zip: tuple[tuple[str, ...], ...]
+    first: int
+
+
+class PackedShards(LazyShards):
+    """Shards that are whole files, as arrays. Immutable; picklable.
+
+    The arrays lie one after the other: samples (int64), sizes of files (int64, ``width`` a shard, those that a shard
+    lacks are 0), ends of texts (int64), kinds (int32), texts. A shard's text is the name and the hashes of each file, raw
+    ones first, each ended by a zero byte.
+
+    Args:
+        data: memory that holds them.
+        at: where they begin in it; a multiple of 8.
+        count: number of shards.
+        width: files of a shard at most.
+        kinds: what shards have in common, in the order of their first shards. Shards with samples and without are of
+            different kinds.
+
+    Attributes:
+        kinds: see above.
+        data, at, width: see above.
+        samples: samples in each shard; int64, shape ``(count,)``, read-only.
+    """
+
+    def __init__(self, data: SharedBytes, at: int, count: int, width: int, kinds: Sequence[ShardKind]) -> None:
+        self.kinds = tuple(kinds)
+        self.data = data
+        self.at = at
+        self.width = width
+        self._count = count
+        sizes_at, ends_at = at + 8 * count, at + 8 * count * (1 + width)
+        kinds_at = ends_at + 8 * count
+        texts_at = kinds_at + 4 * count
+        view = data.view
+        self.samples: Ids = np.frombuffer(view, np.int64, count, at)
+        self._sizes: Ids = np.frombuffer(view, np.int64, count * width, sizes_at).reshape(count, width)
+        # What single elements are taken from: four times as fast as arrays.
+        self._one_samples = view[at:sizes_at].cast("q")
+        self._one_sizes = view[sizes_at:ends_at].cast("q")
+        self._one_ends = view[ends_at:kinds_at].cast("q")
+        self._one_kinds = view[kinds_at:texts_at].cast("i")
+        self._texts = view[texts_at:]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedShards, (self.data, self.at, self._count, self.width, self.kinds)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def arrays(self) -> memoryview:
+        """All arrays, as they lie in memory."""
+        return self.data.view[self.at :]
+
+    @property
+    def raw_bytes(self) -> Ids:
+        """Bytes of each shard's raw files; int64, shape ``(count,)``."""
+        found = np.zeros(len(self), np.int64)
+        numbers = np.frombuffer(self._one_kinds, np.int32)
+        for number, kind in enumerate(self.kinds):
+            chosen = slice(None) if len(self.kinds) == 1 else numbers == number
+            found[chosen] = self._sizes[chosen, : len(kind.raw)].sum(1)
+        return found
+
+    def _get(self, number: int) -> ShardInfo:
+        ends = self._one_ends
+        text = self._texts[ends[number - 1] if number else 0 : ends[number]]
+        sizes = self._one_sizes[number * self.width : (number + 1) * self.width]
+        return _info(
+            self.kinds[self._one_kinds[number]],
+            self._one_samples[number],
+            iter(sizes),
+            iter(str(text, "utf-8", "surrogatepass").split("\0")),
+        )
+
+    def __iter__(self) -> Iterator[ShardInfo]:
+        count, begin = len(self), 0
+        for low in range(0, count, _CHUNK):
+            high = min(count, low + _CHUNK)
+            end = self._one_ends[high - 1]
+            # Each shard takes from it what is its own.
+            texts = iter(str(self._texts[begin:end], "utf-8", "surrogatepass").split("\0"))
+            rows = zip(
+                self._one_kinds[low:high].tolist(),
+                self._one_samples[low:high].tolist(),
+                self._sizes[low:high].tolist(),
+                strict=True,
+            )
+            for kind, samples, sizes in rows:
+                yield _info(self.kinds[kind], samples, iter(sizes), texts)
+            begin = end
+
+
+def kind_of(shard: ShardInfo, first: int) -> ShardKind:
+    """The kind of a shard, whose first one has the number ``first``."""
+    raw, packed = (tuple([tuple(file.hashes) for file in files]) for files in (shard.raw, shard.zip))
+    return ShardKind(shard.format, shard.compression, shard.spec, raw, packed, first)
+
+
+def pack_shards(shards: Sequence[ShardInfo]) -> PackedShards | None:
+    """The same shards as arrays; ``None`` where they have details, parts of files or names that arrays can not hold.
+
+    Args:
+        shards: at least one.
+    """
+    kinds: list[ShardKind] = []
+    numbers: dict[tuple[Any, ...], int] = {}
+    samples: list[int] = []
+    chosen: list[int] = []
+    sizes: list[int] = []
+    ends: list[int] = []
+    texts: list[bytes] = []
+    end = 0
+    width = max([len(shard.raw) + len(shard.zip) for shard in shards])
+    for shard in shards:
+        files = (*shard.raw, *shard.zip)
+        named = [tuple(file.hashes) for file in files]
+        key = (id(shard.spec), shard.format, shard.compression, len(shard.raw), not shard.samples, *named)
+        number = numbers.get(key)
+        if number is None:
+            number = numbers[key] = len(kinds)
+            kinds.append(kind_of(shard, len(samples)))
+        words: list[str] = []
+        for file in files:
+            if file.part is not None:
+                return None
+            words.append(file.basename)
+            words += file.hashes.values()
+            sizes.append(file.bytes)
+        sizes += [0] * (width - len(files))
+        if shard.detail is not None:
+            return None
+        text = "".join([word + "\0" for word in words]).encode("utf-8", "surrogatepass")
+        if text.count(b"\0") != len(words):
+            return None
+        end += len(text)
+        samples.append(shard.samples)
+        chosen.append(number)
+        texts.append(text)
+        ends.append(end)
+    try:
+        columns = (np.array(one, np.int64).tobytes() for one in (samples, sizes, ends))
+        data = SharedBytes.of([*columns, np.array(chosen, np.int32).tobytes(), b"".join(texts)])
+    except (OverflowError, OSError):
+        return None
+    return PackedShards(data, 0, len(shards), width, kinds)
+
+
+def different_kinds(shards: Sequence[ShardInfo]) -> Sequence[ShardInfo]:
+    """The first shard of each kind of packed shards, in order; of other shards, all of them."""
+    if isinstance(shards, PackedShards):
+        return [shards[kind.first] for kind in shards.kinds]
+    return shards
+
+
+def sample_counts(shards: Sequence[ShardInfo]) -> Ids:
+    """Samples in each shard; int64, shape ``(shards,)``, read-only."""
+    if isinstance(shards, PackedShards):
+        return shards.samples
+    counts = np.array([shard.samples for shard in shards], dtype=np.int64)
+    counts.flags.writeable = False
+    return counts
+
+
+def _info(kind: ShardKind, samples: int, sizes: Iterator[int], texts: Iterator[str]) -> ShardInfo:
+    raw = tuple([_file(names, sizes, texts) for names in kind.raw])
+    packed = tuple([_file(names, sizes, texts) for names in kind.zip]) if kind.zip else ()
+    return ShardInfo(kind.format, samples, raw, packed, kind.compression, kind.spec)
+
+
+def _file(names: Sequence[str], sizes: Iterator[int], texts: Iterator[str]) -> FileInfo:
+    return FileInfo(next(texts), next(sizes), {name: next(texts) for name in names} if names else _NO_HASHES)

@@ -1,0 +1,144 @@
+"""Keeps the parsed index of a dataset with many shards in a file that all processes of a machine map.
+
+``index.json`` stays the only truth: it is read each time, and a file that was made of other bytes, has another layout, or is
+damaged is passed over, and replaced.
+
+    magic (8) | xxh3 of all that follows (8) | length of the header (8) | header, JSON, spaces up to a multiple of 8 | arrays
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.errors import StokerError
+from stoker.formats.common.entries import entry_of
+from stoker.index.index import Index, parse_entries
+from stoker.index.packed_shards import PackedShards, kind_of
+from stoker.storage.files import open_own, open_regular
+
+logger = logging.getLogger(__name__)
+
+# The number at its end rises when the arrays change, and when shards that were kept would be refused today.
+_MAGIC: Final = b"stokidx\1"
+_BEGIN: Final = 24
+# The index says of these shards not all that there is to say: a listing does.
+_LISTED: Final = "litdata"
+
+
+class SideIndex:
+    """The file that keeps a parsed index.
+
+    Args:
+        path: the file.
+        make_directory: makes the directory that it lies in, if need be.
+    """
+
+    def __init__(self, path: Path, make_directory: Callable[[], object]) -> None:
+        self._path = path
+        self._make_directory = make_directory
+
+    def load(self, digest: str) -> Index | None:
+        """The index that was kept, its arrays mapped.
+
+        Args:
+            digest: of the bytes of the ``index.json``.
+
+        Returns:
+            ``None`` where the file is missing, damaged, of another layout, or made of other bytes.
+        """
+        try:
+            return _read(open_regular(self._path)[0], _key(digest))
+        except FileNotFoundError:
+            return None
+        except (OSError, StokerError, ValueError, LookupError, TypeError, RecursionError) as error:
+            logger.debug("%s is not used: %r", self._path, error)
+            return None
+
+    def keep(self, index: Index, digest: str) -> Index:
+        """Write the file, unless it can not be written or another process did; the same index, its arrays mapped if so."""
+        found = self.load(digest)
+        header = None if found is not None else _header(index, _key(digest))
+        if header is None:
+            return found or index
+        assert isinstance(index.shards, PackedShards)
+        head = len(header).to_bytes(8, "little") + header
+        check = xxhash.xxh3_64(head)
+        check.update(index.shards.arrays)
+        part = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}.part")
+        try:
+            self._make_directory()
+            try:
+                with open(open_own(part, os.O_EXCL), "wb") as file:
+                    file.write(_MAGIC + check.digest() + head)
+                    file.write(index.shards.arrays)
+                os.rename(part, self._path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+                raise
+        except (OSError, StokerError) as error:
+            logger.debug("%s can not be written: %s", self._path, error)
+            return index
+        return self.load(digest) or index
+
+
+def _key(digest: str) -> list[str]:
+    return [sys.byteorder, digest]
+
+
+def _header(index: Index, key: list[str]) -> bytes | None:
+    """The header; ``None`` where the index can not be made of it again."""
+    shards = index.shards
+    if not isinstance(shards, PackedShards) or any(kind.format == _LISTED for kind in shards.kinds):
+        return None
+    obj = {
+        "key": key,
+        "count": len(shards),
+        "width": shards.width,
+        "firsts": [kind.first for kind in shards.kinds],
+        "entries": [entry_of(shard) for shard in index.kinds],
+        "extra": dict(index.extra),
+        "fingerprint": index.fingerprint,
+        "content": index.content,
+    }
+    header = json.dumps(obj).encode()
+    made = _shards(json.loads(header), shards.data, shards.at)
+    return header.ljust(-len(header) % 8 + len(header)) if made.kinds == shards.kinds else None
+
+
+def _read(file: int, key: list[str]) -> Index:
+    """The index in a file, whose descriptor is taken over.
+
+    Raises:
+        ValueError, LookupError, TypeError, RecursionError, StokerError: it is none, or of another key.
+    """
+    data = SharedBytes(file)
+    view = data.view
+    at = _BEGIN + int.from_bytes(view[16:_BEGIN], "little")
+    if bytes(view[:8]) != _MAGIC or xxhash.xxh3_64_digest(view[16:]) != bytes(view[8:16]):
+        raise ValueError("it is damaged")
+    header = json.loads(bytes(view[_BEGIN:at]))
+    if header["key"] != key:
+        raise ValueError("it is of another index")
+    return Index.checked(_shards(header, data, at), header["extra"], header["fingerprint"], header["content"])
+
+
+def _shards(header: dict[str, Any], data: SharedBytes, at: int) -> PackedShards:
+    """The shards that a header tells of. The first of each kind is parsed anew: what it needs may not be there today."""
+    infos = list(parse_entries(header["entries"][::-1], "the kept index"))
+    kinds = [kind_of(info, first) for info, first in zip(infos, header["firsts"], strict=True)]
+    shards = PackedShards(data, at, header["count"], header["width"], kinds)
+    if any(shards[first] != info for info, first in zip(infos, header["firsts"], strict=True)):
+        raise ValueError("its arrays are not those of its header")
+    return shards

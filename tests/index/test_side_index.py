@@ -1,0 +1,172 @@
+"""The file that keeps a parsed index: used only where it was made of this very index, and never needed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker import MDSWriter, StreamingDataset
+from stoker.errors import FormatError
+from stoker.formats.mds import encodings
+from stoker.index import index as index_module
+from stoker.index import version
+from stoker.index.index import INDEX_NAME, Index
+from stoker.index.side_index import SideIndex
+from stoker.index.version import LoadedIndex, read_index
+from stoker.storage import open_store
+
+
+@pytest.fixture(autouse=True)
+def _keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes of any size are kept."""
+    monkeypatch.setattr(index_module, "FEW", 1)
+    monkeypatch.setattr(version, "_LARGE", 0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write(folder, compression="zstd:3", hashes=["sha1"])
+    return folder
+
+
+def write(folder: Path, samples: int = 30, **more: Any) -> None:
+    with MDSWriter({"x": "int", "ý": "str"}, folder, size_limit=200, **more) as writer:
+        for at in range(samples):
+            writer.write({"x": at, "ý": f"text {at}"})
+
+
+def side_of(folder: Path) -> SideIndex:
+    return SideIndex(folder / "side", lambda: folder.mkdir(exist_ok=True))
+
+
+def told(loaded: LoadedIndex) -> tuple[Any, ...]:
+    index = loaded.index
+    return list(index.shards), index.extra, index.fingerprint, index.content, index.columns, loaded.version
+
+
+def no_parsing(*_: Any, **__: Any) -> NoReturn:
+    raise AssertionError("parsed again")
+
+
+def test_an_index_is_parsed_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(data)
+    plain = read_index(store)
+    first = read_index(store, side_of(tmp_path / "kept"))
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["side"]
+    monkeypatch.setattr(Index, "from_json", no_parsing)
+    again = read_index(store, side_of(tmp_path / "kept"))
+    assert told(plain) == told(first) == told(again)
+    assert plain.index.to_json() == again.index.to_json()
+    assert all(one.spec is again.index.shards[0].spec for one in again.index.shards)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_datasets_keep_their_index_in_the_users_cache(
+    data: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
+) -> None:
+    where: dict[str, Any] = {"remote": data, "local": tmp_path / "local"} if remote else {"local": data}
+    before = sorted(data.rglob("*"))
+    first = StreamingDataset(**where, batch_size=4)
+    samples = [batch["ý"] for batch in first.batches()]
+    (kept,) = own_cache.rglob("index")
+    assert kept.parent.name == ".stoker"
+    monkeypatch.setattr(Index, "from_json", no_parsing)
+    second = StreamingDataset(**where, batch_size=4)
+    assert [batch["ý"] for batch in second.batches()] == samples
+    assert second.state_dict() == first.state_dict()
+    assert [path for path in before if not path.exists()] == []
+    assert list(data.rglob("index")) == []
+
+
+def test_an_index_that_was_written_anew_is_read(tmp_path: Path) -> None:
+    data, side = tmp_path / "data", side_of(tmp_path / "kept")
+    write(data)
+    old = read_index(open_store(data), side).index
+    status = os.stat(data / INDEX_NAME)
+    text = (data / INDEX_NAME).read_text()
+    (data / INDEX_NAME).write_text(text.replace("shard.00001", "shard.10001"))  # as long as before
+    os.utime(data / INDEX_NAME, ns=(status.st_atime_ns, status.st_mtime_ns))
+    new = read_index(open_store(data), side).index
+    assert [file.basename for file in new.shards[1].raw] == ["shard.10001.mds"]
+    assert [file.basename for file in old.shards[1].raw] == ["shard.00001.mds"]  # mapped of the file before
+    (data / INDEX_NAME).write_text(text)
+    assert read_index(open_store(data), side).index.shards == old.shards
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(0, 1, exclude_max=True), st.sampled_from(["flip", "cut", "longer", "empty", "other", "directory"]))
+def test_a_damaged_file_is_passed_over_and_replaced(
+    data: Path, tmp_path_factory: pytest.TempPathFactory, at: float, damage: str
+) -> None:
+    folder = tmp_path_factory.mktemp("kept")
+    store, path = open_store(data), folder / "side"
+    plain = read_index(store, side_of(folder))
+    whole = path.read_bytes()
+    where = int(at * len(whole))
+    path.unlink()
+    if damage == "directory":
+        path.mkdir()
+    else:
+        path.write_bytes(
+            {
+                "flip": whole[:where] + bytes([whole[where] ^ 1]) + whole[where + 1 :],
+                "cut": whole[:where],
+                "longer": whole + b"\0",
+                "empty": b"",
+                "other": b"\0" * len(whole),
+            }[damage]
+        )
+    digest = plain.version.digest
+    assert side_of(folder).load(digest) is None
+    assert told(read_index(store, side_of(folder))) == told(plain)
+    if damage != "directory":
+        assert path.read_bytes() == whole
+        assert side_of(folder).load("0" * len(digest)) is None
+    assert [file.name for file in folder.iterdir()] == ["side"]
+
+
+def test_a_directory_that_can_not_be_written_to_is_no_error(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    side = SideIndex(tmp_path / "file" / "side", lambda: os.makedirs(tmp_path / "file"))
+    plain = read_index(open_store(data))
+    assert told(read_index(open_store(data), side)) == told(plain)
+
+
+def test_an_encoding_that_is_unknown_today_is_refused_as_ever(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, store = side_of(tmp_path / "kept"), open_store(data)
+    read_index(store, side)
+    known = encodings.get_encoding
+
+    def get_encoding(name: str) -> Any:
+        if name == "str":
+            raise FormatError("unknown encoding 'str'")
+        return known(name)
+
+    from stoker.formats.mds import spec
+
+    monkeypatch.setattr(spec, "get_encoding", get_encoding)
+    spec.mds_spec.cache_clear()
+    with pytest.raises(FormatError, match="shard 0: column 'ý': unknown encoding 'str'"):
+        read_index(store, side)
+    spec.mds_spec.cache_clear()
+
+
+def test_what_a_listing_tells_is_not_kept(tmp_path: Path) -> None:
+    """Sizes of compressed chunks are not in litdata's index: they may change while the index does not."""
+    chunk = {"filename": "chunk-0-0.zstd.bin", "chunk_bytes": 90, "chunk_size": 4, "dim": None}
+    spec = json.dumps([1, {"type": None, "context": None, "children_spec": []}])
+    config = {"compression": "zstd", "chunk_size": 4, "chunk_bytes": 90, "data_format": ["int"], "data_spec": spec}
+    text = json.dumps({"chunks": [chunk], "config": config}).encode()
+    index = Index.from_json(text, "x", sizes=lambda names: dict.fromkeys(names, 50))
+    assert [shard.format for shard in index.shards] == ["litdata"]
+    assert side_of(tmp_path / "kept").keep(index, "digest") is index
+    assert not (tmp_path / "kept").exists()
