@@ -100,6 +100,29 @@ def test_a_run_over_two_endpoints_reads_through_both_by_the_library_that_was_ask
         assert any(b"/checkpoints/" in line for line in proxy.requests)
 
 
+@pytest.mark.s3
+@pytest.mark.processes
+@pytest.mark.parametrize("loader", ["stoker", "torch"])
+def test_a_dead_endpoint_of_two_is_named_with_the_requests_that_were_made_again(
+    loader: str, bucket: Bucket, proxies: list[CountingProxy], tmp_path: Path
+) -> None:
+    if loader == "torch":
+        pytest.importorskip("torch")
+    run_benchmark(resolved("obstore", bucket), results=tmp_path / "made", url=f"{bucket.url}/d", stages=("generate",))
+    proxies[0].close()
+    alive, dead = proxies[1].endpoint, proxies[0].endpoint
+    settings = (f"reader.loader={loader}", f"reader.threads={int(loader == 'torch')}", "train.epochs=1")
+    found = resolved("obstore", bucket, *settings, f"storage.endpoints=['{dead}/', '{alive}']")
+    result = run_benchmark(found, results=tmp_path / "out", url=f"{bucket.url}/d", stages=("train",))
+    assert (result["complete"], result["epochs"][0]["samples"]) == (True, FILES)
+    repeated = result["epochs"][0]["repeated_requests"]
+    assert list(repeated) == [dead]
+    assert 1 <= repeated[dead] <= 2 * FILES
+    (said,) = [one["reason"] for one in result["findings"] if one["rule"] == "repeated requests"]
+    assert f" to {dead} failed, and " in said
+    assert "again at another endpoint: is the server down?" in said
+
+
 def test_keys_of_dlio_choose_library_attempts_and_direct_reads() -> None:
     settings = ("storage.storage_library=minio", "storage.storage_options.s3_max_attempts=3")
     found = read_workload(None, [f"++workload.{one}" for one in settings], environ={}, dotenv=None)

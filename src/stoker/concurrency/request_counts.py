@@ -7,7 +7,8 @@ processes add up exactly.
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ COUNT, BYTES, FETCHED, TIME, LATENCY, SIZE = 0, 1, 2, 3, 4, 4 + LATENCIES.count
 """Places in the counters of one source: requests, bytes that they gave, bytes that the kernel fetched from a device for
 them, nanoseconds, and where the histograms begin."""
 WIDTH: Final = SIZE + SIZES.count
+_SERVED: Final = len(ServedBy) * WIDTH
+"""Counters of all sources; those of endpoints come after them."""
 
 # Of both histograms, written out, as each request pays for a call and an attribute.
 _LOW, _FINE, _LAST = LATENCIES.lowest, LATENCIES.fine, LATENCIES.count - 1
@@ -33,10 +36,22 @@ _SMALL, _LARGEST = SIZES.lowest, SIZES.count - 1
 
 
 class RequestCounts(SharedRows):
-    """Requests of an object's process and of those that it has spawned. Threads may add to the same one."""
+    """Requests of an object's process and of those that it has spawned. Threads may add to the same one.
 
-    def __init__(self) -> None:
-        super().__init__("stoker-requests", len(ServedBy) * WIDTH)
+    Args:
+        endpoints: of an object store, whose repeated requests are counted apart from those of all others.
+    """
+
+    def __init__(self, endpoints: Sequence[str] = ()) -> None:
+        self._endpoints = tuple(one.rstrip("/") for one in endpoints)
+        super().__init__("stoker-requests", _SERVED + 1 + len(self._endpoints))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "endpoints": self._endpoints}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._endpoints = state.pop("endpoints")
+        super().__setstate__(state)
 
     def add(self, served: ServedBy, nanoseconds: int, size: int, fetched: int = 0) -> None:
         """Count a request.
@@ -77,8 +92,20 @@ class RequestCounts(SharedRows):
         took, fetched = time.perf_counter_ns() - begun[1], fetched_by_thread() - begun[0]
         self.add(_COPIED if copied else _DEVICE if fetched or ahead else _PAGE_CACHE, took, size, fetched)
 
+    def repeat(self, endpoint: str) -> None:
+        """Count a request that an endpoint failed, and that may be made again."""
+        named = endpoint.rstrip("/")
+        at = self._endpoints.index(named) if named in self._endpoints else len(self._endpoints)
+        row = self._mine()
+        with self._lock:
+            row[_SERVED + at] += 1
+
+    def repeats(self) -> dict[str, int]:
+        """Requests that were repeated over all processes, by the endpoint that failed them; of all others under ``""``."""
+        return dict(zip((*self._endpoints, ""), self.sums()[_SERVED:].tolist(), strict=True))
+
     def table(self) -> NDArray[np.int64]:
         """All counters over all processes: shape ``(len(ServedBy), WIDTH)``."""
-        found = self.sums().reshape(len(ServedBy), WIDTH)
+        found = self.sums()[:_SERVED].reshape(len(ServedBy), WIDTH)
         found[:, COUNT] = found[:, LATENCY : LATENCY + LATENCIES.count].sum(axis=1)
         return found

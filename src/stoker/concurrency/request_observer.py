@@ -34,6 +34,9 @@ class RequestObserver(Protocol):
     def end(self, begun: tuple[int, int], size: int, *, ahead: bool = False, copied: bool = False) -> None:
         """Count a request for a local file, which gave so many bytes."""
 
+    def repeat(self, endpoint: str) -> None:
+        """Count a request that an endpoint of an object store failed, and that may be made again."""
+
 
 if sys.platform == "linux":
     from resource import RUSAGE_THREAD, getrusage

@@ -6,7 +6,7 @@ import importlib
 import itertools
 import os
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from stoker.arguments import unknown_name
 from stoker.bench.clients.base import Client, ClientLocation, Data
@@ -86,7 +86,9 @@ def open_client(storage: Storage, url: str, rank: int, connections: int = 1) -> 
         if storage.endpoint_per == "rank":
             endpoints = (endpoints[rank % len(endpoints)],)
     told = {name: getattr(storage, name) for name in kind.heeds}
-    several = [{**options, "endpoint": one} for one in endpoints] or [options]
+    several: list[dict[str, Any]] = [{**options, "endpoint": one} for one in endpoints] or [options]
+    if endpoints and kind.counts_requests:  # a store of stoker's, which repeats a request at the next endpoint
+        several = [{**options, "endpoints": [*endpoints]}]
     clients = [kind(ClientLocation(url, one, connections, **told)) for one in several]
     return clients[0] if len(clients) == 1 else Turns(clients)
 

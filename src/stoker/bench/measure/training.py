@@ -63,7 +63,7 @@ class Training:
         self.listings: dict[Split, SplitListing] = {}
         folder = is_local(rank.plan.url)
         self._path = None if folder is None else str(folder)
-        self.requests = RequestCounts()
+        self.requests = RequestCounts(rank.plan.workload.storage.endpoints)
         block = None if self._path is None else block_device(self._path)
         self.block = block if self.first_here else None
         self.told = usage.tells_device_from_page_cache(self._path)
@@ -135,7 +135,7 @@ class Training:
         at_first = runs[split].loader.report().bytes_fetched if split in runs else 0
         fetched_before = at_first
         self.link.barrier("epoch")
-        counted = self.requests.table()
+        counted, repeated = self.requests.table(), self.requests.repeats()
         series.start()
         before = usage.measure(self._path)
         if is_local(self.plan.url):
@@ -188,6 +188,8 @@ class Training:
             entry["usage"] = last.since(before)
             entry["spun_seconds"] = (compute.spun - spun) * 1e-9
             entry["cache"] = cached
+            made = self.requests.repeats()
+            entry["repeated_requests"] = {one: made[one] - repeated[one] for one in made if made[one] > repeated[one]}
             entry["requests"] = request_record(requested, Moment(opened_at, opened), read, told=self.told)
             entry["counted_read_bytes"] = self._read_while_counted(steps, series, began_at - began * 1e-9)
             save_steps(steps, self.results, self.world.rank, f"{split}-{repeat}-{epoch}")

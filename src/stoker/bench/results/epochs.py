@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.bench.measure.metrics import percentiles, spread, step_seconds
 from stoker.bench.measure.step_files import counted_waits, read_steps, steps_path
-from stoker.bench.results.requests import counted_requests, told_requests
+from stoker.bench.results.requests import counted_requests, repeated_requests, told_requests
 from stoker.bench.results.storage_over_time import series_path, storage_series
 from stoker.bench.settings.workload import Workload
 from stoker.types import Array
@@ -104,6 +104,7 @@ def _epoch(
         "storage_bytes": _sum(known, "storage", "bytes"),
         "storage_bytes_per_second": _sum(known, "storage", "bytes_per_second"),
         "counted_read_bytes": _sum(known, "counted_read_bytes"),
+        "repeated_requests": repeated_requests(known),
         "requests": None if requests is None else told_requests(requests),
         "cpu_seconds": cpu,
         "cpu_seconds_per_gb": cpu / used * 1e9 if cpu is not None and used else None,

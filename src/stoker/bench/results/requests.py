@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.bench.measure.requests import SOURCES, added, latency_summary
 from stoker.concurrency.request_counts import LATENCIES, SIZES
+from stoker.display import counted
 
 Requests = Mapping[str, Mapping[str, Any]]
 """Of :func:`~stoker.bench.measure.requests.request_record`: by where they were served."""
@@ -64,6 +65,26 @@ def counted_requests(entries: Sequence[Mapping[str, Any]]) -> Requests | None:
     found = [entry.get("requests") for entry in entries]
     known = [one for one in found if one is not None]
     return merged_requests(known, at_once=True) or None if known and len(known) == len(found) else None
+
+
+def repeated_requests(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Requests that failed and were made again, of all ranks or epochs, by endpoint; those of no named one under ``""``."""
+    found: dict[str, int] = {}
+    for entry in entries:
+        for endpoint, count in entry["repeated_requests"].items():
+            found[endpoint] = found.get(endpoint, 0) + count
+    return found
+
+
+def request_findings(result: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
+    """Yields remarks on requests that were repeated: rule, whether it is broken, reason."""
+    several = len(result["plan"]["workload"]["storage"]["endpoints"]) > 1
+    for endpoint, count in repeated_requests(result["epochs"]).items():
+        where = f" to {endpoint}" if endpoint else ""
+        made = f"{counted(count, 'request')}{where} failed, and {'was' if count == 1 else 'were'} made again"
+        if endpoint and several:
+            made += " at another endpoint: is the server down? MB/s are those of the others"
+        yield "repeated requests", False, f"{made}; the time that it took counts"
 
 
 def over_epochs(records: Sequence[Mapping[str, Any]], kind: str) -> dict[str, dict[str, Any]] | None:

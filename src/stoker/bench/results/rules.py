@@ -12,6 +12,7 @@ from stoker.bench.measure.metrics import step_seconds
 from stoker.bench.mlperf.verdict import mlperf_findings
 from stoker.bench.results.bytes_read import bytes_findings
 from stoker.bench.results.counts import count_findings
+from stoker.bench.results.requests import request_findings
 from stoker.bench.results.verdict import LEAST_STEPS, counted_steps
 from stoker.bench.settings.workload import Workload
 from stoker.bench.vectors.outcome import vector_findings
@@ -83,6 +84,11 @@ def _identity(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding
 
 def _bytes(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
     for rule, invalid, reason in bytes_findings(result, workload):
+        yield Finding(rule, invalid, reason)
+
+
+def _requests(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:  # noqa: ARG001
+    for rule, invalid, reason in request_findings(result):
         yield Finding(rule, invalid, reason)
 
 
@@ -226,6 +232,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     _identity,
     _counts,
     _bytes,
+    _requests,
     _unique,
     _warm_up,
     _computation,

@@ -409,6 +409,8 @@ class RemoteStore:
             url = self._url(key)
             if fault.retryable:
                 asked = self._transfer.used_endpoints[(turn + number) % len(self._clients) :][:1]
+                if (counts := observer()) is not None:
+                    counts.repeat(*asked or ("",))
                 raise TransientError(lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed, *asked))
             raise error_for(fault, url, host=self._location.host, identity=self._spec.identity)
 
