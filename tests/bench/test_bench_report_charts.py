@@ -139,7 +139,12 @@ def test_both_utilizations_and_both_computations_are_drawn(run: RunFiles) -> Non
     said = titles(bench_page([run, made]))
     assert "busy, measured: 92.00%, 92.00% to 92.00% of 2 epochs" in said
     assert "busy, nominal: 46.00%, 46.00% to 46.00% of 2 epochs" in said
-    assert "busy, measured: 10 ms" in said
+    # And each of their epochs.
+    assert {"busy, 0, drawn: 5 ms", "busy, 1, measured: 10 ms"} <= set(said)
+    assert {"busy, 0, measured: 92.00%", "busy, 1, nominal: 46.00%"} <= set(said)
+    assert "busy, 1: computing 92.00%" in said
+    several = bench_page([run, variant(run, [values] * 200, name="long")])
+    assert "Drawn are the first 96 of 202 epochs." in several
 
 
 def test_epochs_have_the_names_that_the_terminal_gives_them(run: RunFiles) -> None:

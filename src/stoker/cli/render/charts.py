@@ -137,6 +137,14 @@ class Chart:
             f"<title>{escape(name)}</title></line>"
         )
 
+    def mark(self, left: float, right: float, value: float, name: str) -> None:
+        """A thin line across at a value."""
+        across, up = self._at(np.array([left, right]), np.array([value]))
+        self._elements.append(
+            f'<line class="axis" x1="{across[0]:.1f}" x2="{across[1]:.1f}" y1="{up[0]:.1f}" y2="{up[0]:.1f}">'
+            f"<title>{escape(name)}</title></line>"
+        )
+
     def image(self, url: str) -> None:
         """An image over the whole plot."""
         self._elements.append(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bench.results.report_files import RunFiles
+from stoker.cli.bench.datum import epoch_name
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend
 from stoker.cli.render.numbers import seconds_text
 from stoker.cli.render.picture import COLOURS
 
+_NARROW: Final = 16
+"""Groups of bars of a chart of half the page's width."""
 MOST_BARS: Final = 96
 """Of a chart; more are too narrow to be seen."""
 
@@ -35,6 +38,43 @@ class SecondsAxis(Axis):
 
     def text(self, value: float) -> str:
         return seconds_text(value)
+
+
+class EpochEntry(NamedTuple):
+    """An epoch of a run.
+
+    Attributes:
+        k: number of the run.
+        run: the run.
+        name: as on the terminal; of several runs, after the run's.
+        path: where it is in ``results.json``.
+        found: its results.
+    """
+
+    k: int
+    run: RunFiles
+    name: str
+    path: str
+    found: Mapping[str, Any]
+
+
+def epochs_of(runs: Sequence[RunFiles], *needed: str) -> tuple[list[EpochEntry], str]:
+    """Epochs of all runs of which any of these fields is known, as many as can be seen; and a sentence on those left out."""
+    found = [
+        EpochEntry(k, run, epoch_name(run.result, epoch), f"epochs.{at}", epoch)
+        for k, run in enumerate(runs)
+        for at, epoch in enumerate(run.result["epochs"])
+        if any(epoch[name] is not None for name in needed)
+    ]
+    if len(runs) > 1:
+        found = [one._replace(name=f"{one.run.name}, {one.name}") for one in found]
+    left_out = "" if len(found) <= MOST_BARS else f" Drawn are the first {MOST_BARS} of {len(found)} epochs."
+    return found[:MOST_BARS], left_out
+
+
+def room_for(entries: Sequence[object]) -> int:
+    """The width of a chart with a group of bars for each."""
+    return 1110 if len(entries) > _NARROW else 540
 
 
 def named_axis(label: str, names: Sequence[str]) -> Axis:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.bench.results.report_files import RunFiles
-from stoker.cli.bench.charts.common import above, named_axis, rate_text, run_colour, threshold
+from stoker.cli.bench.charts.common import EpochEntry, above, epochs_of, named_axis, rate_text, run_colour, threshold
 from stoker.cli.bench.datum import datum
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
@@ -42,6 +42,11 @@ def compared(runs: Sequence[RunFiles], name: str) -> str:
         Axis(label, 0, 1.05 if name == "au" else above(top), unit),
     )
     rows = []
+    shown, left_out = epochs_of(runs, name)
+    epochs: dict[int, list[EpochEntry]] = {}
+    for one_epoch in shown:
+        if one_epoch.found["kind"] == "train":
+            epochs.setdefault(one_epoch.k, []).append(one_epoch)
     width = 0.7 / len(pair)
     for place, (k, run, each) in enumerate(found):
         for at, ((path, which), one) in enumerate(zip(pair, each, strict=True)):
@@ -53,12 +58,21 @@ def compared(runs: Sequence[RunFiles], name: str) -> str:
             # What stands beside it is paler, in the same colour.
             chart.bar(left, left + width, one["mean"], said, colour=run_colour(k) + ("70" if at else ""))
             chart.span(left + width / 2, one["min"], one["max"], said)
+            for epoch in epochs.get(k, ()):
+                if (value := epoch.found[path]) is not None:
+                    chart.mark(left, left + width, value, f"{epoch.name}{', ' if which else ''}{which}: {words(value)}")
             mean, least, most = (datum(k, run, f"train.{path}.{part}", words) for part in ("mean", "min", "max"))
             rows.append((run.name, *((which,) if beside else ()), mean, least, most, str(one["count"])))
     if name == "au":
         threshold(chart, runs)
     table = numbers(("run", *(("",) if beside else ()), "mean", "least", "most", "epochs"), rows)
-    text = "Mean of the epochs; lines: from the least to the most."
+    rows += [
+        (one.name, *((which,) if beside else ()), datum(one.k, one.run, f"{one.path}.{path}", words), "-", "-", "1")
+        for mine in epochs.values()
+        for one in mine
+        for path, which in pair
+    ]
+    text = f"Mean of the epochs; lines across: each epoch; upwards: from the least to the most.{left_out}"
     text += f" Paler: {other}." if beside else ""
     return section(f"{title}, run by run", text, chart.svg() + table)
 

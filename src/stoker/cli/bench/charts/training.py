@@ -14,7 +14,9 @@ from stoker.cli.bench.charts.common import (
     MOST_BARS,
     SecondsAxis,
     above,
+    epochs_of,
     named_axis,
+    room_for,
     run_colour,
     run_legend,
     threshold,
@@ -84,76 +86,68 @@ def _nominal(chart: Chart, run: RunFiles, line: StepTimeline, colour: str) -> No
 
 
 def time_goes(runs: Sequence[RunFiles]) -> str:
-    """Of each run; of each epoch where there is one run."""
-    if len(runs) == 1:
-        entries = [
-            (epoch_name(runs[0].result, epoch), {name: epoch[name] for name, _, _ in _PARTS})
-            for epoch in runs[0].result["epochs"]
-        ]
-        what = "epoch"
-    else:
-        entries = [(run.name, {name: _mean(run, name) for name, _, _ in _PARTS}) for run in runs]
-        what = "run"
-    known = [(name, parts) for name, parts in entries if parts["au"] is not None][:MOST_BARS]
-    if not known:
+    """Parts of the time of each epoch of each run."""
+    entries, left_out = epochs_of(runs, "au")
+    if not entries:
         return ""
+    what = _epoch(runs)
     chart = Chart(
         f"where the time of each {what} goes",
-        named_axis(what, [name for name, _ in known]),
+        named_axis(what, [one.name for one in entries]),
         Axis("part of the time (%)", 0, 1.0, 0.01),
+        width=room_for(entries),
     )
-    for k, (name, parts) in enumerate(known):
+    for at, one in enumerate(entries):
         begin = 0.0
         for part, words, colour in _PARTS:
-            value = parts[part] or 0.0
+            value = one.found[part] or 0.0
             if value > 0:
-                chart.bar(k + 0.6, k + 1.4, begin + value, f"{name}: {words} {value:.2%}", begin=begin, colour=colour)
+                said = f"{one.name}: {words} {value:.2%}"
+                chart.bar(at + 0.6, at + 1.4, begin + value, said, begin=begin, colour=colour)
                 begin += value
     table = numbers(
         (what, *(words for _, words, _ in _PARTS)),
-        [(name, *(percent_text(parts[part]) for part, _, _ in _PARTS)) for name, parts in known],
+        [(one.name, *(percent_text(one.found[part]) for part, _, _ in _PARTS)) for one in entries],
     )
     names = legend([(colour, words) for _, words, colour in _PARTS])
-    return section("Where the time goes", "Of the steps that count.", chart.svg() + names + table)
+    content = chart.svg() + names + table
+    return section("Where the time goes", "Of the steps that count." + left_out, content, wide=chart.width > 540)
 
 
 def computation(runs: Sequence[RunFiles]) -> str:
-    """Computation of a step as drawn and as it was, of each run; of each epoch where there is one run."""
+    """Computation of a step as drawn and as it was, of each epoch of each run."""
     kinds = ("compute_drawn", "compute_measured")
-    entries: list[tuple[int, RunFiles, str, str, list[float | None]]] = []
-    for k, run in enumerate(runs):
-        if len(runs) > 1:
-            entries.append((k, run, run.name, "train.{}.mean", [_mean(run, kind) for kind in kinds]))
-            continue
-        for at, epoch in enumerate(run.result["epochs"]):
-            values = [epoch[kind] for kind in kinds]
-            entries.append((k, run, epoch_name(run.result, epoch), f"epochs.{at}.{{}}", values))
-    known = [entry for entry in entries if any(value is not None for value in entry[4])][:MOST_BARS]
-    top = max((value for *_, values in known for value in values if value is not None), default=0)
+    entries, left_out = epochs_of(runs, *kinds)
+    top = max((one.found[kind] for one in entries for kind in kinds if one.found[kind] is not None), default=0)
     if top <= 0:
         return ""
-    what = "epoch" if len(runs) == 1 else "run"
+    what = _epoch(runs)
     unit, name = (1e-3, "ms") if top < 2 else time_unit(top)
     chart = Chart(
         f"computation of a step of each {what}, drawn and measured",
-        named_axis(what, [entry[2] for entry in known]),
+        named_axis(what, [one.name for one in entries]),
         Axis(f"computation of a step ({name})", 0, above(top), unit),
+        width=room_for(entries),
     )
     words = ("drawn", "measured")
     rows = []
-    for at, (k, run, label, path, values) in enumerate(known):
-        for side, (value, word) in enumerate(zip(values, words, strict=True)):
+    for at, one in enumerate(entries):
+        drawn, real = (one.found[kind] for kind in kinds)
+        for side, (value, word) in enumerate(zip((drawn, real), words, strict=True)):
             if value is not None:
                 left = at + 0.65 + 0.35 * side
-                said = f"{label}, {word}: {seconds_text(value)}"
+                said = f"{one.name}, {word}: {seconds_text(value)}"
                 chart.bar(left, left + 0.35, value, said, colour=COLOURS[1 - side])
-        drawn, real = values
         more = "-" if not drawn or real is None else f"{real / drawn - 1:+.2%}"
-        rows.append((label, *(datum(k, run, path.format(kind), seconds_text) for kind in kinds), more))
+        rows.append((one.name, *(datum(one.k, one.run, f"{one.path}.{kind}", seconds_text) for kind in kinds), more))
     names = legend([(COLOURS[1], "drawn: asked for"), (COLOURS[0], "measured")])
     table = numbers((what, *words, "longer by"), rows)
-    text = "Mean of the steps. Where a step computes longer than was drawn, the host was too busy."
-    return section("Computation, asked and real", text, chart.svg() + names + table)
+    text = "Mean of the steps. Where a step computes longer than was drawn, the host was too busy." + left_out
+    return section("Computation, asked and real", text, chart.svg() + names + table, wide=chart.width > 540)
+
+
+def _epoch(runs: Sequence[RunFiles]) -> str:
+    return "epoch" if len(runs) == 1 else "run and epoch"
 
 
 def stalls(runs: Sequence[RunFiles], left_out: str) -> str:
@@ -236,8 +230,3 @@ def _rates(run: RunFiles) -> dict[int, float]:
             if epoch["kind"] == "train" and value is not None and 0 <= rank["rank"] < 1 << 20:
                 found.setdefault(rank["rank"], []).append(float(value))
     return {rank: math.fsum(values) / len(values) for rank, values in sorted(found.items())}
-
-
-def _mean(run: RunFiles, name: str) -> float | None:
-    found = (run.result["train"] or {}).get(name)
-    return None if found is None else float(found["mean"])
