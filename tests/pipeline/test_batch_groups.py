@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from stoker import StreamingDataLoader, StreamingDataset
-from stoker.pipeline.batch_groups import BatchGroup, PackedGroup, pack_group, ungroup
+from stoker.pipeline.batch_groups import BatchGroup, pack_group, ungroup
 from stoker.pipeline.collate import as_tensors
 from support import make_dataset
 
@@ -50,7 +49,7 @@ def equal(one: Any, other: Any) -> bool:
 def test_a_group_gives_the_tensors_of_its_batches(lengths: list[int], names: list[str]) -> None:
     group = BatchGroup({name: COLUMNS[name] for name in names}, lengths)
     expected = [as_tensors(batch) for batch in group.batches()]
-    found = list(ungroup(iter([pack_group(group)]), 1))
+    found = list(ungroup([pack_group(group)]))
     assert [list(batch) for batch in found] == [list(batch) for batch in expected]
     for one, other in zip(found, expected, strict=True):
         for name in names:
@@ -58,33 +57,6 @@ def test_a_group_gives_the_tensors_of_its_batches(lengths: list[int], names: lis
     if "int" in names:
         found[0]["int"][:] = -1
         assert all((batch["int"] >= 0).all() for batch in found[1:])
-
-
-def test_batches_come_in_order_however_workers_group_them() -> None:
-    rng = np.random.default_rng(5)
-    for workers in (1, 2, 3, 5):
-        for batches in (0, 1, 7, 30):
-            parts: list[Iterator[PackedGroup]] = []
-            for worker in range(workers):
-                mine = np.arange(worker, batches, workers)
-                cuts = np.sort(rng.integers(0, len(mine) + 1, 3))
-                parts.append(iter([_sent(worker, numbers) for numbers in np.split(mine, cuts) if len(numbers)]))
-            found = ungroup(_in_turns(parts), workers)
-            assert [batch["number"].tolist() for batch in found] == [[number] for number in range(batches)]
-
-
-def _sent(worker: int, numbers: Any) -> PackedGroup:
-    return [worker, *pack_group(BatchGroup({"number": numbers}, [1] * len(numbers)))[1:]]
-
-
-def _in_turns(parts: list[Iterator[PackedGroup]]) -> Iterator[PackedGroup]:
-    while parts:
-        for part in list(parts):
-            packed = next(part, None)
-            if packed is None:
-                parts.remove(part)
-            else:
-                yield packed
 
 
 @pytest.mark.processes

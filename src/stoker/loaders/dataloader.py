@@ -203,7 +203,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         with contextlib.nullcontext() if columns is None else columns.grouping():
             batches = self._open = super().__iter__()
         try:
-            in_order = batches if columns is None else ungroup(batches, self.num_workers)
+            in_order = batches if columns is None else ungroup(batches)
             for batch in islice(in_order, self._most(current.start)):
                 current.yielded += 1
                 yield batch

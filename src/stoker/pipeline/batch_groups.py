@@ -1,19 +1,17 @@
 """Batches that a DataLoader worker sends together, as one message: sending one costs more than reading a small batch.
 
 A worker sends what it reads in one step: all columns one after the other in one block of memory. The main process cuts them
-into batches, and hands these out in the order of the epoch.
+into batches.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from stoker.cluster import LoaderWorker
 from stoker.pipeline.collate import empty_tensor, makes_tensor
 from stoker.pipeline.columns import split_batch
 from stoker.types import Array, Batch
@@ -39,9 +37,9 @@ class BatchGroup:
 
 
 PackedGroup: TypeAlias = Sequence[Any]
-"""A group on its way: the worker's number, lengths of the batches, a tensor of bytes, and for each column its name with its
-offset in them, dtype and shape, or with the column itself where that is no array of numbers. Built-in types and tensors
-alone, of which torch pins the memory."""
+"""A group on its way: lengths of the batches, a tensor of bytes, and for each column its name with its offset in them, dtype
+and shape, or with the column itself where that is no array of numbers. Built-in types and tensors alone, of which torch pins
+the memory."""
 
 
 def pack_group(group: BatchGroup) -> PackedGroup:
@@ -60,14 +58,14 @@ def pack_group(group: BatchGroup) -> PackedGroup:
     into = data.numpy()
     for offset, array in arrays:
         into[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-    return [LoaderWorker.detect().number, list(group.lengths), data, columns]
+    return [list(group.lengths), data, columns]
 
 
 def _unpack(packed: PackedGroup) -> list[dict[str, Any]]:
     """The batches of a group, their arrays as tensors that share its memory."""
     import torch
 
-    _, lengths, data, columns = packed
+    lengths, data, columns = packed
     memory = data.numpy()
     batch: Batch = {}
     numbers: set[str] = set()
@@ -85,22 +83,11 @@ def _unpack(packed: PackedGroup) -> list[dict[str, Any]]:
     ]
 
 
-def ungroup(groups: Iterator[PackedGroup], workers: int) -> Iterator[dict[str, Any]]:
-    """The batches of all workers in the order of the epoch, of which worker w reads batches w, w + workers, ...
-
-    Args:
-        groups: those of each worker in their order.
-        workers: number of workers.
-    """
-    waiting: list[deque[dict[str, Any]]] = [deque() for _ in range(workers)]
-    number = 0
-    while True:
-        mine = waiting[number % workers]
-        while not mine:
-            packed = next(groups, None)
-            if packed is None:
-                assert not any(waiting), "a worker ended before the others"
-                return
-            waiting[packed[0]].extend(_unpack(packed))
-        yield mine.popleft()
-        number += 1
+def ungroup(groups: Iterable[PackedGroup]) -> Iterator[dict[str, Any]]:
+    """The batches of groups, in order."""
+    for packed in groups:
+        batches = _unpack(packed)
+        del packed
+        batches.reverse()
+        while batches:
+            yield batches.pop()

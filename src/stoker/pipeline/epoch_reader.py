@@ -110,7 +110,7 @@ class EpochReader:
         return self._columns(batch_size, Pipeline.batches)
 
     def groups(self, batch_size: int) -> Iterator[BatchGroup]:
-        """The same batches, those together that are read in one step."""
+        """The same batches in groups; see :meth:`~stoker.pipeline.pipeline.Pipeline.groups`."""
         return self._columns(batch_size, Pipeline.groups)
 
     def _columns(self, batch_size: int, read: Callable[[Pipeline], Iterator[_Columns]]) -> Iterator[_Columns]:

@@ -83,6 +83,7 @@ class Pipeline:
         self._threads = settings.read_threads or 0
         self._lookahead = settings.lookahead(batch_size)
         self._chunk = settings.chunk(batch_size, one_by_one=one_by_one)
+        self._worker_takes_groups = False
 
     def sample_runs(self) -> Iterator[SampleRun]:
         """The samples in order, transformed."""
@@ -90,10 +91,15 @@ class Pipeline:
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order, as columns. With a transform its results are stacked into columns again."""
-        return chain.from_iterable(group.batches() for group in self.groups())
+        return chain.from_iterable(group.batches() for group in self._chunks(self._read_group))
 
     def groups(self) -> Iterator[BatchGroup]:
-        """The same batches, those together that are read in one step."""
+        """The same batches, those together that are read in one step; of several workers each takes every n-th group.
+
+        The rows of a shard lie near each other in the order, so that a shard is opened by one worker or two, not by all.
+        """
+        assert not self._skip, "states of workers count batches"
+        self._worker_takes_groups = True
         return self._chunks(self._read_group)
 
     def _sample_run(self, chunk: _Chunk) -> SampleRun:
@@ -184,22 +190,40 @@ class Pipeline:
             yield window.popleft()
 
     def _located(self) -> Iterator[_Chunk]:
-        plan, worker = self._run.plan, self._worker
-        # Chunks begin with one batch and double, so that the first batch waits for few shards and the rest is efficient.
-        most = max(1, self._chunk // plan.batch_size)
-        together = 1
-        # Locating has a cost a call as well as a cost a sample, so it is done for many chunks at once.
         count = len(self._pool.index)
-        together_located = max(self._chunk, _LOCATE_SAMPLES)
-        for batches in plan.chunks(together_located, worker.number, worker.count, self._skip):
-            positions = batches[0] if len(batches) == 1 else np.concatenate(batches)
+        for groups in self._position_groups():
+            positions = np.concatenate([batch for group in groups for batch in group])
             shards, rows = self._run.order.locate(positions)
-            start = first = 0
-            while first < len(batches):
-                lengths = [len(batch) for batch in batches[first : first + together]]
-                first += together
+            start = 0
+            for group in groups:
+                lengths = [len(batch) for batch in group]
                 here = slice(start, start + sum(lengths))
                 start = here.stop
                 numbers = tuple(distinct(shards[here], count)[0].tolist())
                 yield _Chunk(lengths, shards[here], rows[here], numbers)
-                together = min(2 * together, most)
+
+    def _position_groups(self) -> Iterator[list[list[Ids]]]:
+        """Positions of the batches of each chunk, in lists of chunks that are located together."""
+        plan, worker, in_groups = self._run.plan, self._worker, self._worker_takes_groups
+        # Locating has a cost a call as well as a cost a sample, so it is done for many chunks at once.
+        together_located = max(self._chunk, _LOCATE_SAMPLES)
+        if in_groups:  # all workers cut all batches alike
+            lists = plan.chunks(together_located * worker.count)
+        else:
+            lists = plan.chunks(together_located, worker.number, worker.count, self._skip)
+        turns, turn = (worker.count, worker.number) if in_groups else (1, 0)
+        # Chunks begin with one batch and double, so that the first batch waits for few shards and the rest is efficient.
+        most = max(1, self._chunk // plan.batch_size)
+        together, number = 1, 0
+        for batches in lists:
+            groups: list[list[Ids]] = []
+            first = 0
+            while first < len(batches):
+                if number % turns == turn:
+                    groups.append(batches[first : first + together])
+                first += together
+                number += 1
+                if number % turns == 0:
+                    together = min(2 * together, most)
+            if groups:
+                yield groups
