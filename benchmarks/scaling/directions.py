@@ -338,25 +338,31 @@ def _write_limited(folder: Path, size: int) -> None:
             writer.write_batch({"x": np.zeros((1000, 1000), np.uint8)})
 
 
-def _limited(folder: Path) -> Figures:
-    import shutil
+def _limited(algo: str) -> Callable[[Path], Figures]:
+    def measure(folder: Path) -> Figures:
+        import shutil
 
-    from stoker import StreamingDataset
+        from stoker import StreamingDataset
 
-    shutil.rmtree(folder / "cache", ignore_errors=True)
-    url = (folder / "data").as_uri()
-    limit = sum(shard.stat().st_size for shard in (folder / "data").glob("*.mds")) // 4
-    dataset = StreamingDataset(url, cache_limit=limit, shuffle=True, shuffle_algo="global", batch_size=256)
-    begin, rows = time.perf_counter(), 0
-    for batch in dataset.batches():
-        rows += len(batch["x"])
-        if time.perf_counter() - begin > 8 * SECONDS:
-            break
-    fetched = dataset.stats().bytes_fetched
-    return {
-        "rows_per_s": rows / (time.perf_counter() - begin),
-        "fetched_ratio": fetched / (rows * 1000),
-    }
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        shards = list((folder / "data").glob("*.mds"))
+        dataset = StreamingDataset(
+            remote=(folder / "data").as_uri(),
+            local=folder / "cache",
+            cache_limit=sum(shard.stat().st_size for shard in shards) // 4,
+            shuffle=True,
+            shuffle_algo=algo,
+            batch_size=256,
+        )
+        begin, rows = time.perf_counter(), 0
+        for batch in dataset.batches():
+            rows += len(batch["x"])
+            if time.perf_counter() - begin > 8 * SECONDS:
+                break
+        seconds = time.perf_counter() - begin
+        return {"rows_per_s": rows / seconds, "fetched_ratio": dataset.stats().bytes_fetched / (rows * 1000)}
+
+    return measure
 
 
 DIRECTIONS = (
@@ -473,7 +479,7 @@ DIRECTIONS = (
         (4, 16, 64),
         (40, 120, 400),
         _write_limited,
-        {"stoker": _limited},
+        {"stoker": _limited("global"), "bound": _limited("shard")},
         {"fetched_ratio": 0},
         "a tenth of the bytes that one shard a sample takes",
     ),

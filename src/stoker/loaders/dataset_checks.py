@@ -12,6 +12,7 @@ from stoker.index.concat_index import JoinedIndex
 from stoker.index.index import Index
 from stoker.order.capabilities import shards_at_once
 from stoker.order.sample_order import SampleOrder
+from stoker.pipeline.by_shard import GROUP_BYTES, expected_fetches
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +95,17 @@ def check_limit(limit: int | None, index: Index | JoinedIndex, sample_order: Sam
     shards = max(1, len(index))
     needed = min(shards_at_once(sample_order), shards) * (index.total_bytes // shards)
     if needed > limit:
+        fetches = expected_fetches(index.samples, shards, index.total_bytes // max(1, index.samples))
         logger.warning(
-            "cache_limit=%d is less than the %d bytes of shards that this order reads at once, so shards will be fetched "
-            "again and again: raise it, or lower shuffle_block_size or num_canonical_nodes",
+            "cache_limit=%d is less than the %d bytes of shards that this order reads at once: an epoch fetches up to %d "
+            "bytes, %.1f times the dataset's, and more with several processes a node, as samples of %d bytes are read "
+            "together, shard by shard. Raise cache_limit, or lower shuffle_block_size or num_canonical_nodes, or choose "
+            "another shuffle_algo",
             limit,
             needed,
+            fetches * (index.total_bytes // shards),
+            fetches / shards,
+            GROUP_BYTES,
         )
 
 

@@ -14,6 +14,7 @@ from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import REMEDY, OuterDivision, skipped_batches
 from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once, loaded
+from stoker.order.capabilities import shards_at_once
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.batch_groups import BatchGroup
@@ -342,8 +343,17 @@ class EpochReader:
         transform = self.settings.transform
         if worker.token is not None:
             transform, override = _and_load(transform), _then_load(override)
-        settings = replace(self.settings, transform=transform, sharers=sharers, read_threads=threads)
+        settings = replace(
+            self.settings, transform=transform, sharers=sharers, read_threads=threads, by_shard=self._is_wide()
+        )
         return Pipeline(self.pool, run, settings, worker, skip, one_by_one=one_by_one, override=override)
+
+    def _is_wide(self) -> bool:
+        """Whether the order reads more shards at once than a limited cache holds."""
+        settings = self.settings
+        if settings.limit is None or self.pool.options.views:  # a view would keep its shard
+            return False
+        return min(shards_at_once(self.sample_order), len(self.pool.index)) * settings.shard_bytes > settings.limit
 
     def _limit_open(self, sharers: int) -> None:
         self.pool.width.sharers = sharers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from typing import Any, TypeAlias, TypeVar
@@ -16,10 +16,11 @@ from stoker.cluster import LoaderWorker
 from stoker.concurrency.threads import Threads
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
+from stoker.pipeline.by_shard import ShardByShard
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.reader_settings import EpochReaderSettings
-from stoker.reading.sample_errors import location_at
+from stoker.reading.sample_errors import apply_transform, location_at
 from stoker.reading.samples import SampleRun, distinct, iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
@@ -40,12 +41,17 @@ _GROWTH = 4
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Batches that are read together: their lengths, and shards and rows of their samples."""
+    """Batches that are read together: their lengths, and shards and rows of their samples.
+
+    Attributes:
+        values: the samples, where they were read already, as columns or one by one. Then ``distinct`` is empty.
+    """
 
     lengths: list[int]
     shards: Ids
     rows: Ids
     distinct: tuple[int, ...]
+    values: Any = None
 
 
 class Pipeline:
@@ -112,6 +118,12 @@ class Pipeline:
 
     def _transformed(self, chunk: _Chunk) -> SampleRun:
         settings = self._settings
+        if chunk.values is not None:
+            run, origin = SampleRun.of(chunk.values), partial(location_at, self._pool, chunk.shards, chunk.rows)
+            if settings.transform is None:
+                return run
+            made = apply_transform(settings.transform, run.samples, run.remaining, origin)
+            return SampleRun(made, run.remaining)
         return iterate_samples(self._pool, chunk.shards, chunk.rows, settings.columns, settings.transform)
 
     def _overridden(self, chunk: _Chunk, run: SampleRun) -> SampleRun:
@@ -124,7 +136,7 @@ class Pipeline:
         pool, shards, rows = self._pool, chunk.shards, chunk.rows
         with pool.counted(shards, chunk.distinct):
             if self._settings.transform is None:
-                batch = read_samples(pool, shards, rows, self._settings.columns)
+                batch = chunk.values or read_samples(pool, shards, rows, self._settings.columns)
             else:
                 batch = stack_samples(list(self._transformed(chunk).samples), partial(location_at, pool, shards, rows))
             return BatchGroup(batch, chunk.lengths)
@@ -139,7 +151,9 @@ class Pipeline:
         ahead = self._threads + 1 if threads else 0
         running: deque[tuple[_Chunk, Callable[[], _T]]] = deque()
         try:
-            for chunk in chain(self._fetched_ahead(needed), repeat(None)):
+            whole = read == self._read_group and self._settings.transform is None
+            ready = self._read_by_shard(whole) if self._settings.by_shard else self._fetched_ahead(needed)
+            for chunk in chain(ready, repeat(None)):
                 if chunk is not None:
                     work = partial(read, chunk)
                     running.append((chunk, work if threads is None else threads.submit(work).result))
@@ -188,6 +202,40 @@ class Pipeline:
             self._pool.prefetch(chunk.distinct)
         while window:
             yield window.popleft()
+
+    def _read_by_shard(self, whole: bool) -> Iterator[_Chunk]:
+        """Chunks in order, read already: many together, shard by shard."""
+        settings = self._settings
+        reader = ShardByShard(
+            self._pool,
+            settings.columns,
+            whole=whole,
+            most_shards=settings.most_shards,
+            most_bytes=settings.group_bytes,
+            sample_bytes=settings.sample_bytes,
+        )
+        chunks = self._located()
+        following = next(chunks, None)
+        while following is not None:
+            group, size = [following], len(following.rows)
+            while (following := next(chunks, None)) is not None and size + len(following.rows) <= reader.room:
+                group.append(following)
+                size += len(following.rows)
+            begun = time.perf_counter_ns()
+            values = reader.read(
+                np.concatenate([chunk.shards for chunk in group]), np.concatenate([chunk.rows for chunk in group])
+            )
+            self._pool.counts.waited(time.perf_counter_ns() - begun)
+            start = 0
+            for chunk in group:
+                here = slice(start, start + len(chunk.rows))
+                start = here.stop
+                if isinstance(values, list):
+                    yield replace(chunk, distinct=(), values=values[here])
+                else:  # copies: a batch that is kept must not keep all of them
+                    part = {name: one[here].copy() for name, one in values.items()}
+                    yield replace(chunk, distinct=(), values=part)
+            del values
 
     def _located(self) -> Iterator[_Chunk]:
         count = len(self._pool.index)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker.pipeline.by_shard import GROUP_BYTES
 from stoker.types import Transform
 
 # Bytes and samples that are read in one step: enough that NumPy's per-call costs vanish, few enough to stay in the
@@ -36,6 +37,7 @@ class EpochReaderSettings:
         held: whether they are held in this process's memory.
         limit: bytes that the cache may take, or ``None``.
         sharers: processes on this node that read through the same cache.
+        by_shard: whether many samples are read together, shard by shard, as the order is too wide for the limit.
     """
 
     columns: Sequence[str] | None = None
@@ -48,6 +50,7 @@ class EpochReaderSettings:
     held: bool = False
     limit: int | None = None
     sharers: int = 1
+    by_shard: bool = False
 
     @property
     def most_shards(self) -> int:
@@ -55,6 +58,12 @@ class EpochReaderSettings:
         if self.limit is None:
             return sys.maxsize
         return max(1, self.limit // 2 // max(1, self.shard_bytes) // self.sharers)
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of samples that this process holds where it reads shard by shard."""
+        ahead = GROUP_BYTES if self.predownload is None else self.predownload * max(1, self.sample_bytes)
+        return ahead // self.sharers
 
     def lookahead(self, batch_size: int) -> int:
         """Samples ahead of the one delivered whose shards are fetched, or opened and read into the page cache."""

@@ -1,0 +1,145 @@
+"""Reads an order that is too wide for a limited cache: many samples at a time, shard by shard, each shard fetched once."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.formats.common.merge import check_types, scatter
+from stoker.reading.samples import distinct, iterate_samples, read_samples
+from stoker.reading.shard_pool import ShardPool
+from stoker.types import Batch, Ids
+
+GROUP_BYTES: Final = 1 << 28
+"""Bytes of samples that the processes of a node hold for such an order."""
+# A group has so many times the samples of the one before it, so that the first batch waits for few shards.
+_GROWTH: Final = 8
+_USUAL_BATCH: Final = 256
+_MOST_SAMPLES: Final = 1 << 20
+# Samples whose size in memory is looked at.
+_LOOKED_AT: Final = 64
+
+
+def expected_fetches(samples: int, shards: int, sample_bytes: int) -> float:
+    """Shards that one process fetches in an epoch of so many samples, each in any of the shards, with nothing cached."""
+    group, most = _USUAL_BATCH, max(1, min(GROUP_BYTES // max(1, sample_bytes), _MOST_SAMPLES))
+    fetches = 0.0
+    while samples > 0:
+        count = 1.0
+        if group >= most:
+            group, count = most, samples / most
+        each = min(group, samples)
+        fetches += count * (shards if shards < 2 else -shards * math.expm1(each * math.log1p(-1 / shards)))
+        samples -= math.ceil(count * group)
+        group *= _GROWTH
+    return fetches
+
+
+class ShardByShard:
+    """Reads groups of samples, each shard by shard, while the shards that come next are fetched.
+
+    Args:
+        pool: the dataset's open shards.
+        columns: names to read, default all.
+        whole: read samples as columns; otherwise one by one.
+        most_shards: shards that may be open at once.
+        most_bytes: bytes of samples that a group may have.
+        sample_bytes: bytes of a stored sample.
+
+    Attributes:
+        room: samples that the next group may have. It grows from group to group, as far as there is memory for what
+            samples take once they are decoded.
+    """
+
+    def __init__(
+        self,
+        pool: ShardPool,
+        columns: Sequence[str] | None,
+        *,
+        whole: bool,
+        most_shards: int,
+        most_bytes: int,
+        sample_bytes: int,
+    ) -> None:
+        self.room = 1
+        self._pool = pool
+        self._columns = columns
+        self._whole = whole
+        # One half is read while the other is fetched.
+        self._width = max(1, most_shards // 2)
+        self._most_bytes = most_bytes
+        self._sample_bytes = sample_bytes
+        self._rising = True
+        self._soon: set[int] = set()
+
+    def read(self, shards: Ids, rows: Ids) -> Batch | list[Any]:
+        """The samples at ``(shards[i], rows[i])``, in that order: as columns, or one by one.
+
+        Errors are those of :func:`~stoker.reading.samples.read_samples`.
+        """
+        pool, width = self._pool, self._width
+        numbers, which = distinct(shards, len(pool.index))
+        order = np.argsort(which, kind="stable")
+        ends = np.concatenate(([0], np.cumsum(np.bincount(which))))
+        runs = [
+            (order[ends[first] : ends[min(first + width, len(numbers))]], numbers[first : first + width].tolist())
+            for first in range(0, len(numbers), width)
+        ]
+        # The shards that this group ends with may still be in the cache when the next one begins with them.
+        runs = runs if self._rising else runs[::-1]
+        self._rising = not self._rising
+        pool.expect(self._soon)
+        parts: list[tuple[Ids, Any]] = []
+        layouts: list[Any] = []
+        for number, (at, here) in enumerate(runs):
+            for _, coming in runs[number : number + 2]:
+                self._soon.update(coming)
+                pool.prefetch(coming)
+            with pool.counted(shards[:0], here):
+                layouts.append(pool.get(here[0]).layout)
+                parts.append((at, self._read_run(shards[at], rows[at])))
+            self._soon.difference_update(here)
+            for shard in here:
+                pool.done_with(shard)
+        if self._whole:
+            others = [n for n, layout in enumerate(layouts) if n == 0 or layout != layouts[0]]
+            check_types([parts[n][1] for n in others], [self._name(runs[n][1][0]) for n in others])
+        values: Batch | list[Any] = scatter(parts, len(rows)) if self._whole else _in_order(parts, len(rows))
+        each = max(self._sample_bytes, _bytes_of(values) // len(rows), 1)
+        self.room = max(1, min(_GROWTH * len(rows), self._most_bytes // each, _MOST_SAMPLES))
+        return values
+
+    def _name(self, shard: int) -> str:
+        return self._pool.cache_of(shard).describe(self._pool.index.shards[shard])
+
+    def _read_run(self, shards: Ids, rows: Ids) -> Batch | list[Any]:
+        if self._whole:
+            return read_samples(self._pool, shards, rows, self._columns)
+        return list(iterate_samples(self._pool, shards, rows, self._columns).samples)
+
+
+def _in_order(parts: Sequence[tuple[Ids, list[Any]]], count: int) -> list[Any]:
+    values: list[Any] = [None] * count
+    for at, samples in parts:
+        for number, sample in zip(at.tolist(), samples, strict=True):
+            values[number] = sample
+    return values
+
+
+def _bytes_of(values: object) -> int:
+    """Bytes that a value takes in memory, about; of long lists by some of their values."""
+    if isinstance(values, np.ndarray) and not values.dtype.hasobject:
+        return int(values.nbytes)
+    if isinstance(values, dict):
+        return sys.getsizeof(values) + sum(map(_bytes_of, values.values()))
+    if isinstance(values, list | tuple | np.ndarray):
+        some = values[:: max(1, len(values) // _LOOKED_AT)]
+        return sys.getsizeof(values) + sum(map(_bytes_of, some)) * len(values) // max(1, len(some))
+    bands = getattr(values, "getbands", None)  # an image of Pillow, which may be decoded by its user
+    if bands is not None:
+        return math.prod(getattr(values, "size", ())) * len(bands())
+    return sys.getsizeof(values)
