@@ -129,6 +129,35 @@ def test_requests_over_the_network_and_to_the_cache_directory_stand_apart(bucket
         assert set(epoch["storage_series"]["bytes"]) == {"network", "cache_directory"}
 
 
+@pytest.mark.s3
+@pytest.mark.parametrize("shape", ["npz", "parquet"])
+def test_bytes_from_an_object_store_are_those_of_all_requests(shape: str, bucket: Bucket, tmp_path: Path) -> None:
+    """Headers and footers came over the network, too: they once were in requests, and not in MB/s from storage."""
+    pairs = ", ".join(f"{name}: {value!r}" for name, value in bucket.storage_options.items())
+    settings = (
+        *(f"dataset.format={shape}", "dataset.files=6", "dataset.record_bytes=200_000", "reader.batch_size=2"),
+        *("train.epochs=2", "compute.seconds=0", f"storage.options={{{pairs}}}"),
+    )
+    real_run(tmp_path / "out", *settings, url=f"{bucket.url}/{shape}", stages=("generate", "train"))
+    for epoch in read(tmp_path / "out").result["epochs"]:
+        requested = epoch["requests"]["network"]
+        assert requested["bytes"] == epoch["fetched_bytes"] == epoch["storage_bytes"] > 6 * 200_000
+        assert requested["bytes_per_second"] == pytest.approx(epoch["storage_bytes_per_second"], rel=0.1)
+
+
+def test_both_rates_of_requests_are_of_the_same_time() -> None:
+    """Small requests while files are opened, large ones later: the most of each would be of two times."""
+    before = RequestCounts()
+    for _ in range(300):
+        before.add(ServedBy.NETWORK, 1000, 10)
+    opened = before.table()
+    for _ in range(100):
+        before.add(ServedBy.NETWORK, 1000, 10_000)
+    nothing = Moment(0.0, np.zeros((len(ServedBy), WIDTH), np.int64))
+    found = request_record(nothing, Moment(1.0, opened), Moment(2.0, before.table()), told=True)["network"]
+    assert (found["bytes_per_second"], found["per_second"]) == (1e6, 100.0)
+
+
 @pytest.mark.parametrize("direct", [False, True])
 def test_parts_of_checkpoints_are_requests(direct: bool, tmp_path: Path) -> None:
     if block_device(str(tmp_path)) is None:

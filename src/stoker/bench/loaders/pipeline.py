@@ -20,7 +20,8 @@ from stoker.bench.loaders.decode import (
 )
 from stoker.bench.loaders.listing import check_listing, data_files
 from stoker.bench.loaders.rank_loader import RankLoader
-from stoker.concurrency.request_observer import observe
+from stoker.concurrency.request_counts import BYTES
+from stoker.concurrency.request_observer import ServedBy, observe
 from stoker.errors import ConfigError
 from stoker.formats.arrays.npz import read_arrays
 from stoker.formats.base import ReadOptions
@@ -70,8 +71,8 @@ class StokerLoader(RankLoader):
     def __init__(self, job: LoaderJob) -> None:
         super().__init__(job)
         observe(job.requests)
-        self._bytes = 0
         self._local = bool(is_local(job.url))
+        self._fetched_before = self._network_bytes()
         self._names: list[str] | None = None
         if job.listing is not None:
             check_listing(job, job.listing)
@@ -191,7 +192,6 @@ class StokerLoader(RankLoader):
     def release(self) -> None:
         if self._made is None:
             return
-        self._bytes += self._made.stats().bytes_fetched
         self._made.close()
         self._made = None
 
@@ -206,6 +206,8 @@ class StokerLoader(RankLoader):
         return "shuffled, each sample once" if self.job.shuffled else "by number, each once"
 
     def _fetched(self) -> int | None:
-        if self._local:
-            return None
-        return self._bytes + (self._made.stats().bytes_fetched if self._made is not None else 0)
+        return None if self._local or self.job.requests is None else self._network_bytes() - self._fetched_before
+
+    def _network_bytes(self) -> int:
+        """Bytes that all requests of this rank have given so far, those for headers among them."""
+        return 0 if self.job.requests is None else int(self.job.requests.table()[ServedBy.NETWORK, BYTES])

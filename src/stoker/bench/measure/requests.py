@@ -53,14 +53,17 @@ def request_record(began: Moment, reading: Moment, ended: Moment, *, told: bool)
         row, late = rows[of].sum(axis=0), late_rows[of].sum(axis=0)
         if not row[COUNT]:
             continue
-        whole, part = max(ended.at - began.at, 1e-9), max(ended.at - reading.at, 1e-9)
+        # Both rates are of the same time: of the whole epoch, or of the time in which the loader read.
+        spans = [(row, ended.at - began.at), (late, ended.at - reading.at)]
+        rates = [(counts[BYTES] / max(seconds, 1e-9), counts[COUNT] / max(seconds, 1e-9)) for counts, seconds in spans]
+        bytes_per_second, per_second = max(rates)
         found[name] = {
             "count": int(row[COUNT]),
             "bytes": int(row[BYTES]),
             "fetched_bytes": int(row[FETCHED]),
             "seconds": float(row[TIME]) * 1e-9,
-            "per_second": float(max(row[COUNT] / whole, late[COUNT] / part)),
-            "bytes_per_second": float(max(row[BYTES] / whole, late[BYTES] / part)),
+            "per_second": float(per_second),
+            "bytes_per_second": float(bytes_per_second),
             "latencies": _sparse(row[LATENCY : LATENCY + LATENCIES.count]),
             "sizes": _sparse(row[SIZE : SIZE + SIZES.count]),
         }

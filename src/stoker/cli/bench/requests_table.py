@@ -19,7 +19,10 @@ SERVED_BY: Final = {
     "local": "not told apart",
 }
 """Words for where requests are served, in the order in which they are shown."""
-_LEGEND: Final = "P50, P99, most: of a request's time; of one that was read ahead, from when a thread wants it"
+_LEGEND: Final = (
+    "per s, MB/s: while samples are read; size, P50, P99, most: of all requests, opening included; P50, P99, most: of a "
+    "request's time; of one that was read ahead, from when a thread wants it"
+)
 _STAGES: Final = (("train", ""), ("evaluate", "eval "), ("save", "save "), ("load", "load "))
 
 
