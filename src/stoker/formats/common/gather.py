@@ -12,6 +12,7 @@ alive during the call.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.formats.common.reused_memory import empty
-from stoker.types import Array, Ids
+from stoker.types import Array, Buffer, Ids
 
 # User-space addresses on 64-bit Linux stay below 2**47 (x86-64) and 2**48 (arm64) unless a larger one is asked for.
 _SPAN = 1 << 48
@@ -75,3 +76,28 @@ def gather_rows(addresses: Ids, width: int) -> NDArray[np.uint8]:
 def gather_u32(addresses: Ids, count: int) -> Array:
     """Read ``count`` little-endian u32 from each address (aligned or not); int64 of shape ``(n, count)``."""
     return gather_rows(addresses, 4 * count).view("<u4").astype(np.int64)
+
+
+def gather_spans(
+    buffers: Sequence[Buffer], which: Ids | None, begins: Ids, ends: Ids, between: bytes = b""
+) -> tuple[bytes, Ids]:
+    """Copy spans of several buffers, one after the other.
+
+    Args:
+        buffers: what the spans lie in.
+        which: for each span, the index of its buffer; ``None`` where there is one.
+        begins, ends: where each begins and ends; int64, shape ``(n,)``, checked.
+        between: bytes to put between each two.
+
+    Returns:
+        The copy, and where each span begins in it.
+    """
+    bounds = begins.tolist(), ends.tolist()
+    if which is None or len(buffers) == 1:
+        buffer = buffers[0]
+        copies = [bytes(buffer[begin:end]) for begin, end in zip(*bounds, strict=True)]
+    else:
+        copies = [bytes(buffers[turn][begin:end]) for turn, begin, end in zip(which.tolist(), *bounds, strict=True)]
+    sizes = ends - begins + len(between)
+    starts: Ids = np.cumsum(sizes) - sizes
+    return between.join(copies), starts

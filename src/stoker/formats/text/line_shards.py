@@ -19,6 +19,7 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import refuse
 from stoker.formats.common.container import read_offsets
 from stoker.formats.common.file_shards import span_bytes
+from stoker.formats.common.gather import gather_spans
 from stoker.formats.common.merge import read_each
 from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
@@ -175,13 +176,9 @@ class LineShard(ABC):
             first = int(begins[0])
             begins, ends = begins - first, ends - first
         else:
-            data = [shard._data for shard in shards]
-            between = b"" if newline else b"\n"
-            cuts = zip(which.tolist(), begins.tolist(), ends.tolist(), strict=True)
-            text = between.join([data[number][begin:end] for number, begin, end in cuts])
-            sizes = ends - begins
-            ends = np.cumsum(sizes + len(between)) - len(between)
-            begins = ends - sizes
+            sizes, data = ends - begins, [shard._data for shard in shards]
+            text, begins = gather_spans(data, which, begins, ends, b"" if newline else b"\n")
+            ends = begins + sizes
         ends = ends - len(newline)
         if (ends <= begins).any():
             return None

@@ -135,7 +135,7 @@ def _integers(data: bytes, at: int, end: int) -> Array | list[int]:
                 raise ValueError(f"{size} bytes of integers where {end - at} are left")
             last = at + size
             if size > _FEW:
-                parts.append(_unpack(np.frombuffer(data, np.uint8, size, at)))
+                parts.append(unpack(np.frombuffer(data, np.uint8, size, at)))
                 at = last
                 continue
             few: list[int] = []
@@ -151,8 +151,12 @@ def _integers(data: bytes, at: int, end: int) -> Array | list[int]:
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
 
 
-def _unpack(octets: NDArray[np.uint8]) -> Array:
-    """Numbers of variable length that lie end to end."""
+def unpack(octets: NDArray[np.uint8]) -> Array:
+    """Numbers of variable length that lie end to end: uint8, shape ``(bytes,)``, to int64, shape ``(numbers,)``.
+
+    Raises:
+        ValueError: one has no end, or more than ten bytes.
+    """
     if not octets.size:
         return np.zeros(0, np.int64)
     last = octets < 0x80

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.errors import ConfigError, CorruptDataError
+from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, HeadView, head_rows, heads_of
 from stoker.formats.common.container import (
@@ -24,6 +24,7 @@ from stoker.formats.common.container import (
     read_offsets,
 )
 from stoker.formats.common.container_writer import fixed_kind
+from stoker.formats.common.gather import gather_spans
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.read_checks import check_rows
 from stoker.formats.content import check_declared
@@ -31,6 +32,7 @@ from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
 from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, feature_values, split_example
+from stoker.formats.tfrecord.example_columns import Features, OtherRecordsError, find_features
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 _HEAD: Final = 12
@@ -39,6 +41,9 @@ _RAW: Final = "data"
 # Records that tell which features there are, and their bytes: as many, but two at least.
 _LOOKED_AT: Final = 32
 _LOOKED_BYTES: Final = 4 << 20
+# Records are read together from so many on, and up to so many bytes each: a step for all takes as long as some of them.
+_FEW: Final = 24
+_SMALL: Final = 1 << 14
 _WORDS: Final = {BYTES: "bytes", FLOATS: "float32", INTEGERS: "int64"}
 _KINDS: Final = {word: kind for kind, word in _WORDS.items()}
 
@@ -116,6 +121,9 @@ class TFRecordShard(PackedShard):
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         wanted = self.wanted(columns)
         check_rows(rows, self.samples)
+        together = self._read_together(rows, wanted)
+        if together is not None:
+            return together
         if self._raw:
             records = [self._record(row) for row in rows.tolist()]
             return {name: self._decode_bytes(name, records, rows) for name in wanted}
@@ -134,6 +142,50 @@ class TFRecordShard(PackedShard):
 
     def take(self, name: str, rows: Ids) -> Column:
         return self.read(rows, [name])[name]
+
+    def _read_together(self, rows: Ids, wanted: Sequence[str]) -> Batch | None:
+        """The columns of many small records; ``None`` where they are to be read one by one, and for each error."""
+        begins, ends = self._offsets[rows], self._offsets[rows + 1]
+        sizes = ends - begins
+        if len(rows) < _FEW or not wanted or int(sizes.sum()) > _SMALL * len(rows):
+            return None
+        if (np.diff(rows) == 1).all():
+            text, begins = bytes(self._data[int(begins[0]) : int(ends[-1])]), begins - begins[0]
+        else:
+            text, begins = gather_spans([self._data], None, begins, ends)
+        ends, begins = begins + sizes - 4, begins + _HEAD
+        records = (text[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
+        kept = list(records) if self._raw else []
+        crcs = np.fromiter(map(self._crc, kept or records), np.uint32, len(rows))
+        told = np.frombuffer(text, np.uint8)[ends[:, None] + np.arange(4)].view("<u4").ravel()
+        if (masked(crcs) != told).any():
+            return None
+        try:
+            if self._raw:
+                return {name: self._decode_bytes(name, kept, rows) for name in wanted}
+            found = find_features(text, begins, ends, {name: self._kinds[name] for name in wanted})
+            return {name: self._column_of(name, found[name], rows) for name in wanted}
+        except (OtherRecordsError, StokerError):
+            return None
+
+    def _column_of(self, name: str, found: Features, rows: Ids) -> Column:
+        if self._kinds[name] == BYTES:
+            if name in self._lists:
+                raise OtherRecordsError
+            return self._decode_bytes(name, found.blobs(), rows)
+        values, counts = found.numbers()
+        equal = int(counts.min()) == int(counts.max())
+        if self._own:
+            if not equal or int(counts[0]) != self._values_of(name):
+                raise OtherRecordsError
+            return self._own_numbers(name, values.reshape(len(rows), -1), rows)
+        if name not in self._lists:
+            if not equal or int(counts[0]) != 1:
+                raise OtherRecordsError
+            return values
+        if equal:
+            return values.reshape(len(rows), -1)
+        return [one.copy() for one in np.split(values, np.cumsum(counts)[:-1])]
 
     def _record(self, row: int) -> bytes:
         begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
@@ -164,15 +216,13 @@ class TFRecordShard(PackedShard):
         if self._kinds[name] != BYTES and all(value is not None for value in values):
             if name not in self._lists:
                 return np.array(values, np.float32 if self._kinds[name] == FLOATS else np.int64)
-            values = [np.asarray(value, np.float32 if self._kinds[name] == FLOATS else np.int64) for value in values]
+            values = [np.array(value, np.float32 if self._kinds[name] == FLOATS else np.int64) for value in values]
             if values and len({len(value) for value in values}) == 1:
                 return np.stack(values)
         return values
 
     def _own_column(self, name: str, values: list[Any], rows: Ids) -> Column:
-        encoding, kind = self.encodings[name], self._kinds[name]
-        dtype, shape = fixed_kind(encoding) if encoding.size is not None else (np.dtype(np.uint8), ())
-        count = 1 if kind == BYTES else int(np.prod(shape, dtype=np.int64))
+        encoding, kind, count = self.encodings[name], self._kinds[name], self._values_of(name)
         for row, value in zip(rows.tolist(), values, strict=True):
             if value is None or len(value) != count:
                 raise CorruptDataError(
@@ -182,8 +232,21 @@ class TFRecordShard(PackedShard):
         if kind == BYTES:
             return self._decode_bytes(name, [value[0] for value in values], rows)
         stacked: Array = np.array(values, np.int64 if kind == INTEGERS else np.float32).reshape(len(values), count)
+        return self._own_numbers(name, stacked, rows)
+
+    def _values_of(self, name: str) -> int:
+        """The number of values in a record of a column of our own."""
+        if self._kinds[name] == BYTES:
+            return 1
+        _, shape = fixed_kind(self.encodings[name])
+        return int(np.prod(shape, dtype=np.int64))
+
+    def _own_numbers(self, name: str, stacked: Array, rows: Ids) -> Column:
+        """Numbers as their encoding has them, of int64 or float32 of shape ``(rows, numbers)``."""
+        encoding = self.encodings[name]
+        dtype, _ = fixed_kind(encoding)
         stored = np.ascontiguousarray(stacked.astype(dtype))
-        if kind == INTEGERS and dtype != np.uint64 and (stored.astype(np.int64) != stacked).any():
+        if stacked.dtype == np.int64 and dtype != np.uint64 and (stored.astype(np.int64) != stacked).any():
             row = int(rows[int(np.argmax((stored.astype(np.int64) != stacked).any(axis=1)))])
             raise CorruptDataError(
                 f"{self.where}: record {row}: feature {name!r} holds a number that {encoding.name} can not"
