@@ -39,7 +39,7 @@ def _timed(task: Callable[[], Any]) -> tuple[float, Any]:
 
 # -- a file a sample -----------------------------------------------------------------------------------------------------
 
-_FILE_BYTES, _PER_FOLDER = 200, 1000
+_FILE_BYTES, _PER_FOLDER, _SETTLING = 200, 1000, 6.0
 
 
 def _write_files(folder: Path, size: int) -> None:
@@ -48,6 +48,7 @@ def _write_files(folder: Path, size: int) -> None:
             inside = folder / "data" / f"{number // _PER_FOLDER:06}"
             inside.mkdir(parents=True)
         (inside / f"{number:08}.bin").write_bytes(number.to_bytes(8, "little") * (_FILE_BYTES // 8))
+    time.sleep(_SETTLING)  # what has just changed may change again unseen, and is listed at each start
 
 
 def _open_files(folder: Path) -> Any:

@@ -73,6 +73,8 @@ class ShardCache(ABC):
         directory: makes and holds the root, where that is a directory of one version; otherwise ``None``.
         counts: where downloads are counted, if anywhere.
         early: bytes of the downloads that nobody counted, each; what opens the dataset may fetch before anything is read.
+        remembered: file with the listing of a directory that is read in place, which is removed when a file is found to
+            have been written to since; ``None`` where there is none.
     """
 
     keeps: ClassVar[bool] = True
@@ -87,6 +89,7 @@ class ShardCache(ABC):
         self.directory: CacheDirectory | None = None
         self.counts: Counts | None = None
         self.early: list[int] = []
+        self.remembered: Path | None = None
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

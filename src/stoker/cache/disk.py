@@ -45,9 +45,18 @@ from stoker.errors import (
 )
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash
+from stoker.index.file_index import FileShards
 from stoker.index.version import VersionWatch
 from stoker.storage import ObjectInfo, Store
-from stoker.storage.files import MappedFile, make_own_directory, map_open_file, open_own, open_regular, read_regular
+from stoker.storage.files import (
+    READ_FLAGS,
+    MappedFile,
+    make_own_directory,
+    map_open_file,
+    open_own,
+    open_regular,
+    read_regular,
+)
 from stoker.storage.local import file_info
 from stoker.types import Buffer
 
@@ -117,6 +126,25 @@ class DiskCache(ShardCache):
         if self.store is None and self.watch is not None and info.zip:
             self.watch.look()
         return files
+
+    def read_listed(self, files: FileShards, number: int) -> bytes | None:
+        """All of a small file that is read in place, if it is the very one that was listed.
+
+        ``None`` where there is anything else to be said of it: :meth:`open` says what.
+        """
+        try:
+            descriptor = os.open(f"{self._folder}/{files.path(number)}", READ_FLAGS)
+        except OSError:
+            return None
+        try:
+            size = files.size(number)
+            data = os.read(descriptor, size)
+            # Asked last, as the file may be written over meanwhile.
+            return data if len(data) == size and files.is_same(number, os.fstat(descriptor)) else None
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
 
     def read_ahead(self, files: Sequence[Buffer]) -> None:
         """Have the kernel read whole mapped files from disk in the background, before their pages are needed."""
@@ -343,7 +371,12 @@ class DiskCache(ShardCache):
         try:
             first, end = 0, status.st_size
             if file.part is not None and file.part.in_place and self.store is None:
-                check_file(path, status, file.part)
+                try:
+                    check_file(path, status, file.part)
+                except CorruptDataError:
+                    if self.remembered is not None:  # the next start lists the files anew
+                        _unlink(self.remembered)
+                    raise
             elif file.whole not in (end, UNKNOWN):
                 return None
             if file.part is not None and file.part.in_place and file.whole != UNKNOWN:

@@ -85,11 +85,11 @@ class Counts(SharedRows):
         with self._lock:
             row[what] += number
 
-    def opened(self, size: int, *, hit: bool) -> None:
-        """Count a shard that was opened, of so many bytes, and whether it was in the cache."""
+    def opened(self, size: int, *, hit: bool, shards: int = 1) -> None:
+        """Count a shard that was opened, or several, of so many bytes, and whether it was in the cache."""
         row = self._mine()
         with self._lock:
-            row[Count.CACHE_HITS if hit else Count.CACHE_MISSES] += 1
+            row[Count.CACHE_HITS if hit else Count.CACHE_MISSES] += shards
             row[Count.BYTES_OPENED] += size
 
     def read_step(self, samples: int, remote: int, ready: int, awaited: int, nanoseconds: int) -> None:

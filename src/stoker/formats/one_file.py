@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -63,44 +64,84 @@ def folder_of(path: str) -> str:
     return head if slash else ""
 
 
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """Settings that all shards of a dataset of files have in common.
+
+    Attributes:
+        format: name of their format.
+        spec: their description.
+        options: how samples are handed out.
+        columns: names of their columns.
+        layout: see :class:`~stoker.formats.base.ShardReader`.
+    """
+
+    format: str
+    spec: Mapping[str, Any]
+    options: ReadOptions
+    columns: tuple[str, ...]
+    layout: tuple[str, tuple[str, ...], tuple[str, ...]]
+
+    @classmethod
+    def of(cls, name: str, spec: Mapping[str, Any], options: ReadOptions) -> FileKind:
+        """The kind by a shard's description."""
+        columns = tuple(spec["columns"] if "columns" in spec else spec["column_names"])
+        kinds = spec["columns"].values() if "columns" in spec else spec["column_encodings"]
+        return cls(name, spec, options, columns, (name, columns, tuple(kinds)))
+
+
 class FileShard:
-    """An open file."""
+    """An open file.
+
+    Args:
+        common: what it has in common with others.
+        data: its bytes.
+        path: of the file below the dataset's root.
+        where: names it in errors.
+
+    Raises:
+        CorruptDataError: it is not of the format.
+    """
 
     unsafe: ClassVar[Mapping[str, str]] = {}
-    __slots__ = ("_spec", "columns", "data", "format", "kind", "layout", "options", "path", "samples", "where")
+    samples: ClassVar[int] = 1
+    __slots__ = ("_common", "data", "kind", "layout", "path", "where")
 
-    def __init__(self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions) -> None:
-        spec = info.spec
-        if len(data) != info.raw[0].bytes or info.samples != 1:
-            raise CorruptDataError(f"{where}: the file has {len(data)} bytes, the index says {info.raw[0].bytes}")
-        self.format = info.format
-        kinds_here = _KINDS.get(info.format, (info.format,))
+    def __init__(self, common: FileKind, data: Buffer, path: str, where: str) -> None:
         begins = data[:8]
-        self.kind = next((kind for kind in kinds_here if begins.startswith(SIGNATURES[kind])), None)
-        if self.kind is None:
-            told = " or ".join(kinds_here).upper()
-            remedy = (
-                "" if len(kinds_here) > 1 or info.format == "files" else f'; format="{IMAGES}" reads JPEG and PNG alike'
-            )
-            raise CorruptDataError(f"{where}: not a {told} file: it begins {begins!r}{remedy}")
-        self.columns: tuple[str, ...] = tuple(spec["columns"] if "columns" in spec else spec["column_names"])
-        kinds = spec["columns"].values() if "columns" in spec else spec["column_encodings"]
-        self.layout = (info.format, self.columns, tuple(kinds))
+        for kind in _KINDS.get(common.format) or (common.format,):
+            if begins.startswith(SIGNATURES[kind]):
+                break
+        else:
+            raise _other_file(common.format, begins, where)
+        self.kind = kind
+        self.layout = common.layout
         self.data = data
+        self.path = path
         self.where = where
-        self.samples = 1
-        self.path = info.raw[0].part.key if info.raw[0].part is not None else info.raw[0].basename
-        self.options = options
-        self._spec = spec
+        self._common = common
+
+    @property
+    def format(self) -> str:
+        return self._common.format
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self._common.columns
+
+    @property
+    def options(self) -> ReadOptions:
+        """Options by which its sample is handed out."""
+        return self._common.options
 
     def encoding(self, name: str) -> Encoding:
         """The encoding of a column."""
         kind = self.layout[2][self.columns.index(name)]
-        return get_encoding(str(self.kind) if kind == _IMAGE else kind)
+        return get_encoding(self.kind if kind == _IMAGE else kind)
 
     def label(self) -> Any:
         """The image's label."""
-        classes: Mapping[str, int] | None = self._spec.get("numbers")
+        classes: Mapping[str, int] | None = self._common.spec.get("numbers")
         if classes is None:  # written by stoker: the file's own folder is the label's text, wherever that lies
             folder = self.path.rpartition("/")[0].rpartition("/")[2]
             if self.encoding(LABEL).name == "str":
@@ -119,6 +160,12 @@ class FileShard:
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         return _read([self], np.zeros(len(rows), np.int64), rows, columns)
+
+
+def _other_file(name: str, begins: bytes, where: str) -> CorruptDataError:
+    kinds = _KINDS.get(name, (name,))
+    remedy = "" if len(kinds) > 1 else f'; format="{IMAGES}" reads JPEG and PNG alike'
+    return CorruptDataError(f"{where}: not a {' or '.join(kinds).upper()} file: it begins {begins!r}{remedy}")
 
 
 _LAYOUT: Final = "stoker.generation.formats.files:FileLayout"
@@ -160,7 +207,11 @@ class FileFormat(Format):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> FileShard:
-        return FileShard(info, files[0], where, options)
+        data, file = files[0], info.raw[0]
+        if len(data) != file.bytes or info.samples != 1:
+            raise CorruptDataError(f"{where}: the file has {len(data)} bytes, the index says {file.bytes}")
+        path = file.basename if file.part is None else file.part.key
+        return FileShard(FileKind.of(info.format, info.spec, options), data, path, where)
 
     def read_many(
         self, shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
@@ -236,9 +287,12 @@ def _column(shards: Sequence[FileShard], order: list[int], name: str) -> Column:
         labels = [shards[number].label() for number in order]
         return labels if shards[0].encoding(LABEL).name == "str" else np.array(labels, np.int64)
     values: list[Any] = []
+    encodings: dict[str, Encoding] = {}
     for number in order:
         shard = shards[number]
-        encoding = shard.encoding(name)
+        encoding = encodings.get(shard.kind)
+        if encoding is None:
+            encoding = encodings[shard.kind] = shard.encoding(name)
         if encoding.verbatim:
             values.append(memoryview(shard.data) if shard.options.views else bytes(shard.data[:]))
         else:

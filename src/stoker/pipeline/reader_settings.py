@@ -20,6 +20,8 @@ _AHEAD_NEAR_BYTES = 1 << 28
 _AHEAD_HELD_BYTES = 1 << 29
 # Small samples are located ahead no further than this: each takes 16 bytes of memory.
 _AHEAD_SAMPLES = 1 << 20
+# Shards at hand are opened ahead no further than this: a process may have only so many maps.
+_AHEAD_NEAR_SHARDS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class EpochReaderSettings:
     def most_shards(self) -> int:
         """Shards that this process may have open: with a limit, its part of half the cache. The rest is for eviction."""
         if self.limit is None:
-            return sys.maxsize
+            return _AHEAD_NEAR_SHARDS if self.near else sys.maxsize
         return max(1, self.limit // 2 // max(1, self.shard_bytes) // self.sharers)
 
     @property

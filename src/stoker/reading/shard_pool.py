@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,13 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cache.base import ShardCache
+from stoker.cache.disk import DiskCache
 from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.request_observer import observer
 from stoker.concurrency.shared_counters import Count, Counts
 from stoker.concurrency.threads import Threads
 from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
+from stoker.formats.one_file import FileKind, FileShard
 from stoker.formats.registry import get_format
 from stoker.index.concat_index import JoinedIndex
+from stoker.index.file_index import FileIndex
 from stoker.index.index import Index
 from stoker.reading.fetch_width import FetchWidth
 from stoker.storage.files import MappedFile, check_mapped
@@ -94,6 +99,9 @@ class ShardPool:
         # When the files of an open shard are to be looked at again.
         self._due: dict[int, float] = {}
         self._needed: Collection[int] = ()
+        # The shards, where each is a file that is a sample, and is read where it lies.
+        self._files = index.shards if isinstance(index, FileIndex) and not options.checksums else None
+        self._kind = FileKind.of(self._files.format, self._files.spec, options) if self._files is not None else None
         self._reset()
         reset_in_children(self)
 
@@ -186,17 +194,46 @@ class ShardPool:
 
     def _is_quick(self, shard: int) -> bool:
         """Whether opening a shard means to read a small file of this machine."""
+        if self._files is not None:
+            return self._files.size(shard) <= _SMALL
         return self.cache_of(shard).store is None and self.index.shards[shard].size <= _SMALL
 
     def _load_ahead(self, shards: Sequence[int]) -> _Opened:
         if len(shards) == 1:
             return {shards[0]: self._load(shards[0], demanded=False)}
-        found: _Opened = {}
+        found: _Opened = {**self._read_files(shards)}
         for shard in shards:
+            if shard in found:
+                continue
             try:
                 found[shard] = self._load(shard, demanded=False)
             except Exception as error:  # noqa: BLE001 - raised where the shard is asked for
                 found[shard] = error
+        return found
+
+    def _read_files(self, shards: Sequence[int]) -> Mapping[int, FileShard]:
+        """Open all of some small files that are shards of their own, and of which there is nothing to be said."""
+        files, cache, kind, size = self._files, self.cache, self._kind, 0
+        found: dict[int, FileShard] = {}
+        if files is None or kind is None or not isinstance(cache, DiskCache) or observer() is not None:
+            return {}
+        folder = str(cache.root)
+        for shard in shards:
+            data = cache.read_listed(files, shard)
+            if data is not None:
+                path = files.path(shard)
+                try:
+                    found[shard] = FileShard(kind, data, path, f"{folder}/{path}")
+                except CorruptDataError:  # is raised again where the shard is asked for
+                    continue
+                size += len(data)
+        self.counts.opened(size, hit=True, shards=len(found))
+        with self._lock:
+            self._open.update(found)
+            self._due.update(dict.fromkeys(found, math.inf))
+            for shard in found:
+                self._coming.pop(shard, None)
+            self._trim(-1)
         return found
 
     def ready(self, shards: Collection[int]) -> int:
@@ -226,7 +263,7 @@ class ShardPool:
                 future.cancel()
             with self._lock:
                 for shard in list(self._open):
-                    if not self.cache_of(shard).keeps:
+                    if self._files is not None or not self.cache_of(shard).keeps:
                         self._close(shard)
 
     def done_with(self, shard: int, *, close: bool = False) -> None:
@@ -240,7 +277,7 @@ class ShardPool:
         if future is not None:
             future.cancel()
         cache = self.cache_of(shard)
-        if close or cache.settings.limit is not None or not cache.keeps:
+        if close or cache.settings.limit is not None or not cache.keeps or self._files is not None:
             self._close(shard)
 
     def check(self, shard: int) -> None:

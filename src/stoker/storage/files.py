@@ -34,6 +34,9 @@ CACHE_NAME: Final = re.compile("[0-9a-f]{24}")
 REMOVED_CACHE: Final = re.compile(r"[0-9a-f]{24}\.[0-9a-f]{16}\.removed")
 """Names of such directories while they are removed."""
 
+READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""Flags of ``os.open`` for a file to read, by which opening a named pipe does not wait."""
+
 # A file of at most so many bytes is read: a map of it costs more time, and a process can have only so many maps.
 _READ_WHOLE: Final = 16 << 10
 
@@ -93,7 +96,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> tuple[int, os.
         ObjectNotFoundError: the path leads to something else: a directory, a named pipe, a device.
         OSError: it can not be opened.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
+    descriptor = os.open(path, READ_FLAGS | flags)
     try:
         status = os.fstat(descriptor)
         check_regular(path, status)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from stoker.errors import StateError
@@ -18,6 +19,7 @@ from stoker.storage.versions import written_version
 VERSIONS: Final = "versions"
 """The key, in the description of a stream."""
 _DIGITS: Final = 12
+_CHUNK: Final = 4096
 
 
 def version_of_files(files: Iterable[tuple[str, int, str]]) -> str:
@@ -26,7 +28,16 @@ def version_of_files(files: Iterable[tuple[str, int, str]]) -> str:
     Args:
         files: name, bytes and version of each, as the listing tells them.
     """
-    return _digest("\n".join([f"{name}\0{size}\0{written_version(version)}" for name, size, version in files]))
+    return digest_of_files((name, size, written_version(version)) for name, size, version in files)
+
+
+def digest_of_files(files: Iterable[tuple[str, int, str]]) -> str:
+    """Like :func:`version_of_files`, of versions that :func:`written_version` has shortened."""
+    lines = (f"\n{name}\0{size}\0{version}" for name, size, version in files)
+    digest = hashlib.sha256(next(lines, "")[1:].encode(errors="surrogatepass"))
+    while text := "".join(islice(lines, _CHUNK)):
+        digest.update(text.encode(errors="surrogatepass"))
+    return digest.hexdigest()[:_DIGITS]
 
 
 def describe_version(url: str, version: str) -> dict[str, Any]:

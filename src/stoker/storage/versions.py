@@ -15,7 +15,12 @@ def local_version(status: os.stat_result) -> str:
     Tools set the time of the last write as they like (``cp -p``, rsync, reproducible builds), but none can set the time of
     the last change of status, which every write and nearly every rename moves.
     """
-    return f"file:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
+    return version_text(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+def version_text(written: int, changed: int, inode: int) -> str:
+    """The version of a local file by the times of its last write and change of status, in nanoseconds, and its inode."""
+    return f"file:{written}:{changed}:{inode}"
 
 
 def is_local_version(version: str) -> bool:

@@ -17,7 +17,7 @@ import os
 import secrets
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,7 +113,8 @@ def save_facts(directories: Sequence[Path], url: str, name: str, files: Sequence
     np.savez(packed, **_pack(files))  # type: ignore[arg-type]
     for directory in directories:
         try:
-            _save(make_private(directory, url), name, packed.getbuffer())
+            data = packed.getbuffer()
+            save_side_file(make_private(directory, url), name, [data, _digest(data)])
             return
         except OSError as error:
             logger.debug("can not keep what is known of files in %s: %s", directory, error)
@@ -123,14 +124,18 @@ def _digest(whole: bytes | memoryview) -> bytes:
     return hashlib.blake2b(whole, digest_size=_DIGEST).digest()
 
 
-def _save(private: Path, name: str, data: memoryview) -> None:
+def save_side_file(private: Path, name: str, parts: Iterable[bytes | memoryview]) -> None:
+    """Put a file into a cache's private directory, whole, in place of one that may be there.
+
+    Raises:
+        OSError, StorageError: it can not be written.
+    """
     part = private / part_name(name, secrets.token_hex(8))
     descriptor = open_own(part, os.O_EXCL)
     try:
         try_lock(descriptor, fcntl.LOCK_EX)  # so that it is not taken for debris
         with open(descriptor, "wb", closefd=False) as handle:
-            handle.write(data)
-            handle.write(_digest(data))
+            handle.writelines(parts)
         os.rename(part, private / name)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -107,7 +107,7 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
     notes: list[str] = []
     saved: list[str] = []
     others = other_images = 0
-    images = _images_beside(reader)
+    images = images_beside(reader)
     for file in _listing(source.root, store):
         key = file.key
         if reader.row_groups and (table := table_of([key])):
@@ -176,7 +176,7 @@ def _with_beside(
     return SourceFiles(source, store, files, beside)
 
 
-def _images_beside(reader: Format) -> tuple[str, ...]:
+def images_beside(reader: Format) -> tuple[str, ...]:
     """Suffixes of images that a format of one kind of images leaves out; none for other formats."""
     images = get_format(IMAGES).file_suffixes
     own = reader.file_suffixes

@@ -30,6 +30,7 @@ from stoker.catalog.unindexed.files_location import Files, FilesLocation
 from stoker.catalog.unindexed.find_files import SourceFiles, find_files
 from stoker.catalog.unindexed.inspect_headers import FetchedFiles, HeaderReader
 from stoker.catalog.unindexed.partitions import kinds_of, partitions_of
+from stoker.catalog.unindexed.plain_files import are_plain, plain_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.common.compression import codec_of
 from stoker.formats.common.file_shards import UnindexedFile, packed_file, whole_file
@@ -132,6 +133,16 @@ def open_unindexed(
 
     keep = side_directories(location.root, cache_root, storage_options, beside=remote is None)
     name = wanted.side_name(location)
+    address = locate(location.root, cache_root, None, storage_options)
+    if address.in_place and location.keys is None and location.pattern is None and are_plain(reader):
+        plain = plain_files(reader, str(address.root), wanted.options, keep[-1], f"{name}.files")
+        if plain is not None:
+            cache = make_cache(address.root, None, settings)
+            cache.remembered = plain.remembered
+            with contextlib.suppress(OSError):
+                cache.sweep()
+            origin = origin_of(location.root, storage_options)
+            return DatasetLocation(plain.index, cache, keep, origin=origin, listed=plain.listed)
     known = load_facts(keep, name)
     found = _find(location, open_root, reader, known)
     source, store = found.source, found.store

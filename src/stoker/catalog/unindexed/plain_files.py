@@ -1,0 +1,297 @@
+"""Many files of this machine that are a sample each: listed as arrays, and remembered from one start to the next.
+
+A remembered listing serves as long as no folder has changed. A folder changes when a file in it is made, removed, renamed
+or replaced by another; so each is asked for its times and its inode, and no file. That a file was not written over is seen
+when it is opened (:mod:`stoker.cache.disk`). A listing is remembered only where this can be relied on:
+
+* on file systems that are known to keep the times of folders;
+* where the last change of every folder was so long before the listing that a later one has another time.
+
+Only plain directories are listed here: regular files and folders of usual names, without links. Of all others
+:mod:`stoker.catalog.unindexed.find_files` makes the list, and says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+
+from stoker.cache.origin import make_private
+from stoker.catalog.splits import refuse_splits
+from stoker.catalog.unindexed.file_facts import save_side_file
+from stoker.catalog.unindexed.find_files import images_beside
+from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.errors import ConfigError, StokerError
+from stoker.formats.format import Format
+from stoker.formats.one_file import FileFormat
+from stoker.index.file_index import FileIndex, FileShards
+from stoker.index.index import INDEX_NAME
+from stoker.storage.files import CACHE_NAME, PRIVATE, REMOVED_CACHE, file_system_of, open_regular
+from stoker.storage.recorded_versions import digest_of_files
+from stoker.storage.unfinished import MARK
+from stoker.types import Ids
+
+logger = logging.getLogger(__name__)
+
+_MAGIC: Final = b"stoker\0\3"
+_DIGEST: Final = 16
+_VERSION: Final = 1
+# A folder that changed less than so many seconds before it was listed may change again within the same tick of its clock.
+_SETTLED: Final = 5.0
+# File systems that keep the times of folders. What is in user space (FUSE) makes them up, as object stores have none.
+_LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "zfs", "bcachefs"})
+_KNOWN: Final = _LOCAL | {"nfs", "nfs4", "lustre", "ceph"}
+# Bytes of a folder's path for which no file in it can have too long a one.
+_LONGEST: Final = 700
+_FACTS: Final = [attrgetter(name) for name in ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFiles:
+    """The files of a plain directory.
+
+    Attributes:
+        index: their index.
+        listed: see :class:`~stoker.catalog.location.DatasetLocation`.
+        remembered: where the listing is remembered; ``None`` where it is not.
+    """
+
+    index: FileIndex
+    listed: str
+    remembered: Path | None
+
+
+class _NotPlainError(Exception):
+    """There is something that is no plain file or folder."""
+
+
+def are_plain(reader: Format) -> bool:
+    """Whether names of folders tell all of the files of a format: stoker's own formats with a sample a file."""
+    kind = type(reader)
+    return (
+        isinstance(reader, FileFormat)
+        and kind.inspect_names is FileFormat.inspect_names
+        and kind.describe_shards is Format.describe_shards
+        and not reader.beside
+    )
+
+
+def plain_files(
+    reader: Format, root: str, settings: Mapping[str, Any], directory: Path, name: str
+) -> PlainFiles | None:
+    """All files of a format below a directory of this machine; ``None`` where that is not a plain one.
+
+    Args:
+        reader: the format; :func:`are_plain` holds of it.
+        root: the directory.
+        settings: of the format.
+        directory: of the cache that the listing is remembered in.
+        name: of the listing there; another for other files or settings.
+
+    Raises:
+        ConfigError: the settings make no sense.
+    """
+    path = directory / PRIVATE / name
+    found = _load(path, reader, root, settings)
+    if found is not None:
+        return found
+    begun = time.time_ns()
+    try:
+        folders = sorted(_walk(root, reader), key=attrgetter("prefix"))
+        filled = [folder for folder in folders if folder.paths]
+        # One file of a folder tells of which split all in it are.
+        refuse_splits((folder.first for folder in filled), root, folders_only=True)
+    except (_NotPlainError, ConfigError, OSError):
+        return None
+    if not filled:
+        return None
+    spec = reader.inspect_names([folder.first for folder in filled], settings)
+    paths, facts = _in_order(filled)
+    parts = FileShards.pack(paths, facts)
+    shards = FileShards(SharedBytes.of(parts), 0, len(facts), reader.name, spec)
+    index = FileIndex(shards)
+    listed = digest_of_files((path, size, f"file:{written}") for path, size, written in shards.files())
+    if not _settled(root, folders, begun):
+        return PlainFiles(index, listed, None)
+    header = {
+        "version": _VERSION,
+        "spec": spec,
+        "files": len(shards),
+        "fingerprint": index.fingerprint,
+        "listed": listed,
+        "folders": [(folder.prefix, folder.first, *folder.times) for folder in folders],
+    }
+    text = json.dumps(header).encode()
+    text = len(text).to_bytes(8, "little") + text.ljust(-(-len(text) // 8) * 8)
+    digest = xxhash.xxh3_128(text)
+    for part in parts:
+        digest.update(part)
+    try:
+        save_side_file(make_private(directory, root), name, [_MAGIC, digest.digest(), text, *parts])
+    except (OSError, StokerError) as error:
+        logger.debug("the listing of %s can not be remembered as %s: %s", root, path, error)
+        return PlainFiles(index, listed, None)
+    return PlainFiles(index, listed, path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder of plain files.
+
+    Attributes:
+        prefix: its path below the root, with a slash at the end; empty for the root.
+        times: when it changed, in nanoseconds by both clocks of its status, and its inode, before it was listed.
+        device: number of its file system.
+        first: path of its first file; empty where it has none.
+        paths: of its files, in order, as UTF-8, each ended by a zero byte.
+        facts: of its files, see :class:`~stoker.index.file_index.FileShards`.
+    """
+
+    prefix: str
+    times: tuple[int, int, int]
+    device: int
+    first: str
+    paths: bytes
+    facts: Ids
+
+
+def _times(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def _walk(root: str, reader: Format) -> Iterator[_Folder]:
+    """All folders below a plain directory that are not hidden, in no order.
+
+    Raises:
+        _NotPlainError: it is not plain.
+        OSError: it can not be read.
+    """
+    suffixes, others = reader.file_suffixes, images_beside(reader)
+    waiting = [""]
+    while waiting:
+        prefix = waiting.pop()
+        path = f"{root}/{prefix}"
+        status = os.stat(path)  # before it is read: what changes meanwhile is a change since
+        with os.scandir(path) as found:
+            entries = list(found)
+        files = []
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                files.append(entry)
+            elif not entry.is_dir(follow_symlinks=False):
+                raise _NotPlainError
+            elif not _is_hidden(entry.name):
+                if not _are_usual([entry.name]) or CACHE_NAME.match(entry.name) or REMOVED_CACHE.match(entry.name):
+                    raise _NotPlainError
+                waiting.append(f"{prefix}{entry.name}/")
+        names = [entry.name for entry in files]
+        if len(prefix.encode()) > _LONGEST or not _are_usual(names) or (not prefix and INDEX_NAME in names):
+            raise _NotPlainError
+        if suffixes or any(name[0] in "._" for name in names):
+            lowered = [name.lower() for name in names]
+            if others and any(name.endswith(others) for name in lowered):
+                raise _NotPlainError
+            files = [
+                entry
+                for entry, name in zip(files, lowered, strict=True)
+                if not _is_hidden(entry.name) and (not suffixes or name.endswith(suffixes))
+            ]
+        files.sort(key=attrgetter("name"))
+        names = [entry.name for entry in files]
+        statuses = [entry.stat(follow_symlinks=False) for entry in files]
+        facts = np.empty((len(files), len(_FACTS)), np.int64)
+        for column, fact in enumerate(_FACTS):
+            facts[:, column] = np.fromiter(map(fact, statuses), np.int64, len(files))
+        paths = "".join([f"{prefix}{name}\0" for name in names]).encode()
+        yield _Folder(prefix, _times(status), status.st_dev, prefix + names[0] if names else "", paths, facts)
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a file or folder is passed over for its name.
+
+    Raises:
+        _NotPlainError: it is for others to say, or says which files count.
+    """
+    if name[0] not in "._":
+        return False
+    if name == MARK or (name[0] == "_" and "=" in name):
+        raise _NotPlainError
+    return True
+
+
+def _are_usual(names: Sequence[str]) -> bool:
+    """Whether names are such that nobody need look at them one by one."""
+    text = "".join(names)
+    return text.isprintable() and "\\" not in text and ":" not in text
+
+
+def _in_order(filled: Sequence[_Folder]) -> tuple[bytes, Ids]:
+    """Paths and facts of all files of folders, which are sorted, in the order of their paths."""
+    paths = b"".join([folder.paths for folder in filled])
+    facts = np.concatenate([folder.facts for folder in filled])
+    if not any(after.prefix.startswith(before.prefix) for before, after in pairwise(filled)):
+        return paths, facts
+    each = paths.split(b"\0")[:-1]
+    order = sorted(range(len(each)), key=each.__getitem__)  # bytes of UTF-8 are in the order of characters
+    return b"".join([each[number] + b"\0" for number in order]), facts[order]
+
+
+def _settled(root: str, folders: Sequence[_Folder], begun: int) -> bool:
+    """Whether any later change of a folder will be seen by its times."""
+    last = max(max(folder.times[:2]) for folder in folders)
+    return (
+        last < begun - _SETTLED * 1e9
+        and len({folder.device for folder in folders}) == 1
+        and file_system_of(root) in _KNOWN
+    )
+
+
+def _load(path: Path, reader: Format, root: str, settings: Mapping[str, Any]) -> PlainFiles | None:
+    """The listing that is remembered, if all folders are as they were; ``None`` where it is not, or is damaged."""
+    try:
+        descriptor, _ = open_regular(path)
+    except (OSError, StokerError):
+        return None
+    try:
+        data = SharedBytes(descriptor)
+        if file_system_of(path) not in _LOCAL:  # a file that another machine replaces may be gone while it is mapped
+            data = SharedBytes.of([data.view])
+        return _parse(data, path, reader, root, settings)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.info("the listing of %s that %s remembers is not used: %s", root, path, error)
+        return None
+
+
+def _parse(data: SharedBytes, path: Path, reader: Format, root: str, settings: Mapping[str, Any]) -> PlainFiles | None:
+    view = data.view
+    text = len(_MAGIC) + _DIGEST
+    if bytes(view[:text]) != _MAGIC + xxhash.xxh3_128_digest(view[text:]):
+        raise ValueError("it is damaged")
+    at = text + 8
+    end = at + int.from_bytes(view[text:at], "little")
+    header = json.loads(bytes(view[at:end]))
+    if header["version"] != _VERSION:
+        raise ValueError(f"it is of version {header['version']}, and this one reads version {_VERSION}")
+    device = os.stat(root).st_dev
+    for prefix, _, *times in header["folders"]:
+        status = os.stat(f"{root}/{prefix}")
+        if [*_times(status)] != times or status.st_dev != device:
+            return None
+    if file_system_of(root) not in _KNOWN:
+        return None
+    spec = reader.inspect_names([first for _, first, *_ in header["folders"] if first], settings)
+    if spec != header["spec"]:
+        return None
+    shards = FileShards(data, -(-end // 8) * 8, header["files"], reader.name, spec)
+    return PlainFiles(FileIndex(shards, header["fingerprint"]), header["listed"], path)
