@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Batch", "Buffer", "Column", "HeldBytes", "Ids", "Nulls", "Sample", "StorageOptions", "Transform"]
+__all__ = [
+    "Array",
+    "Batch",
+    "Buffer",
+    "Column",
+    "Engine",
+    "HeldBytes",
+    "Ids",
+    "Nulls",
+    "Sample",
+    "StorageOptions",
+    "Transform",
+]
 
 Array: TypeAlias = NDArray[Any]
 """A NumPy array of any dtype and shape."""
@@ -25,6 +37,10 @@ Batch: TypeAlias = dict[str, Column]
 
 Sample: TypeAlias = dict[str, Any]
 """Column name to value: a batch of one without its first axis."""
+
+
+Engine: TypeAlias = Literal["local", "ray"]
+"""What does work that is cut into tasks: processes or threads of this machine, or the tasks of a Ray cluster."""
 
 
 class HeldBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):

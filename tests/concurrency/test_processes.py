@@ -24,39 +24,31 @@ _NAMES: dict[str, Any] = {"does": "works", "call": "work()", "remedy": "Work les
 _LARGE = 4 << 20  # more than a pipe holds
 
 
-def setting(value: int) -> None:
-    global _value
-    _value = value
-
-
-_value = 0
-
-
-def slower_first(number: int) -> tuple[int, int, bool, int]:
+def slower_first(value: int, number: int) -> tuple[int, int, bool, int]:
     time.sleep(0.05 if number == 0 else 0)
-    return number, _value, parent_process() is not None, os.getpid()
+    return number, value, parent_process() is not None, os.getpid()
 
 
 def test_results_come_in_order_and_processes_are_started_as_needed() -> None:
-    found = list(in_processes(slower_first, range(40), 3, ahead=2, initializer=setting, initargs=(7,), **_NAMES))
+    found = list(in_processes(slower_first, 7, range(40), 3, ahead=2, **_NAMES))
     assert [(number, value, child) for number, value, child, _ in found] == [(number, 7, True) for number in range(40)]
     assert 1 < len({pid for *_, pid in found}) <= 3
-    assert len({pid for *_, pid in in_processes(slower_first, [0], 3, ahead=2, **_NAMES)}) == 1
-    assert list(in_processes(slower_first, [], 3, ahead=2, **_NAMES)) == []
+    assert len({pid for *_, pid in in_processes(slower_first, 7, [0], 3, ahead=2, **_NAMES)}) == 1
+    assert list(in_processes(slower_first, 7, [], 3, ahead=2, **_NAMES)) == []
 
 
-def enlarged(data: bytes) -> bytes:
+def enlarged(_: None, data: bytes) -> bytes:
     return data * 2
 
 
 def test_large_arguments_and_results_do_not_wait_for_each_other() -> None:
     some = [bytes([number]) * _LARGE for number in range(12)]
-    found = in_processes(enlarged, some, 2, ahead=3, **_NAMES)
+    found = in_processes(enlarged, None, some, 2, ahead=3, **_NAMES)
     for number, data in enumerate(found):
         assert data == some[number] * 2
 
 
-def failing(number: int) -> int:
+def failing(_: None, number: int) -> int:
     if number == 5:
         raise ConfigError("five is too many")
     if number == 7:
@@ -65,12 +57,12 @@ def failing(number: int) -> int:
 
 
 def test_an_error_comes_where_its_result_would_or_before() -> None:
-    found = in_processes(failing, range(6), 2, ahead=2, **_NAMES)
+    found = in_processes(failing, None, range(6), 2, ahead=2, **_NAMES)
     assert next(found) == 0
     with pytest.raises(ConfigError, match="five is too many"):
         list(found)
     with pytest.raises(StokerError, match="ZeroDivisionError: seven") as caught:
-        list(in_processes(failing, [7], 2, ahead=2, **_NAMES))
+        list(in_processes(failing, None, [7], 2, ahead=2, **_NAMES))
     assert "in failing" in caught.value.__notes__[0]
 
 
@@ -84,12 +76,12 @@ def test_an_error_that_can_not_be_sent_says_what_it_said() -> None:
     assert str(sendable(_UnsendableError("mine"))) == "mine"
 
 
-def named(number: int) -> tuple[int, bytes]:
+def named(_: None, number: int) -> tuple[int, bytes]:
     return os.getpid(), bytes(_LARGE)
 
 
 def test_a_process_that_is_killed_in_the_middle_of_an_answer_is_an_error() -> None:
-    found = in_processes(named, range(100), 1, ahead=3, **_NAMES)
+    found = in_processes(named, None, range(100), 1, ahead=3, **_NAMES)
     pid, _ = next(found)
     wchan = Path(f"/proc/{pid}/syscall")
     for _ in range(600):  # its next answer fills the pipe, as nobody takes it
@@ -102,7 +94,7 @@ def test_a_process_that_is_killed_in_the_middle_of_an_answer_is_an_error() -> No
 
 
 def test_processes_are_gone_when_the_caller_has_had_enough() -> None:
-    found = in_processes(named, range(100), 2, ahead=3, **_NAMES)
+    found = in_processes(named, None, range(100), 2, ahead=3, **_NAMES)
     pids = {next(found)[0] for _ in range(6)}
     found.close()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -113,7 +105,7 @@ import sys
 from stoker.concurrency.processes import in_processes
 from test_processes import named
 if __name__ == "__main__":
-    for pid, _ in in_processes(named, iter(int, 1), 2, ahead=3, does="works", call="work()", remedy=""):
+    for pid, _ in in_processes(named, None, iter(int, 1), 2, ahead=3, does="works", call="work()", remedy=""):
         print(pid, flush=True)
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -232,23 +231,3 @@ def test_images_of_a_bucket_and_a_run_that_stopped(tmp_path: Path, bucket: Bucke
     assert (done.resumed, done.tasks, done.samples) == (2, 5, 40)
     assert done.columns["image"] == "jpeg"
     assert len(list(open_store(where, bucket.storage_options).list())) == 7  # with the record
-
-
-@pytest.mark.slow
-def test_two_workers_of_a_cluster_are_killed_and_nothing_is_lost(
-    source: Path, tmp_path: Path, expected: dict[str, bytes]
-) -> None:
-    pytest.importorskip("ray")
-    markers, out = tmp_path / "markers", tmp_path / "out"
-    process = start(source, out, markers, engine="ray")
-    killed: list[int] = []
-    chosen = random.Random(1)
-    for _ in range(2):
-        fresh = [pid for pid in workers(markers, 1, process.pid) if pid not in killed]
-        pid = chosen.choice(fresh or workers(markers, 2, process.pid))
-        os.kill(pid, signal.SIGKILL)
-        killed.append(pid)
-        (markers / str(pid)).unlink(missing_ok=True)
-    done = ended(process)
-    assert done["samples"] == SAMPLES
-    assert contents(out) == expected

@@ -45,6 +45,7 @@ PINS: Final[dict[str, dict[str, str]]] = {
         "webdataset": "1.0.2",
         "tfrecord": "1.14.6",
         "crc32c": "2.9.post0",
+        "tokenizers": "0.23.3",
     },
     "jax": {"jax": "0.10.2", "orbax-checkpoint": "0.12.8", "keras": "3.15.1"},
     "peers": {"litdata": "0.2.76", "webdataset": "1.0.2", "datasets": "5.2.0", "grain": "0.2.18"},

@@ -13,6 +13,7 @@ from stoker.cli.arguments import byte_size, codec, count, integer, named, named_
 from stoker.cli.render.numbers import bytes_text, seconds_text
 from stoker.cli.running import (
     Pairs,
+    add_engine,
     add_format,
     add_json,
     add_storage_options,
@@ -90,7 +91,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     work = parser.add_argument_group("work")
     work.add_argument("--processes", type=integer(1), metavar="N", help="default: one a processor")
-    work.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: tasks of a Ray cluster")
+    add_engine(work)
     work.add_argument(
         "--restart", dest="resume", action="store_false", help="start again instead of continuing an unfinished run"
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import redirect_stdout
 from typing import Any, Final
 
 from stoker.cli.arguments import byte_size, codec, count, integer
 from stoker.cli.render.numbers import bytes_text
-from stoker.cli.running import add_json, add_storage_options, arguments_of, bar, on_interrupt, print_json
+from stoker.cli.running import add_engine, add_json, add_storage_options, arguments_of, bar, on_interrupt, print_json
 from stoker.display import counted
 
 _EPILOG: Final = """\
@@ -74,6 +75,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     work = parser.add_argument_group("the work")
     work.add_argument("--threads", type=integer(1), metavar="N", help="default: one a processor")
     work.add_argument("--processes", type=integer(1), metavar="N", help="default: 1")
+    add_engine(work)
     work.add_argument(
         "--host-rank", dest="host", type=_host, default=(0, 1), metavar="I/N", help="this host of several, from 0"
     )
@@ -99,6 +101,7 @@ def run(chosen: argparse.Namespace) -> None:
     with (
         on_interrupt("files that are whole stay: the same command continues with the others"),
         bar(chosen, f"generating {spec.format}", share) as shown,
+        redirect_stdout(sys.stderr),
     ):
         done = generate(spec, **arguments_of(generate, chosen), progress=shown.advance)
     if chosen.json:

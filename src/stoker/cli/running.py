@@ -36,6 +36,11 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text, and no progress")
 
 
+def add_engine(parser: argparse._ActionsContainer) -> None:
+    """Define ``--engine``, one of :data:`stoker.types.Engine`; that module takes too long to import for ``--help``."""
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: tasks of a Ray cluster")
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout."""
     json.dump(value, sys.stdout, indent=2)

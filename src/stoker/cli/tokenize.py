@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import get_args
 
 from stoker.cli.arguments import codec, count, integer
-from stoker.cli.running import add_json, add_storage_options, arguments_of, on_interrupt, print_json, shows_progress
+from stoker.cli.running import (
+    add_engine,
+    add_json,
+    add_storage_options,
+    arguments_of,
+    on_interrupt,
+    print_json,
+    shows_progress,
+)
 from stoker.display import counted
 from stoker.tokens.tokenize.tokenize import OutputFormat, tokenize
 
@@ -43,6 +52,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="add what the tokenizer's template adds",
     )
     parser.add_argument("--processes", type=integer(1), metavar="N", help="default: one a processor")
+    add_engine(parser)
     parser.add_argument("--output-column", metavar="NAME", default="input_ids", help="default: input_ids")
     parser.add_argument(
         "--compression", metavar="NAME", type=codec, default="zstd", help="such as zstd, or none; default: zstd"
@@ -62,7 +72,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Tokenize, and say what was done."""
-    with on_interrupt("what is done stays, without looking like a dataset: continue with --resume"):
+    said = "what is done stays, without looking like a dataset: continue with --resume"
+    with on_interrupt(said), redirect_stdout(sys.stderr):
         done = tokenize(**arguments_of(tokenize, chosen), progress_bar=shows_progress(chosen))
     if chosen.json:
         print_json(asdict(done))

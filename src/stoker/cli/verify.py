@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 from stoker.cli.arguments import byte_size, integer
 from stoker.cli.running import (
     ExitCode,
+    add_engine,
     add_format,
     add_json,
     add_storage_options,
@@ -47,6 +49,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--max-problems", type=integer(1), default=100, metavar="N", help="stop after so many; default: 100"
     )
     parser.add_argument("--threads", type=integer(1), metavar="N", help="files at once; default: 8, or one a processor")
+    add_engine(parser)
     parser.add_argument(
         "--memory", type=byte_size, default=1 << 30, metavar="SIZE", help="of decompressed shards; default: 1gb"
     )
@@ -63,7 +66,7 @@ def run(chosen: argparse.Namespace) -> int:
     from stoker.inspection import verify
 
     said = "nothing was changed" if not chosen.repair else "what was not yet mended is as before"
-    with bar(chosen, "verifying") as shown, on_interrupt(said):
+    with bar(chosen, "verifying") as shown, on_interrupt(said), redirect_stdout(sys.stderr):
 
         def progress(done: int, total: int) -> None:
             shown.expect(total)

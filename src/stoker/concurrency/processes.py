@@ -22,6 +22,7 @@ from stoker.errors import StokerError
 
 A = TypeVar("A")
 R = TypeVar("R")
+S = TypeVar("S")
 
 _STOPPING_SECONDS: Final = 5.0
 
@@ -100,7 +101,8 @@ def stop_workers(workers: Sequence[WorkerProcess]) -> None:
 
 
 def in_processes(
-    function: Callable[[A], R],
+    function: Callable[[S, A], R],
+    shared: S,
     arguments: Iterable[A],
     processes: int,
     *,
@@ -108,23 +110,20 @@ def in_processes(
     does: str,
     call: str,
     remedy: str,
-    initializer: Callable[..., object] | None = None,
-    initargs: tuple[Any, ...] = (),
 ) -> Generator[R]:
     """Results of a function for each argument, in order, found by other processes.
 
     Where the generator is closed, or left by an exception, Ctrl-C too, the processes are ended in the middle of what they do.
 
     Args:
-        function: of a module; called in the processes.
+        function: of a module; called in the processes with ``shared`` and an argument.
+        shared: goes to each process once.
         arguments: taken as processes get to them.
         processes: how many there are at most. One is started when all others are busy.
         ahead: how many arguments a process has at once, so that it need not wait.
         does: what a process does, for messages: ``"tokenizes"``.
         call: the function that wants it, for messages: ``"tokenize()"``.
         remedy: what to do when one was killed, for messages.
-        initializer: called in each process first, with ``initargs``.
-        initargs: the arguments of ``initializer``.
 
     Raises:
         StokerError: a process has ended before its work was done, or the function raised what can not be sent.
@@ -146,7 +145,7 @@ def in_processes(
                     break
                 least = min(range(len(busy)), key=lambda number: len(busy[number]), default=None)
                 if least is None or (busy[least] and len(workers) < processes):
-                    workers.append(WorkerProcess(f"stoker-{call[:-2]}", _serve, function, initializer, initargs))
+                    workers.append(WorkerProcess(f"stoker-{call[:-2]}", _serve, function, shared))
                     busy.append(deque())
                     least = len(workers) - 1
                 busy[least].append(sent)
@@ -227,18 +226,14 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _serve(
-    pipe: Any, function: Callable[[Any], Any], initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
-) -> None:
+def _serve(pipe: Any, function: Callable[[Any, Any], Any], shared: Any) -> None:
     """Call the function for what comes, until nothing comes."""
-    if initializer is not None:
-        initializer(*initargs)
     # Received by a thread, so that the parent can always send: it would wait for us while we wait for it to receive.
     arrived: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_receive, args=(pipe, arrived), name="stoker-receive", daemon=True).start()
     while (data := arrived.get()) is not None:
         try:
-            answer = True, function(pickle.loads(data))  # noqa: S301 - of our own parent
+            answer = True, function(shared, pickle.loads(data))  # noqa: S301 - of our own parent
         except Exception as error:  # noqa: BLE001 - the parent raises it
             answer = False, sendable(error)
         pipe.send(answer)

@@ -16,16 +16,15 @@ from stoker.conversion.detect import Url
 from stoker.conversion.job import Arrangement, ConversionJob, bounds_of, digest
 from stoker.conversion.open_source import OpenedSource, open_source
 from stoker.conversion.report import ConvertReport
-from stoker.conversion.runners.local import Processes, run_here, run_processes
-from stoker.conversion.runners.ray import run_on_ray
-from stoker.conversion.settings import Engine, check_work, parts_of, settings_of, target_of
+from stoker.conversion.runners import Processes, run_here, run_on_ray, run_processes
+from stoker.conversion.settings import check_work, parts_of, settings_of, target_of
 from stoker.conversion.task import totals
 from stoker.conversion.transform import Transform, identity_of, load_transform
 from stoker.conversion.work import FILES, begin, done_before, finish, unfinished
 from stoker.errors import ConfigError
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.storage.job_record import check_unchanged, stable_versions
-from stoker.types import StorageOptions
+from stoker.types import Engine, StorageOptions
 
 _VERSION: Final = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Final
 
 from stoker.conversion.detect import Url
 from stoker.conversion.sinks import ShardSettings, writer_of
@@ -13,8 +13,6 @@ from stoker.errors import ConfigError
 from stoker.formats.registry import format_name
 from stoker.storage import is_local
 from stoker.writing.base import check_hash_names, check_size_limit
-
-Engine = Literal["local", "ray"]
 
 _LARGEST: Final = 1 << 30
 

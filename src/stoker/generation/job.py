@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Final
 
 from stoker.arguments import checked
 from stoker.concurrency.processes import in_processes
+from stoker.concurrency.ray_tasks import on_ray
 from stoker.errors import ConfigError
 from stoker.generation.formats.base import layout_of
-from stoker.generation.making import FileBuilder, GeneratedFile, file_size
+from stoker.generation.making import FileBuilder, GeneratedFile, file_size, library_versions
 from stoker.generation.marker import (
     check_destination,
     mark_unfinished,
@@ -30,10 +31,12 @@ from stoker.generation.spec import DatasetSpec
 from stoker.storage import Store, open_store
 from stoker.storage.job_record import remove_partial_files
 from stoker.storage.unfinished import MARK
-from stoker.types import StorageOptions
+from stoker.types import Engine, StorageOptions
 
 _TASK: Final = 64
 _AHEAD: Final = 3
+# Processors that a cluster has for the size of tasks, which are small enough for about as many.
+_CLUSTER: Final = 1000
 
 Progress = Callable[[int], object]
 """Is called with numbers of bytes as they are written, by any thread."""
@@ -69,6 +72,7 @@ def generate(
     *,
     processes: int | None = None,
     threads: int | None = None,
+    engine: Engine = "local",
     storage_options: StorageOptions | None = None,
     progress: Progress | None = None,
     resume: bool = True,
@@ -86,6 +90,8 @@ def generate(
         processes: default 1, this one. Others are spawned, so a script needs ``if __name__ == "__main__"``; they are of use
             where Python code takes the time: text, small records of different sizes.
         threads: of each process; default the number of processors where there is one process, else 1.
+        engine: ``"ray"`` for the tasks of a Ray cluster, whose nodes all reach ``url`` by the same name. ``processes`` are
+            then most tasks at once, by default a few for each processor of the cluster, and ``threads`` those of a task.
         storage_options: see :func:`stoker.storage.open_store`.
         progress: is called with numbers of bytes as they are written, by any thread.
         resume: whether to complete what is there; otherwise anything there is an error.
@@ -96,13 +102,16 @@ def generate(
     Raises:
         ConfigError: arguments make no sense, or something else is at the place.
         StorageError: a file could not be written; those that are whole stay.
-        MissingPackageError: the format's library is not installed.
+        MissingPackageError: the format's library, or the engine's, is not installed.
     """
     began = time.monotonic()
-    processes = 1 if processes is None else processes
-    threads = (len(os.sched_getaffinity(0)) if processes == 1 else 1) if threads is None else threads
-    if processes < 1 or threads < 1:
+    if engine == "local" and processes is None:
+        processes = 1
+    alone = engine == "local" and processes == 1
+    threads = (len(os.sched_getaffinity(0)) if alone else 1) if threads is None else threads
+    if (processes is not None and processes < 1) or threads < 1:
         raise ConfigError(f"processes={processes}, threads={threads}: at least 1")
+    workers = _Workers(engine, processes, threads)
     if not 0 <= host[0] < host[1]:
         raise ConfigError(f"host={host}: expected a number from 0 and how many hosts there are, such as (0, 4)")
     layout_of(spec)
@@ -117,13 +126,13 @@ def generate(
     if missing or not whole:
         mark_unfinished(store, spec)
     if missing:
-        made = _make(spec, store, missing, processes, threads, progress)
+        made = _make(spec, store, missing, workers, progress)
     if whole and not missing:
         complete = True
         if MARK in there:  # a run before was killed after the manifest
             store.delete(MARK)
     else:
-        complete = _finish(spec, store, made, host, processes, threads)
+        complete = _finish(spec, store, made, host, workers)
     if complete and host[1] > 1:
         remove_host_manifests(store)
     written = sum(facts.size for facts in made.values())
@@ -140,7 +149,7 @@ def _is_there(spec: DatasetSpec, out: Output, there: dict[str, int]) -> bool:
 
 
 def _finish(
-    spec: DatasetSpec, store: Store, made: dict[str, GeneratedFile], host: tuple[int, int], processes: int, threads: int
+    spec: DatasetSpec, store: Store, made: dict[str, GeneratedFile], host: tuple[int, int], workers: _Workers
 ) -> bool:
     """Write what tells of the dataset, if all of it is there."""
     if host[1] > 1:
@@ -152,24 +161,27 @@ def _finish(
     unknown = [out for out in outputs(spec) if out.name not in made]
     if unknown:
         # What was made before has the same bytes as what would be made now.
-        made = {**made, **_make(spec, None, unknown, processes, threads, None)}
+        made = {**made, **_make(spec, None, unknown, workers, None)}
     write_manifest(store, spec, ((out, made[out.name]) for out in outputs(spec)))
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """The makers of files: threads of this process, of others, or of tasks of a cluster (any number, where none is said)."""
+
+    engine: Engine
+    processes: int | None
+    threads: int
+
+
 def _make(
-    spec: DatasetSpec,
-    store: Store | None,
-    missing: Sequence[Output],
-    processes: int,
-    threads: int,
-    progress: Progress | None,
+    spec: DatasetSpec, store: Store | None, missing: Sequence[Output], workers: _Workers, progress: Progress | None
 ) -> dict[str, GeneratedFile]:
     """Make files; without a store, only what is told of them."""
-    processes, threads = min(processes, len(missing)), min(threads, len(missing))
-    if processes == 1:
-        return _by_threads(spec, store, missing, threads, progress)
-    return _by_processes(spec, store, missing, processes, threads, progress)
+    if workers.engine == "local" and min(workers.processes or 1, len(missing)) == 1:
+        return _by_threads(spec, store, missing, min(workers.threads, len(missing)), progress)
+    return _by_tasks(spec, store, missing, workers, progress)
 
 
 class _Stopped(Exception):  # noqa: N818 - no error, but the end of a thread's work
@@ -235,27 +247,60 @@ def _make_one(
 # -- processes -----------------------------------------------------------------------------------------------------------
 
 
-def _by_processes(
-    spec: DatasetSpec,
-    store: Store | None,
-    missing: Sequence[Output],
-    processes: int,
-    threads: int,
-    progress: Progress | None,
+def _by_tasks(
+    spec: DatasetSpec, store: Store | None, missing: Sequence[Output], workers: _Workers, progress: Progress | None
 ) -> dict[str, GeneratedFile]:
+    """By other processes, of this machine or of a cluster, some files at a time."""
     made: dict[str, GeneratedFile] = {}
-    size = max(threads, min(_TASK, len(missing) // (processes * _AHEAD)), 1)
+    size = max(workers.threads, min(_TASK, len(missing) // ((workers.processes or _CLUSTER) * _AHEAD)), 1)
     waiting = iter(missing)
-    for facts in in_processes(
-        partial(_by_threads, spec, store, threads=threads),
-        iter(lambda: list(islice(waiting, size)), []),
-        processes,
+    job = _Part(spec, store, workers.threads, library_versions(spec))
+    tasks = iter(lambda: list(islice(waiting, size)), [])
+    with closing(_results(job, tasks, workers)) as found:
+        for facts in found:
+            made.update(facts)
+            if progress is not None:
+                progress(sum(one.size for one in facts.values()))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A task's work but for the names of its files; ``versions`` are those of the caller's libraries."""
+
+    spec: DatasetSpec
+    store: Store | None
+    threads: int
+    versions: dict[str, str]
+
+
+def _results(part: _Part, tasks: Iterator[list[Output]], workers: _Workers) -> Generator[dict[str, GeneratedFile]]:
+    if workers.engine == "ray":
+        with closing(on_ray(_do, part, tasks, workers.processes)) as running:
+            for _, facts in running:
+                yield facts
+        return
+    yield from in_processes(
+        _do,
+        part,
+        tasks,
+        workers.processes or 1,
         ahead=_AHEAD,
         does="makes files",
         call="generate()",
         remedy="Files that are whole stay: the same call goes on",
-    ):
-        made.update(facts)
-        if progress is not None:
-            progress(sum(one.size for one in facts.values()))
-    return made
+    )
+
+
+def _do(part: _Part, files: Sequence[Output]) -> dict[str, GeneratedFile]:
+    versions = library_versions(part.spec)
+    if versions != part.versions:
+        raise ConfigError(
+            f"a node of the cluster has {_told(versions)}, and the node that calls generate() {_told(part.versions)}: the "
+            "same bytes need the same versions. Install them there"
+        )
+    return _by_threads(part.spec, part.store, files, min(part.threads, len(files)))
+
+
+def _told(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items()) or "none of these libraries"

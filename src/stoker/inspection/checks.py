@@ -92,9 +92,17 @@ class Checker:
     def __init__(self, files: FileReader, level: Level, *, allow_unsafe_types: bool, memory: int) -> None:
         self.files = files
         self.level = level
-        self.budget = Budget(memory)
-        self.stop = Event()
+        self._memory = memory
         self._options = ReadOptions(allow_unsafe_types=allow_unsafe_types, decoded_limit=_DECODED)
+        self.__setstate__({})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("budget", "stop")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.budget = Budget(self._memory)
+        self.stop = Event()
 
     @property
     def deep(self) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from stoker.errors import CorruptDataError
 from stoker.storage import Store, is_local
@@ -26,7 +28,11 @@ class FileReader:
     def __init__(self, store: Store, scratch: Path) -> None:
         self.store = store
         self._directory = is_local(store.url)
-        self._scratch = scratch
+        self._scratch: Path | None = scratch
+
+    def __getstate__(self) -> dict[str, Any]:
+        # On another node the scratch directory is not there.
+        return {**self.__dict__, "_scratch": None}
 
     def read(self, key: str) -> Buffer:
         """All of a file.
@@ -65,7 +71,7 @@ class FileReader:
 
     def fetched(self, fetch: Callable[[Path], object]) -> Buffer:
         """The bytes that ``fetch`` writes into the file that it is given."""
-        path = self._scratch / secrets.token_hex(8)
+        path = (self._scratch or Path(tempfile.gettempdir())) / secrets.token_hex(8)
         try:
             fetch(path)
             return map_file(path)

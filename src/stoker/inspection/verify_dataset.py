@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Final
 from stoker.arguments import checked
 from stoker.catalog.detect import dataset_url, detect
 from stoker.catalog.unindexed.files_location import source_of
+from stoker.concurrency.ray_tasks import on_ray
 from stoker.concurrency.threads import Threads
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.registry import format_name
@@ -26,7 +28,7 @@ from stoker.inspection.read_files import FileReader
 from stoker.inspection.repair import rebuild
 from stoker.inspection.unindexed.verify import plan_unindexed
 from stoker.storage import is_local, open_store
-from stoker.types import StorageOptions
+from stoker.types import Engine, StorageOptions
 
 _THREADS: Final = 8
 _MEMORY: Final = 1 << 30
@@ -47,6 +49,7 @@ def verify(
     repair: bool = False,
     max_problems: int = 100,
     threads: int | None = None,
+    engine: Engine = "local",
     memory: int = _MEMORY,
     allow_unsafe_types: bool = False,
     format_options: Mapping[str, Any] | None = None,
@@ -71,8 +74,10 @@ def verify(
         repair: make a lost or damaged index anew from its shards; with ``local``, fetch again what differs. What is replaced
             is moved aside until what replaces it is whole and verified; an index stays aside.
         max_problems: stop after so many.
-        threads: how many files are checked at once; default 8 for remote stores, else one a processor.
-        memory: bytes that decompressed shards take together. One that is larger is checked alone.
+        threads: how many files are checked at once; default 8 for remote stores, else one a processor;
+            with Ray, most tasks at once.
+        engine: ``"ray"`` for the tasks of a Ray cluster, a file each, whose nodes all reach the files by the same names.
+        memory: bytes that decompressed shards take together, with Ray those of one task. One that is larger is checked alone.
         allow_unsafe_types: decode columns of pickles, which can run code from the data.
         format_options: what the format's reader of others' files understands, such as ``{"encodings": {"jpg": "jpeg"}}``.
         storage_options: credentials and settings of a remote store, by obstore's names.
@@ -81,7 +86,7 @@ def verify(
     Raises:
         ConfigError: arguments that do not go together, or it is not clear what the files are.
         ObjectNotFoundError: nothing is there.
-        MissingPackageError: what reads the format, or decodes a column, is not installed.
+        MissingPackageError: what reads the format, decodes a column, or the engine needs is not installed.
         AccessDeniedError, StorageTimeoutError: the files can not be listed.
 
     >>> import tempfile
@@ -98,17 +103,22 @@ def verify(
         raise ConfigError("deep=True and quick=True: choose one")
     if max_problems < 1 or (threads is not None and threads < 1):
         raise ConfigError(f"max_problems={max_problems}, threads={threads}: at least 1")
+    if local is not None and engine == "ray":
+        raise ConfigError(
+            "engine='ray' checks data that all nodes reach, and a cache is of one node: leave engine= away"
+        )
     if local is not None and quick:
         raise ConfigError("quick=True compares a dataset's files with its index; leave local= away")
     level: Level = "deep" if deep else "quick" if quick else "normal"
     began = time.monotonic()
     text = dataset_url(url)
     remote = is_local(text) is None
-    count = threads or (_THREADS if remote else len(os.sched_getaffinity(0)))
+    if engine == "local" and threads is None:
+        threads = _THREADS if remote else len(os.sched_getaffinity(0))
     options = storage_options if remote else None
 
     def check(plan: CheckPlan, checker: Checker, repaired: tuple[str, ...] = ()) -> VerifyReport:
-        outcomes, stopped = run_tasks(plan, checker, count, max_problems, progress)
+        outcomes, stopped = run_tasks(plan, checker, engine, threads, max_problems, progress)
         problems = [*plan.problems, *(problem for outcome in outcomes for problem in outcome.problems)]
         problems += plan.finish(outcomes)
         problems.sort(key=lambda problem: -1 if problem.shard is None else problem.shard)
@@ -157,7 +167,12 @@ def verify(
 
 
 def run_tasks(
-    plan: CheckPlan, checker: Checker, threads: int, max_problems: int, progress: Progress | None
+    plan: CheckPlan,
+    checker: Checker,
+    engine: Engine,
+    threads: int | None,
+    max_problems: int,
+    progress: Progress | None,
 ) -> tuple[list[Outcome], bool]:
     """Do a plan's tasks side by side; their outcomes in order, and whether there were too many problems to go on."""
     total = sum(task.size for task in plan.tasks)
@@ -165,27 +180,38 @@ def run_tasks(
         progress(0, total)
     outcomes: list[Outcome] = []
     problems = len(plan.problems)
-    pool = Threads(min(threads, max(1, len(plan.tasks))), "verify")
-    waiting: deque[tuple[Task, Future[Outcome]]] = deque()
-    tasks = iter(plan.tasks)
-    try:
+    with contextlib.closing(
+        on_ray(_do, plan.tasks, range(len(plan.tasks)), threads, in_order=True)
+        if engine == "ray"
+        else _on_threads(plan.tasks, checker, threads or 1)
+    ) as running:
         while problems < max_problems:
-            while len(waiting) < 4 * threads and (task := next(tasks, None)) is not None:
-                waiting.append((task, pool.submit(partial(_do, task))))
-            if not waiting:
+            found = next(running, None)
+            if found is None:
                 return outcomes, False
-            task, future = waiting.popleft()
-            outcomes.append(future.result())
-            problems += len(outcomes[-1].problems)
+            outcomes.append(found[1])
+            problems += len(found[1].problems)
             if progress is not None:
-                progress(task.size, total)
-        return outcomes, bool(waiting) or next(tasks, None) is not None or problems > max_problems
+                progress(plan.tasks[found[0]].size, total)
+    return outcomes, len(outcomes) < len(plan.tasks) or problems > max_problems
+
+
+def _on_threads(tasks: Sequence[Task], checker: Checker, threads: int) -> Generator[tuple[int, Outcome]]:
+    pool = Threads(min(threads, max(1, len(tasks))), "verify")
+    waiting: deque[Future[Outcome]] = deque()
+    sent = 0
+    try:
+        for number in range(len(tasks)):
+            while sent < len(tasks) and len(waiting) < 4 * threads:
+                waiting.append(pool.submit(partial(_do, tasks, sent)))
+                sent += 1
+            yield number, waiting.popleft().result()
     finally:
         checker.stop.set()
         pool.close()
 
 
-def _do(task: Task) -> Outcome:
+def _do(tasks: Sequence[Task], number: int) -> Outcome:
     outcome = Outcome()
-    task.run(outcome)
+    tasks[number].run(outcome)
     return outcome

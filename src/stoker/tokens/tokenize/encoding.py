@@ -1,20 +1,22 @@
-"""Tokenizing blocks of text, on one process or many, in order."""
+"""Tokenizing blocks of text, in one process, many, or tasks of a Ray cluster, in order."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from stoker.concurrency.processes import in_processes
+from stoker.concurrency.ray_tasks import on_ray
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, import_option
 from stoker.storage.files import read_regular
 from stoker.tokens.tokenize.texts import TextBlock, Texts
-from stoker.types import Array, Ids
+from stoker.types import Array, Engine, Ids
 
 # What tokenizers call the token that ends a document.
 _EOS_NAMES: Final = (
@@ -72,22 +74,21 @@ class _Encoder:
         return Tokens(values, lengths)
 
 
-_encoder: Callable[[TextBlock], Tokens] | None = None
+_encoder: tuple[EncodingJob, _Encoder] | None = None
 
 
-def _start(job: EncodingJob) -> None:
-    """In a process of the pool: load the tokenizer, which then works on one thread."""
+def _encode(job: EncodingJob, block: TextBlock) -> Tokens:
+    """In a process of its own: load the tokenizer, which then works on one thread, and keep it."""
     global _encoder
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _encoder = _Encoder(job)
+    if _encoder is None or _encoder[0] != job:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        _encoder = job, _Encoder(job)
+    return _encoder[1](block)
 
 
-def _encode(block: TextBlock) -> Tokens:
-    assert _encoder is not None
-    return _encoder(block)
-
-
-def tokenized(texts: Texts, job: EncodingJob, processes: int, skip: int) -> Iterator[tuple[int, Tokens | None]]:
+def tokenized(
+    texts: Texts, job: EncodingJob, engine: Engine, processes: int | None, skip: int
+) -> Generator[tuple[int, Tokens | None]]:
     """Size and tokens of each block, in order; no tokens for the ``skip`` first."""
     blocks = texts.blocks()
     for _ in range(skip):
@@ -95,6 +96,11 @@ def tokenized(texts: Texts, job: EncodingJob, processes: int, skip: int) -> Iter
         if block is None:
             break
         yield block.size, None
+    if engine == "ray":
+        with contextlib.closing(on_ray(_encode, job, blocks, processes, in_order=True)) as running:
+            for block, tokens in running:
+                yield block.size, tokens
+        return
     if processes == 1:
         encoder = _Encoder(job)
         for block in blocks:
@@ -107,18 +113,20 @@ def tokenized(texts: Texts, job: EncodingJob, processes: int, skip: int) -> Iter
             sizes.append(block.size)
             yield block
 
-    for tokens in in_processes(
-        _encode,
-        taken(),
-        processes,
-        ahead=_AHEAD,
-        does="tokenizes",
-        call="tokenize()",
-        remedy="Use fewer processes",
-        initializer=_start,
-        initargs=(job,),
-    ):
-        yield sizes.popleft(), tokens
+    with contextlib.closing(
+        in_processes(
+            _encode,
+            job,
+            taken(),
+            processes or len(os.sched_getaffinity(0)),
+            ahead=_AHEAD,
+            does="tokenizes",
+            call="tokenize()",
+            remedy="Use fewer processes",
+        )
+    ) as found:
+        for tokens in found:
+            yield sizes.popleft(), tokens
 
 
 def _load(text: str) -> Any:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -20,7 +20,7 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.tokenize.encoding import make_job, tokenized
 from stoker.tokens.tokenize.sinks import MDSSink, ParquetSink, TokenColumn, finished_before
 from stoker.tokens.tokenize.texts import Texts, find_texts
-from stoker.types import StorageOptions
+from stoker.types import Engine, StorageOptions
 from stoker.units import parse_count
 from stoker.writing.base import WriterOptions
 from stoker.writing.progress import ProgressBar
@@ -68,6 +68,7 @@ def tokenize(
     append_eos: bool | str | int = False,
     add_special_tokens: bool = False,
     processes: int | None = None,
+    engine: Engine = "local",
     output_column: str = "input_ids",
     compression: str | None = "zstd",
     row_group_tokens: int | str = 1 << 23,
@@ -96,7 +97,8 @@ def tokenize(
         append_eos: put a token behind each document: its text, its id, or True for the one that the tokenizer has of the
             usual names. Batches can be given eos later, too: do not do both.
         add_special_tokens: add what the tokenizer's template adds, such as a token that begins a document.
-        processes: default one a processor; 1 works in this process.
+        processes: default one a processor; 1 works in this process. With Ray: most blocks of text at once.
+        engine: ``"ray"`` to tokenize in the tasks of a Ray cluster. This process reads the text and writes the tokens.
         output_column: name of the tokens' column.
         compression: ``"zstd"``, ...; ``None`` is the fastest to read from a local disk.
         row_group_tokens: tokens in a Parquet row group, as a number or like ``"8m"``.
@@ -114,14 +116,13 @@ def tokenize(
             them.
         StorageError: ``dst`` can not be written, or a file can not be read.
         FormatError: a file is not what it should be; names file, row and remedy.
-        MissingPackageError: ``tokenizers`` is not installed.
+        MissingPackageError: ``tokenizers``, or Ray for ``engine="ray"``, is not installed.
     """
     began = time.monotonic()
     if format not in get_args(OutputFormat):
         raise ConfigError(f"format={format!r} is unknown; known: {', '.join(get_args(OutputFormat))}")
-    processes = len(os.sched_getaffinity(0)) if processes is None else processes
     row_group_tokens, file_tokens = parse_count(row_group_tokens), parse_count(file_tokens)
-    if processes < 1 or row_group_tokens < 1 or file_tokens < 1:
+    if (processes is not None and processes < 1) or row_group_tokens < 1 or file_tokens < 1:
         raise ConfigError(
             f"processes={processes}, row_group_tokens={row_group_tokens}, file_tokens={file_tokens}: at least 1"
         )
@@ -163,7 +164,8 @@ def tokenize(
             if progress_bar:
                 bar = ProgressBar("tokenizing", max(texts.size, 1), "bytes", counts=_COUNTS, rate_of="tokens")
                 show = stack.enter_context(bar)
-            for size, done in tokenized(texts, job, processes, resumed):
+            found = stack.enter_context(closing(tokenized(texts, job, engine, processes, resumed)))
+            for size, done in found:
                 counts = (0, 0)
                 if done is not None:
                     lengths = done.lengths

@@ -1,7 +1,11 @@
-"""Tasks on processes of this machine. One that is killed is noticed, and its task begun again by another."""
+"""Runners of a conversion's tasks: this process, others of this machine, and the tasks of a Ray cluster.
+
+A process that is killed is noticed, and its task begun again by another.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
@@ -9,6 +13,7 @@ from multiprocessing import connection
 from typing import Any, Final
 
 from stoker.concurrency.processes import WorkerProcess, sendable, stop_workers
+from stoker.concurrency.ray_tasks import on_ray
 from stoker.conversion.job import ConversionJob
 from stoker.errors import ConfigError, StokerError
 
@@ -28,6 +33,22 @@ def run_here(job: ConversionJob, tasks: Sequence[int], advance: Callable[[int], 
             yield number, run_task(job, number, advance)
     finally:
         job.source.close()
+
+
+def run_on_ray(
+    job: ConversionJob, tasks: Sequence[int], processes: int | None, advance: Callable[[int], None]
+) -> Generator[Done]:
+    """Tasks of a Ray cluster, as they are done; see :func:`~stoker.concurrency.ray_tasks.on_ray`."""
+    with contextlib.closing(on_ray(_on_cluster, job, tasks, processes)) as running:
+        for number, note in running:
+            advance(note["read"])
+            yield number, note
+
+
+def _on_cluster(job: ConversionJob, number: int) -> dict[str, Any]:
+    from stoker.conversion.task import run_task
+
+    return run_task(job, number, lambda _: None)
 
 
 class Processes:

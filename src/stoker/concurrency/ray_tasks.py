@@ -1,0 +1,99 @@
+"""Tasks on a cluster, by Ray Core, which schedules them and does those again whose worker died."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Final, TypeVar
+
+from stoker.concurrency.processes import sendable
+from stoker.errors import StokerError, import_option
+
+A = TypeVar("A")
+R = TypeVar("R")
+S = TypeVar("S")
+
+_RETRIES: Final = 20
+# Tasks handed to Ray for each processor at a time.
+_AHEAD: Final = 4
+
+_shared: dict[str, Any] = {}
+
+
+def on_ray(
+    function: Callable[[S, A], R], shared: S, arguments: Iterable[A], processes: int | None, *, in_order: bool = False
+) -> Generator[tuple[A, R]]:
+    """Arguments and what a function returns for them, found by tasks of a Ray cluster.
+
+    A cluster that is running is used (``RAY_ADDRESS``); otherwise one is started on this machine, and ended with the
+    generator. Tasks that still run when the generator is closed are cancelled.
+
+    Args:
+        function: of a module; called with ``shared`` and an argument.
+        shared: lies once in Ray's object store.
+        arguments: taken as the cluster gets to them.
+        processes: most tasks at once; default a few for each processor of the cluster.
+        in_order: give results in the order of the arguments, not as they are found.
+
+    Raises:
+        MissingPackageError: Ray is not installed.
+        Exception: what the function raised, if it is stoker's.
+        StokerError: the function raised something else, or a task's worker died again and again.
+    """
+    ray = import_option("ray", "engine='ray' needs Ray", "stoker[ray]")
+    started = not ray.is_initialized()
+    if started:
+        ray.init(log_to_driver=False, configure_logging=False)
+    try:
+        given = ray.put(shared)
+        remote = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_do)
+        resources: Any = ray.cluster_resources  # untyped
+        most = processes or _AHEAD * max(1, int(resources().get("CPU", 1)))
+        waiting = iter(arguments)
+        running: dict[Any, A] = {}  # in the order in which they began
+        more = True
+        try:
+            while True:
+                while more and len(running) < most:
+                    try:
+                        argument = next(waiting)
+                    except StopIteration:
+                        more = False
+                        break
+                    running[remote.remote([given], given.hex(), function, argument, list(sys.path))] = argument
+                if not running:
+                    break
+                ready = next(iter(running)) if in_order else ray.wait(list(running), num_returns=1)[0][0]
+                result = _result(ray, ready)
+                yield running.pop(ready), result
+        finally:
+            for reference in running:
+                ray.cancel(reference, force=True)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    try:
+        well, value = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        raise StokerError(f"a task could not be done on the cluster: {error}") from error
+    if not well:
+        raise value
+    return value
+
+
+def _do(given: list[Any], name: str, function: Callable[[Any, Any], Any], argument: Any, path: list[str]) -> Any:
+    """A task, on a worker of the cluster."""
+    # A module of the caller's is found as it is there.
+    sys.path.extend(entry for entry in path if entry not in sys.path)
+    try:
+        if name not in _shared:
+            import ray
+
+            _shared.clear()
+            _shared[name] = ray.get(given[0])
+        return True, function(_shared[name], argument)
+    except Exception as error:  # noqa: BLE001 - the caller raises it
+        return False, sendable(error)

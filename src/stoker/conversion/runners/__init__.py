@@ -1,1 +1,0 @@
-"""Runners of a conversion's tasks: local processes, Ray."""
