@@ -238,7 +238,7 @@ def test_a_run_that_never_reads_the_storage_is_invalid(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_small_is_not_filled(tmp_path: Path) -> None:
     # One thread: with several, entries that are planned to go may still be there when others are written.
-    settings = ("kv_cache.requests=80", "kv_cache.direct=false", "kv_cache.threads=1")
+    settings = ("kv_cache.requests=80", "kv_cache.direct=false", "kv_cache.workers=1")
     with small_disk(tmp_path / "disk", "3m") as folder:
         result = bench(tmp_path, *settings, url=str(folder))
     assert result["kv_cache"]["repeats"][0]["requests"] == 80
