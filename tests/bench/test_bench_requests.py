@@ -119,6 +119,8 @@ def test_requests_over_the_network_and_to_the_cache_directory_stand_apart(bucket
     pairs = ", ".join(f"{name}: {value!r}" for name, value in bucket.storage_options.items())
     settings = (*SETTINGS, "reader.threads=2", f"storage.options={{{pairs}}}")
     real_run(tmp_path / "out", *settings, url=f"{bucket.url}/data", stages=("generate", "train"))
+    ((source, made),) = read(tmp_path / "out").result["requests"]["generate"].items()
+    assert (source, made["count"]) == ("network", FILES)
     for epoch in read(tmp_path / "out").result["epochs"]:
         parts = epoch["requests"]
         assert set(parts) == {"network", "cache_directory"}
@@ -188,7 +190,17 @@ def test_requests_that_a_loader_does_not_count_are_not_measured(tmp_path: Path) 
     real_run(tmp_path / "out", *settings, url=str(tmp_path / "data"), stages=("generate", "train"))
     result = read(tmp_path / "out").result
     assert result["requests"]["train"] is None
+    assert "Of out, training: not measured with the loader stoker" in bench_page([read(tmp_path / "out")])
     assert result["epochs"][0]["requests"] is None
+    # Each file that was generated is a request.
+    ((source, made),) = result["requests"]["generate"].items()
+    assert source in ("device", "page_cache", "local")
+    assert (made["count"], made["bytes"]) == (result["generate"]["files"], result["generate"]["bytes"])
+    assert 0 < made["latency"]["p50"] <= made["latency"]["max"]
+    assert sum(made["latency_histogram"]["count"]) == made["count"]
+    out = io.StringIO()
+    show_requests(Console(file=out, width=80), result)
+    assert f"generated {SERVED_BY[source]}" in out.getvalue()
     assert result["epochs"][0]["storage_series"]["requests"] == {}
 
 

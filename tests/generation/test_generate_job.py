@@ -42,10 +42,17 @@ def test_any_number_of_threads_makes_the_same(name: str, tmp_path: Path) -> None
 @pytest.mark.processes
 def test_four_processes_make_the_same_as_one(tmp_path: Path) -> None:
     seen: list[int] = []
+    stored: list[tuple[int, float]] = []
     for name in ("mds-images", "jsonl"):
         spec = small(name, files=12)
         one = generate(spec, tmp_path / name / "1")
-        many = generate(spec, tmp_path / name / "4", processes=4, progress=seen.append)
+        stored.clear()
+        many = generate(
+            spec, tmp_path / name / "4", processes=4, progress=seen.append, stored=lambda *one: stored.append(one)
+        )
+        assert sum(size for size, _ in stored) == many.bytes
+        assert len(stored) == many.made
+        assert all(0 < seconds < many.seconds for _, seconds in stored)
         assert of_directory(tmp_path / name / "1") == of_directory(tmp_path / name / "4")
         assert (many.made, many.bytes) == (one.made, one.bytes)
     assert sum(seen) > one.bytes

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -75,6 +75,7 @@ def generate(
     engine: Engine = "local",
     storage_options: StorageOptions | None = None,
     progress: Progress | None = None,
+    stored: Callable[[int, float], object] | None = None,
     resume: bool = True,
     host: tuple[int, int] = (0, 1),
 ) -> GenerateReport:
@@ -94,6 +95,8 @@ def generate(
             then most tasks at once, by default a few for each processor of the cluster, and ``threads`` those of a task.
         storage_options: see :func:`stoker.storage.open_store`.
         progress: is called with numbers of bytes as they are written, by any thread.
+        stored: is called for each file, once all are there, with its bytes and the seconds that storing it took, without
+            making them.
         resume: whether to complete what is there; otherwise anything there is an error.
         host: this host's number from 0, and how many there are: this one makes the files whose number leaves this rest. All
             need the same versions of the libraries that encode images, HDF5, Arrow and compressed Parquet: a host with others
@@ -127,6 +130,9 @@ def generate(
         mark_unfinished(store, spec)
     if missing:
         made = _make(spec, store, missing, workers, progress)
+    if stored is not None:
+        for one in made.values():
+            stored(one.size, one.seconds)
     if whole and not missing:
         complete = True
         if MARK in there:  # a run before was killed after the manifest
@@ -228,20 +234,28 @@ def _make_one(
 ) -> GeneratedFile:
     making = FileBuilder(spec, out)
 
+    spent = 0.0
+
     def chunks() -> Iterator[memoryview]:
+        nonlocal spent
+        begun = time.perf_counter()
         for chunk in making.chunks():
             if stop.is_set():
                 raise _Stopped
+            spent += time.perf_counter() - begun
             yield chunk
+            begun = time.perf_counter()
             if progress is not None:
                 progress(len(chunk))
+        spent += time.perf_counter() - begun
 
+    began = time.perf_counter()
     if store is None:
         for _ in chunks():
             pass
     else:
         store.put_stream(out.name, chunks)
-    return making.facts
+    return replace(making.facts, seconds=time.perf_counter() - began - spent)
 
 
 # -- processes -----------------------------------------------------------------------------------------------------------

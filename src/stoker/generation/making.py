@@ -26,12 +26,14 @@ class GeneratedFile:
         hashes: name to digest, of these bytes.
         raw_size: bytes before compression; ``size`` where the file is not compressed as a whole.
         raw_hashes: their digests.
+        seconds: that storing it took, without making its bytes.
     """
 
     size: int
     hashes: dict[str, str]
     raw_size: int
     raw_hashes: dict[str, str]
+    seconds: float = 0.0
 
 
 class _Tally:

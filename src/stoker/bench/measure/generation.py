@@ -6,10 +6,15 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.bench.measure.page_cache import file_system
+from stoker.bench.measure.requests import Moment, request_record
+from stoker.bench.measure.usage import tells_device_from_page_cache
 from stoker.bench.ranks.control_client import Link
 from stoker.bench.ranks.world import processors
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
+from stoker.concurrency.request_counts import RequestCounts
+from stoker.concurrency.request_observer import ServedBy
 from stoker.errors import ConfigError, StorageFullError, StorageTimeoutError
 from stoker.storage import is_local, open_store
 from stoker.storage.file_errors import file_errors
@@ -127,7 +132,8 @@ def make_data(
 
     Returns:
         Of rank 0, what all ranks have done together, for JSON: ``files`` and ``samples`` of the data set, ``bytes`` written,
-        ``seconds``, files ``made`` and ``kept``, ``settle_seconds``. Of others ``None``.
+        ``seconds``, files ``made`` and ``kept``, ``settle_seconds``, and of each rank the ``requests``: a file each. Of
+        others ``None``.
 
     Raises:
         StorageTimeoutError: the store does not list what was written, after ``storage.settle_seconds``.
@@ -140,6 +146,11 @@ def make_data(
     world = World() if world is None else world
     begun = time.monotonic()
     data_url = _data_url(workload, url)
+    requests = RequestCounts()
+    nothing = Moment(begun, requests.table())
+    folder = is_local(url)
+    in_memory = folder is not None and file_system(str(folder))[1]
+    served = ServedBy.NETWORK if folder is None else ServedBy.PAGE_CACHE if in_memory else ServedBy.DEVICE
     options = workload.storage.store_options(url, world.rank)
     threads = max(1, processors() // world.local_world_size)
     report = generate(
@@ -148,16 +159,22 @@ def make_data(
         threads=threads,
         storage_options=options,
         progress=None if link is None else lambda _: link.check(),
+        stored=lambda size, seconds: requests.add(served, int(seconds * 1e9), size),
         host=(world.rank, world.world_size),
     )
-    mine = [report.bytes, report.made, report.kept, report.complete]
+    ended, told_apart = (
+        Moment(time.monotonic(), requests.table()),
+        folder is None or tells_device_from_page_cache(str(folder)),
+    )
+    made = request_record(nothing, nothing, ended, told=told_apart)
+    mine: list[Any] = [report.bytes, report.made, report.kept, report.complete, made]
     told = [mine] if link is None else link.gather("generated", mine)
     if world.rank:
         return None
     waited = await_listing(workload, url)
     if not any(one[3] for one in told):  # a store that did not list at once what the others had written
         report = generate(spec, data_url, threads=threads, storage_options=options)
-        told.append([report.bytes, report.made, 0, report.complete])
+        told.append([report.bytes, report.made, 0, report.complete, {}])
     return {
         "files": report.files,
         "samples": report.samples,
@@ -166,6 +183,7 @@ def make_data(
         "made": sum(one[1] for one in told),
         "kept": sum(one[2] for one in told),
         "settle_seconds": waited,
+        "requests": [one[4] for one in told],
     }
 
 

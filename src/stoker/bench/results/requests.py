@@ -103,6 +103,11 @@ def over_epochs(records: Sequence[Mapping[str, Any]], kind: str) -> dict[str, di
     return told_requests(merged_requests(found, at_once=False), histograms=True) if found else None
 
 
+def over_writes(parts: Sequence[Requests]) -> dict[str, dict[str, Any]] | None:
+    """All requests of ranks that wrote at the same time, with histograms; ``None`` where none was made."""
+    return told_requests(merged_requests(parts, at_once=True), histograms=True) or None
+
+
 def over_checkpoints(records: Sequence[Mapping[str, Any]], kind: str) -> dict[str, dict[str, Any]] | None:
     """As :func:`over_epochs`, of the checkpoints that were saved or loaded.
 

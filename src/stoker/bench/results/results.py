@@ -21,7 +21,7 @@ from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.environment import describe, volume_of
 from stoker.bench.results.epochs import epoch_results
 from stoker.bench.results.record import replace_file
-from stoker.bench.results.requests import over_checkpoints, over_epochs
+from stoker.bench.results.requests import over_checkpoints, over_epochs, over_writes
 from stoker.bench.results.rules import judge
 from stoker.bench.results.summary import MOMENT, dlio_summary
 from stoker.bench.results.verdict import verdict
@@ -73,6 +73,7 @@ def collect(
             parts["evaluate"] = _over(evaluations)
         repeats.append(parts)
     hosts = sorted({record["host"] for record in records})
+    made = next((record["generate"] for record in records if record["generate"] is not None), None)
     result: dict[str, Any] = {
         "version": VERSION,
         "run": plan.run,
@@ -99,7 +100,7 @@ def collect(
         },
         "storage": _storage(plan),
         "listing": _listing(next((record["listing"] for record in records if record.get("listing")), {})),
-        "generate": next((record["generate"] for record in records if record["generate"] is not None), None),
+        "generate": None if made is None else {name: value for name, value in made.items() if name != "requests"},
         "checkpoint": checkpoint_result(records, ranks),
         "kv_cache": kv_cache_result(records),
         "vectors": vector_result(records),
@@ -109,6 +110,7 @@ def collect(
         "train": _over([epoch for epoch in epochs if epoch["kind"] == "train"]),
         "evaluate": _over([epoch for epoch in epochs if epoch["kind"] == "valid"]),
         "requests": {
+            "generate": None if made is None else over_writes(made["requests"]),
             "train": over_epochs(records, "train"),
             "evaluate": over_epochs(records, "valid"),
             "save": over_checkpoints(records, "save"),

@@ -23,7 +23,13 @@ _LEGEND: Final = (
     "per s, MB/s: while samples are read; size, P50, P99, most: of all requests, opening included; P50, P99, most: of a "
     "request's time; of one that was read ahead, from when a thread wants it"
 )
-_STAGES: Final = (("train", ""), ("evaluate", "eval "), ("save", "save "), ("load", "load "))
+_STAGES: Final = (
+    ("generate", "generated "),
+    ("train", ""),
+    ("evaluate", "eval "),
+    ("save", "save "),
+    ("load", "load "),
+)
 
 
 def listing_text(found: Mapping[str, Any]) -> str:
@@ -56,7 +62,14 @@ def show_requests(console: Console, result: Mapping[str, Any]) -> None:
     if table.row_count:
         print_table(console, table)
         console.print(Text(_LEGEND, style="dim"))
+    if (told := not_measured(result)) is not None:
+        console.print(Text(f"requests: {told}", style="dim"))
+
+
+def not_measured(result: Mapping[str, Any]) -> str | None:
+    """The words for requests of a training that are not measured; ``None`` where they are, or there is no training."""
     loader = result["plan"]["workload"]["reader"]["loader"]
-    if result["epochs"] and requests["train"] is None and loader != "synthetic":
-        how = "; with storage.client buffered or direct they are" if loader == "stoker" else ""
-        console.print(Text(f"requests: not measured with the loader {loader} and this data{how}", style="dim"))
+    if not result["epochs"] or (result.get("requests") or {}).get("train") is not None or loader == "synthetic":
+        return None
+    how = "; with storage.client buffered or direct they are" if loader == "stoker" else ""
+    return f"not measured with the loader {loader} and this data{how}"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stoker.bench.results.report_files import RunFiles
 from stoker.cli.bench.charts.common import MOST_BARS, SecondsAxis, above, named_axis
 from stoker.cli.bench.datum import datum
-from stoker.cli.bench.requests_table import SERVED_BY
+from stoker.cli.bench.requests_table import SERVED_BY, not_measured
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
 from stoker.cli.render.numbers import bytes_rate_text, decimal_bytes_text, time_text
@@ -28,7 +28,13 @@ _PERCENTILES: Final = (
     *(("p99", COLOURS[1]), ("p99.9", COLOURS[6]), ("max", COLOURS[3])),
 )
 _WORDS: Final = {"max": "longest"}
-_STAGES: Final = (("train", ""), ("evaluate", "evaluation, "), ("save", "saved, "), ("load", "loaded, "))
+_STAGES: Final = (
+    ("generate", "generated, "),
+    ("train", ""),
+    ("evaluate", "evaluation, "),
+    ("save", "saved, "),
+    ("load", "loaded, "),
+)
 
 
 class _Served(NamedTuple):
@@ -54,8 +60,10 @@ class _Served(NamedTuple):
 def request_latency(runs: Sequence[RunFiles], left_out: str) -> str:
     """Percentiles of all requests, source by source, and the distribution of latencies."""
     found = list(_served(runs))[:MOST_BARS]
+    unknown = [(run, told) for run in runs if (told := not_measured(run.result)) is not None]
+    missing = "".join(f" Of {run.name}, training: {told}." for run, told in unknown)
     if not found:
-        return ""
+        return section("Requests: latency", missing.strip(), "", wide=True) if unknown else ""
     values = [one.found["latency"][name] for one in found for name, _ in _PERCENTILES]
     low = math.floor(math.log10(max(1e-9, min(values))) - 1e-9)
     high = math.floor(math.log10(max(1e-9, *values))) + 1
@@ -90,7 +98,7 @@ def request_latency(runs: Sequence[RunFiles], left_out: str) -> str:
     )
     named = legend([(colour, _word(name)) for name, colour in _PERCENTILES])
     content = chart.svg() + named + numbers(headings, rows)
-    return section("Requests: latency", text + left_out, content, wide=True) + _distribution(found, left_out)
+    return section("Requests: latency", text + missing + left_out, content, wide=True) + _distribution(found, left_out)
 
 
 def _distribution(found: Sequence[_Served], left_out: str) -> str:
