@@ -115,7 +115,7 @@ def test_ranks_of_a_run_have_processors_of_their_own(tmp_path: Path, monkeypatch
     assert not {*bindings[0]["processors"]} & {*bindings[1]["processors"]}
     assert {*bindings[0]["processors"], *bindings[1]["processors"]} <= {*mine}
     assert all(one["bound"] for one in bindings)
-    assert "ranks are bound to " in result["world"]["said"]
+    assert "each rank is bound to " in result["world"]["said"]
     notes = result["epochs"][0]["loader"]["notes"]
     told = [(str(one["processors"]), str(len(one["processors"]))) for one in bindings]
     assert all(any(part in notes for part in pair) for pair in told)

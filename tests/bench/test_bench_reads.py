@@ -206,6 +206,8 @@ def findings(
     delivered: int = 10_000,
     memory: int = 1 << 30,
     counted: int | None = None,
+    files: int = 10,
+    stored: int = 100_000_000,
     remarks: bool = False,
 ) -> dict[str, str]:
     """The rules that an epoch of ten samples of 10 MB breaks, or its remarks."""
@@ -227,7 +229,7 @@ def findings(
     result = {
         "storage": {"url": url, "local": url == "/d", "kind": kind, "in_memory": False},
         "ranks": [{"memory_bytes": memory}],
-        "listing": {"train": {"files": 10, "used": 10, "samples": None, "bytes": 100_000_000}},
+        "listing": {"train": {"files": files, "used": files, "samples": None, "bytes": stored}},
         "epochs": [epoch],
     }
     workload = read_workload(None, [*base, *settings], environ={}, dotenv=None).workload
@@ -268,6 +270,18 @@ def test_files_that_are_fetched_more_than_once_are_remarked() -> None:
         assert "fetched again" not in findings(url=url, device=100_000_000, fetched=110_000_000, remarks=True)
     # As the kernel counts it, of a loader that does not count.
     assert "2 times" in findings(device=200_000_000, remarks=True)["fetched again"]
+
+
+def test_what_is_fetched_beside_the_samples_is_not_called_fetched_twice() -> None:
+    """Blocks of small files, and what is read ahead where train.steps ends an epoch: both once were said to be."""
+    small = ("dataset.record_bytes=1000", "dataset.files=50000", "dataset.resize_bytes=0")
+    blocks = findings(*small, device=206_000_000, samples=50_000, files=50_000, stored=50_000_000, remarks=True)
+    assert "whole blocks of 4096 bytes, and the mean file has 1,000" in blocks["fetched again"]
+    assert "more than once" not in blocks["fetched again"]
+    twice = findings(*small, device=412_000_000, samples=50_000, files=50_000, stored=50_000_000, remarks=True)
+    assert "fetches files, or parts of them, more than once" in twice["fetched again"]
+    ahead = findings(device=90_000_000, samples=3, remarks=True)["fetched again"]
+    assert "reads ahead samples before which the epoch ends" in ahead
 
 
 def test_the_loader_torch_says_how_often_it_reads_a_file_of_several_samples(tmp_path: Path) -> None:

@@ -239,6 +239,8 @@ def test_a_folder_of_runs_and_runs_without_steps_are_shown(
     assert "is no directory" in capsys.readouterr().err
     assert main(["bench", "report", str(folders[0]), "--output", str(tmp_path / "no" / "such.html")]) == 1
     assert "such.html can not be written" in capsys.readouterr().err
+    assert main(["bench", "report", str(folders[0]), "--output", str(file / "below.html")]) == 1  # nothing to remove
+    assert "below.html can not be written: Not a directory" in capsys.readouterr().err
 
 
 def test_utilization_by_accelerators_is_drawn_where_runs_differ_in_them(runs: list[RunFiles]) -> None:

@@ -89,6 +89,13 @@ def test_show_says_the_settings_their_origins_and_the_extent(
     assert "\nignored:\n" in said
 
 
+def test_show_says_that_no_step_is_left_and_writes_values_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "show", "unet3d-h100", "reader.batch_size=1000", "reader.checksums=true"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "nothing is trained: 168 samples make no batch of 1000 for each of 1 accelerator" in words
+    assert "reader.checksums true the argument" in words
+
+
 def test_show_hides_credentials_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     storage = 'storage.options={"endpoint": "http://s3", "secret_access_key": "word"}'
     assert main(["bench", "show", "unet3d-h100", storage, 'reader.options={"cache": "memory"}', "--json"]) == 0

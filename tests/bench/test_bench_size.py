@@ -140,6 +140,20 @@ def test_the_rules_alone_run_nothing(capsys: pytest.CaptureFixture[str]) -> None
     assert "Give --results DIR" in capsys.readouterr().err
 
 
+def test_the_rules_demand_no_data_set_where_nothing_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "size", "kv-cache-tiny-1b", "--rules-only", "--accelerators", "1"]) == 1
+    assert "kv-cache-tiny-1b trains nothing (stages: kv_cache)" in capsys.readouterr().err
+
+
+def test_sizes_are_told_by_powers_of_1000(capsys: pytest.CaptureFixture[str]) -> None:
+    """As all that the benchmark prints: 18.5 TB was called 16.8."""
+    given = ["--rules-only", "--accelerators", "36", "--host-memory", "251gb"]
+    assert main(["bench", "size", "unet3d-h100", *given]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "18.5 TB (18,471,679,128,000 bytes)" in words
+    assert "1 host of 270 GB" in words
+
+
 def test_runs_are_as_long_as_their_computing_needs() -> None:
     for seconds, steps in ((0.0005, 750), (0.323, 70), (1.35, 45)):
         workload = read_workload(None, [f"compute.seconds={seconds}"], environ={}, dotenv=None).workload

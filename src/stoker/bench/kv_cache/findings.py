@@ -95,7 +95,7 @@ def _told(found: Mapping[str, Any], workload: Workload) -> Iterator[tuple[str, b
         yield (
             "capacity",
             False,
-            f"the storage was full: {deleted} entries that were not used for the longest were removed",
+            f"the storage was full: entries that were not used for the longest time were removed ({deleted:,})",
         )
     if settings.repeats < _REPEATS:
         yield "repeats", False, f"kv_cache.repeats is {settings.repeats}; MLPerf Storage asks for {_REPEATS} runs"

@@ -94,7 +94,7 @@ def choose_binding(
         cores = [frozenset([one]) for core in cores for one in sorted(core)]
     if len(cores) < ranks:
         part = cores[number * len(cores) // ranks]
-        return _binding(part, topology, f"to a processor that several of {ranks} ranks share")
+        return _binding(part, topology, f"to one processor, which others of the {ranks} ranks share")
     chosen = cores[number * len(cores) // ranks : (number + 1) * len(cores) // ranks]
     part = frozenset().union(*chosen)
     return _binding(part, topology, f"to {counted(len(part), 'processor')} of its own")
@@ -135,7 +135,7 @@ def own_processors() -> list[int]:
 def describe_bindings(bindings: Sequence[Mapping[str, Any] | None]) -> str | None:
     """All ranks' bindings in a few words; ``None`` where there is none."""
     said = list(dict.fromkeys(str(one["said"]) for one in bindings if one is not None))
-    return f"ranks are bound {', '.join(said[:4])}{' ...' if len(said) > 4 else ''}" if said else None
+    return f"each rank is bound {' or '.join(said[:4])}{' or ...' if len(said) > 4 else ''}" if said else None
 
 
 def _binding(processors: frozenset[int], topology: Topology, said: str, *, bound: bool = True) -> Binding:

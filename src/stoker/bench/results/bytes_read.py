@@ -14,6 +14,8 @@ _AGAIN: Final = 1.5
 """Multiple of its samples' bytes that an epoch may fetch without a remark."""
 _AHEAD: Final = 0.1
 """Part of the bytes of counted steps that may have been read before them without a remark."""
+_PAGE: Final = 4096
+"""Bytes that Linux reads of a file at least, and allocates for one, on most file systems."""
 _MEMORIES: Final = 5
 """Least size of a data set for caching not to matter, in multiples of a host's memory; a rule of MLPerf Storage."""
 
@@ -155,8 +157,9 @@ def _again(
         most = max(fetched, stored) if needed >= TELLING_BYTES else fetched
         if most > _AGAIN * needed:
             reason = (
-                f"{most / needed:.3g} times the bytes of the samples of {_name(epoch)} were fetched: the loader fetches "
-                f"files, or parts of them, more than once; MB/s from storage count {stored / needed:.3g} times the bytes"
+                f"{most / needed:.3g} times the bytes of the samples of {_name(epoch)} were fetched: "
+                f"{_why_more(result['listing'][epoch['kind']], most, needed, by_device=stored > fetched)}; MB/s from storage "
+                f"count {stored / needed:.3g} times the bytes"
             )
             yield "fetched again", False, reason
             return
@@ -180,6 +183,17 @@ def _ahead(
             )
             yield "read ahead", False, reason
             return
+
+
+def _why_more(listing: Mapping[str, Any], most: float, needed: float, *, by_device: bool) -> str:
+    """The reason why an epoch got more than the bytes of its samples."""
+    each = listing["bytes"] / max(1, listing["used"])
+    if by_device and most <= _AGAIN * needed * -(-each // _PAGE) * _PAGE / max(1.0, each):
+        return f"a device gives whole blocks of {_PAGE} bytes, and the mean file has {each:,.0f}"
+    again = "the loader fetches files, or parts of them, more than once"
+    if most <= _AGAIN * listing["bytes"]:
+        return f"the loader reads ahead samples before which the epoch ends, or {again.removeprefix('the loader ')}"
+    return again
 
 
 def needed_bytes(result: Mapping[str, Any], epoch: Mapping[str, Any], workload: Workload) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.bench.measure.metrics import deciding_au
 from stoker.bench.results.report_files import read_run
 from stoker.bench.results.results import RESULTS
 from stoker.errors import ConfigError, FormatError
@@ -24,7 +25,7 @@ class HistoryEntry:
         accelerator: the name of the simulated accelerator.
         ranks: the number of ranks.
         verdict: ``invalid``, ``smoke test``, ``not passed``, ``passed`` or ``valid``.
-        au: accelerator utilization, 0 to 1; ``None`` where nothing was trained.
+        au: accelerator utilization, the lower one of measured and nominal, 0 to 1; ``None`` where nothing was trained.
         storage_bytes_per_second: the rate of reading from storage, by training, a KV cache or the loading of checkpoints,
             whichever comes first; else the rate of saving checkpoints. ``None`` where none was measured.
         hosts: the names of the hosts.
@@ -79,7 +80,7 @@ def _entry(folder: Path) -> HistoryEntry:
         str(workload.get("accelerator", "")),
         result["world"]["ranks"],
         result["verdict"],
-        None if train is None or train["au"] is None else train["au"]["mean"],
+        None if train is None else deciding_au(train),
         _storage_rate(result),
         tuple(result["world"]["hosts"]),
     )

@@ -60,7 +60,7 @@ class Duration:
                 f"a {self.distribution} duration needs {', '.join(needed)}, got {sorted(given) or 'nothing'}"
             )
         if any(not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0) for name in needed):
-            raise ConfigError(f"a duration's {', '.join(needed)} must be numbers from 0")
+            raise ConfigError(f"a duration has {' and '.join(needed)} of 0 or more seconds, finite")
         if self.distribution == "uniform" and self.min is not None and self.max is not None and self.min > self.max:
             raise ConfigError(f"a uniform duration's min {self.min} is above its max {self.max}")
 

@@ -56,11 +56,16 @@ def demanded(workload: Workload, accelerators: int, hosts: int, host_memory_byte
         host_memory_bytes: of each host.
 
     Raises:
-        ConfigError: a number is below 1.
+        ConfigError: a number is below 1, or the workload trains nothing.
     """
     for name, value in (("accelerators", accelerators), ("hosts", hosts), ("host memory", host_memory_bytes)):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
+    if {"generate", "train"}.isdisjoint(workload.stages):
+        raise ConfigError(
+            f"{workload.name} trains nothing (stages: {', '.join(workload.stages)}), and the rules demand a data set of "
+            "trainings alone"
+        )
     dataset = workload.dataset
     for_steps = STEPS * workload.reader.batch_size * accelerators
     for_memory = -(-MEMORIES * hosts * host_memory_bytes // dataset.sample_bytes)

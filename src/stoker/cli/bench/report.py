@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -50,6 +51,7 @@ def run(chosen: argparse.Namespace) -> None:
         temporary.write_bytes(text.encode("utf-8", "replace"))  # JSON may hold halves of surrogates
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # as on a file system that is mounted to be read alone
+            temporary.unlink(missing_ok=True)
         raise ConfigError(f"{path} can not be written: {error.strerror or error}") from None
     sys.stdout.write(f"{path}\n")

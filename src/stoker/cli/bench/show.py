@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from dataclasses import asdict
@@ -115,7 +116,7 @@ def _settings(found: Resolved) -> dict[str, dict[str, Any]]:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 200 else f"{text[:180]} ... ({len(value)} in all)"
 
 
@@ -141,11 +142,15 @@ def _extent(found: Resolved, size: RunExtent, accelerators: int, free: int | Non
         epochs = workload.train.epochs * workload.train.repeats
         rows.append(("training", f"{counted(size.steps, 'step')} an epoch, {counted(epochs, 'epoch')}"))
         rows.append(("", f"{decimal_bytes_text(size.read_bytes)} are read by all accelerators"))
+        batch = workload.reader.batch_size
+        if not size.steps:
+            less = f"{counted(workload.dataset.files * workload.dataset.samples_per_file, 'sample')} make no batch of {batch}"
+            rows.append(("", f"nothing is trained: {less} for each of {counted(accelerators, 'accelerator')}"))
         rows.append(("least time", f"{seconds_text(size.seconds)} of computing, if no accelerator ever waits"))
     if "kv_cache" in workload.stages:
         cache = workload.kv_cache
         rows.append(("KV cache", f"{cache.users} users of each, {workload.model.kv_bytes:,} bytes a token"))
-        rows.append(("time", f"{cache.repeats} times {seconds_text(cache.seconds)}"))
+        rows.append(("time", (f"{cache.repeats} times " if cache.repeats > 1 else "") + seconds_text(cache.seconds)))
     if "vectors" in workload.stages:
         vectors = workload.vectors
         whole = decimal_bytes_text(4 * vectors.count * vectors.dimension)

@@ -65,7 +65,7 @@ def request_latency(runs: Sequence[RunFiles], left_out: str) -> str:
     if not found:
         return section("Requests: latency", missing.strip(), "", wide=True) if unknown else ""
     values = [one.found["latency"][name] for one in found for name, _ in _PERCENTILES]
-    low = math.floor(math.log10(max(1e-9, min(values))) - 1e-9)
+    low = math.floor(math.log10(max(1e-9, min(values))) - 0.1)  # so that the lowest bar is seen
     high = math.floor(math.log10(max(1e-9, *values))) + 1
     chart = Chart(
         "latency of requests to storage: percentiles",
