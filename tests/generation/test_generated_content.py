@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.generation import Column, DatasetSpec, file_names
+from stoker.generation import Column, DatasetSpec, file_names, words
 from stoker.generation.content import FileContent
 from stoker.generation.noise import BLOCK, Noise, noise_of
 from stoker.generation.segments import Finish, StreamBytes, assemble
@@ -152,11 +152,31 @@ def test_tokens_follow_zipfs_law() -> None:
 
 def test_text_is_words() -> None:
     text = content(DatasetSpec(format="files", content="text", record_bytes=3 << 20), 0).decode("ascii")
-    words = text.replace(".", "").split()
+    found = text.replace(".", "").split()
     assert len(text) == 3 << 20
-    assert all(word.isalpha() and len(word) <= 12 for word in words)
-    assert 1000 < len(set(words)) < len(words) / 50
+    assert all(word.isalpha() and len(word) <= 12 for word in found)
+    assert 1000 < len(set(found)) < len(found) / 50
     assert "  " not in text
+
+
+@pytest.mark.parametrize("size", [0, 1, 23, 24, 25, 100_000, BLOCK - 3, BLOCK])
+def test_text_is_pairs_of_words_one_after_the_other(size: int) -> None:
+    drawn = np.random.default_rng(size).integers(0, 1 << 16, words.TEXT_WORDS, np.uint16)
+    out = np.zeros(size, np.uint8)
+    words.text_block(drawn, out)
+    pairs, lengths = words._pairs()
+    assert out.tobytes() == b"".join(bytes(pairs[one])[: lengths[one]] for one in drawn.tolist())[:size]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 50257, 1 << 20])
+def test_tokens_are_those_of_a_plain_loop(vocabulary: int) -> None:
+    drawn = np.random.default_rng(vocabulary).integers(0, 1 << 32, 20_000, np.uint32)
+    out = np.zeros(len(drawn), np.int32)
+    words.zipf_tokens(drawn, vocabulary, out)
+    first, count = (part.tolist() for part in words._ranks(vocabulary))
+    expected = [first[one >> 16] + ((one & 0xFFFF) * count[one >> 16] % (1 << 32) >> 16) for one in drawn.tolist()]
+    assert out.tolist() == expected
+    assert max(expected) < vocabulary
 
 
 def test_sizes_are_normally_distributed() -> None:

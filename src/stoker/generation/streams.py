@@ -48,7 +48,9 @@ class ByteStream:
             number, inside = divmod(self._at, BLOCK)
             count = min(len(out) - done, BLOCK - inside)
             part = out[done : done + count]
-            if count >= _DIRECT and inside % self._grain == 0 and part.ctypes.data % 8 == 0:
+            # What is made as a whole would be made twice for two parts of it.
+            whole = self._grain == BLOCK and count < BLOCK
+            if count >= _DIRECT and not whole and inside % self._grain == 0 and part.ctypes.data % 8 == 0:
                 self._make(number, inside, part, wanted)
             else:
                 part[:] = self._whole(number)[inside : inside + count]

@@ -16,6 +16,8 @@ from stoker.types import Array
 _SLOTS: Final = 1 << 16
 _VOCABULARY: Final = 8192
 _WIDEST: Final = 24
+# So many words and what is made of them stay in the processor's cache.
+_AT_A_TIME: Final = 1 << 13
 
 TEXT_WORDS: Final = 1 << 17
 """Random words of two bytes that :func:`text_block` wants for 1 MiB of text: each stands for two words of text, which with
@@ -40,9 +42,14 @@ def zipf_tokens(words: NDArray[np.uint32], vocabulary: int, out: Array) -> None:
         out: integers of any dtype that holds them, shape ``(n,)``.
     """
     first, count = _ranks(vocabulary)
-    slot = words >> np.uint32(16)
-    inside = (words & np.uint32(0xFFFF)) * count[slot] >> np.uint32(16)
-    out[:] = np.minimum(first[slot] + inside, np.uint32(vocabulary - 1))
+    for begin in range(0, len(words), _AT_A_TIME):
+        part = words[begin : begin + _AT_A_TIME]
+        slot = (part >> np.uint32(16)).astype(np.intp)
+        ids = part & np.uint32(0xFFFF)
+        ids *= count.take(slot, mode="clip")
+        ids >>= np.uint32(16)
+        ids += first.take(slot, mode="clip")
+        out[begin : begin + _AT_A_TIME] = ids
 
 
 def text_block(words: NDArray[np.uint16], out: NDArray[np.uint8]) -> None:
@@ -53,20 +60,27 @@ def text_block(words: NDArray[np.uint16], out: NDArray[np.uint8]) -> None:
         out: uint8.
     """
     pairs, lengths = _pairs()
+    text = np.empty(len(out) + _WIDEST, np.uint8)
+    # At each byte a pair may begin. It is written with the spaces behind it, which the next one covers.
+    anywhere = np.ndarray((len(out) + 1,), pairs.dtype, text.data, strides=(1,))
     at = 0
-    for part in np.split(words, 16):
-        chosen = pairs[part]
-        made = chosen[np.arange(_WIDEST) < lengths[part][:, None]][: len(out) - at]
-        out[at : at + len(made)] = made
-        at += len(made)
-        if at == len(out):
+    for first in range(0, len(words), _AT_A_TIME):
+        chosen = words[first : first + _AT_A_TIME].astype(np.intp)
+        sizes = lengths.take(chosen, mode="clip")
+        ends = at + np.cumsum(sizes)
+        count = int(np.searchsorted(ends - sizes, len(out)))
+        anywhere[(ends - sizes)[:count]] = pairs.take(chosen[:count], mode="clip")
+        at = int(ends[-1])
+        if at >= len(out):
+            out[:] = text[: len(out)]
             return
     raise AssertionError("too few random words")  # pragma: no cover - eight bytes each
 
 
 @lru_cache(maxsize=1)
-def _pairs() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """65,536 pairs of words, each word as often as Zipf's law has it; uint8, shape ``(65536, 24)``, and their lengths."""
+def _pairs() -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """65,536 pairs of words, each word as often as Zipf's law has it, of 24 bytes with spaces at their ends; and their
+    lengths."""
     draws = np.random.SFC64(20261121).random_raw(_SLOTS).view(np.uint32)
     chosen = np.empty(2 * _SLOTS, np.int64)
     zipf_tokens(draws, _VOCABULARY, chosen)
@@ -74,7 +88,7 @@ def _pairs() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     pairs = [vocabulary[a] + vocabulary[b] for a, b in chosen.reshape(-1, 2).tolist()]
     lengths = np.fromiter(map(len, pairs), np.int64, _SLOTS)
     text = b"".join([pair.ljust(_WIDEST) for pair in pairs])
-    return np.frombuffer(text, np.uint8).reshape(_SLOTS, _WIDEST), lengths
+    return np.frombuffer(text, f"V{_WIDEST}"), lengths
 
 
 def _vocabulary() -> list[bytes]:
