@@ -201,7 +201,8 @@ def test_a_state_is_resumed(data: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ((), "required: COMMAND"),
-        (("order",), "required: URL"),
+        (("order",), "one of the arguments URL --size is required"),
+        (("order", "x", "--size", "1", "1", "1"), "not allowed with argument URL"),
         (("order", "x", "--nodes", "0"), "argument --nodes: must be an integer of at least 1, got '0'"),
         (("order", "x", "--nodes", "many"), "got 'many'"),
         (("order", "x", "--bandwidth", "fast"), "'fast' is not a size in bytes"),
@@ -252,3 +253,18 @@ def test_a_reader_that_has_had_enough_is_no_error(data: Path) -> None:
         os.close(write)
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+def test_a_node_is_predicted_from_sizes_alone(data: Path) -> None:
+    said, _ = stoker("order", "--size", "10k", "1m", "1gb", "--nodes", 4)
+    assert "requests" in said
+    assert "descriptors of a process" in said
+    by_url = as_json(data, "--split", "train", "--predict", "--nodes", 2)
+    sizes = [str(by_url["size"][name]) for name in ("shards", "samples", "bytes")]
+    assert as_json("--size", *sizes, "--nodes", 2) == by_url
+    for wrong, said in (
+        (["--size", "1", "x", "1"], "'x' is not a count"),
+        (["--size", *sizes, "--html", "a.html"], "not for predictions"),
+        (["--size", *sizes, "--shuffle", "py1e"], "predictions are for none"),
+    ):
+        assert said in stoker("order", *wrong, code=1)[1]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from stoker.cli.arguments import byte_size, count, integer, seconds
+from stoker.cli.predict import predict_run
 from stoker.cli.render.advice import advice
 from stoker.cli.render.page import page
 from stoker.cli.render.tables import show
@@ -31,8 +32,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "order",
         description=__doc__.partition(": ")[2].capitalize(),
     )
-    parser.add_argument("url", metavar="URL", help="the dataset: a directory or URL that holds an index.json")
+    dataset = parser.add_mutually_exclusive_group(required=True)
+    dataset.add_argument(
+        "url", metavar="URL", nargs="?", help="the dataset: a directory or URL that holds an index.json"
+    )
+    dataset.add_argument(
+        "--size",
+        nargs=3,
+        metavar=("SHARDS", "SAMPLES", "BYTES"),
+        help="of a dataset that need not exist, such as 10m 1t 4000tb: predict what a node fetches, opens and holds",
+    )
     parser.add_argument("--split", metavar="NAME", help="sub-directory of it")
+    parser.add_argument("--predict", action="store_true", help="predict the same from the sizes of the dataset at URL")
 
     cluster = parser.add_argument_group("the cluster")
     cluster.add_argument("--nodes", type=integer(1), default=1, metavar="N", help="default: 1")
@@ -82,6 +93,9 @@ def run(chosen: argparse.Namespace) -> None:
     Raises:
         StokerError: there is no such dataset, or the arguments do not go together.
     """
+    if chosen.size is not None or chosen.predict:
+        predict_run(chosen)
+        return
     opened = open_run(RunArgs(**arguments_of(RunArgs, chosen)))
     cluster = Cluster(chosen.nodes, chosen.ranks)
     model = CostModel(

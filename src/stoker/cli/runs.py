@@ -22,7 +22,7 @@ from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.pipeline.state.state import read_state
 from stoker.simulate import Shards
 from stoker.simulate.settings import RankRun
-from stoker.storage import join_url, open_store
+from stoker.storage import Store, join_url, open_store
 from stoker.streams.streams import Stream, Streams
 
 PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
@@ -33,7 +33,7 @@ PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
 class RunArgs:
     """The options of a simulated run that choose samples for ranks; names as in :class:`~stoker.StreamingDataset`."""
 
-    url: str
+    url: str | None
     split: str | None
     nodes: int
     ranks: int
@@ -71,18 +71,27 @@ class OpenedRun:
     lookahead: int
 
 
+def open_index(args: RunArgs) -> tuple[str, Store, Index]:
+    """URL, store and index of the dataset.
+
+    Raises:
+        StokerError: there is none.
+    """
+    url = join_url(args.url or "", *([args.split] if args.split else []))
+    store = open_store(url)
+    try:
+        return url, store, load_index(store)
+    except ObjectNotFoundError as error:
+        return url, store, open_unindexed(url, format_instead(url, None, error)).index
+
+
 def open_run(args: RunArgs) -> OpenedRun:
     """Read the index and set up the order.
 
     Raises:
         StokerError: there is no index, or the arguments do not go together.
     """
-    url = join_url(args.url, *([args.split] if args.split else []))
-    store = open_store(url)
-    try:
-        index = load_index(store)
-    except ObjectNotFoundError as error:
-        index = open_unindexed(url, format_instead(url, None, error)).index
+    url, store, index = open_index(args)
     # The cache is never looked at, so it can be anywhere.
     location = DatasetLocation(index, DiskCache(Path("nowhere"), store, CacheSettings()))
     streams = Streams([Stream(remote=url)], [args.split or "data"], [location])
@@ -92,7 +101,7 @@ def open_run(args: RunArgs) -> OpenedRun:
         num_canonical_nodes=args.canonical_nodes,
         block_size=args.block_size,
         epoch_size=args.epoch_size,
-        partition=_partition(args),
+        partition=partition_of(args),
         remainder=args.remainder,  # type: ignore[arg-type]
     )
     position = EpochPosition(args.epoch)
@@ -128,7 +137,8 @@ def open_run(args: RunArgs) -> OpenedRun:
     return OpenedRun(Shards.of(index), rank_run, said, canonical, lookahead)
 
 
-def _partition(args: RunArgs) -> Partition:
+def partition_of(args: RunArgs) -> Partition:
+    """The partition of its name."""
     kinds: dict[str, Partition] = {
         "elastic": Elastic(),
         "round_robin": RoundRobin(),

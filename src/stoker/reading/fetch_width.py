@@ -24,6 +24,16 @@ _LEAST_WORK: Final = 50e-6
 _SPARE: Final = 1.5
 
 
+def most_at_once(size: float, sharers: int) -> int:
+    """The bound for the shards that a process fetches at once, whatever the latency.
+
+    Args:
+        size: bytes of a shard.
+        sharers: processes on this node that read through the same cache.
+    """
+    return max(USUAL_WIDTH, min(_MOST, _MOST_OF_NODE // sharers, int(_BYTES / sharers / max(size, 1.0))))
+
+
 class FetchWidth:
     """The number of shards that a process fetches at once.
 
@@ -54,8 +64,7 @@ class FetchWidth:
         if self._seen < _LEAST_SEEN:
             return USUAL_WIDTH
         enough = math.ceil(_SPARE * self._time / max(self._work, _LEAST_WORK))
-        most = min(_MOST, _MOST_OF_NODE // self.sharers, int(_BYTES / self.sharers / max(self._bytes, 1.0)))
-        return max(USUAL_WIDTH, min(enough, most))
+        return min(max(USUAL_WIDTH, enough), most_at_once(self._bytes, self.sharers))
 
     def saw(self, seconds: float, work: float, size: int) -> None:
         """Note a shard that was fetched and opened.

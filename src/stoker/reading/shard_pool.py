@@ -44,6 +44,8 @@ _GROUP: Final = 32
 _SMALL: Final = 1 << 16
 # Readers that one opening looks at for some to drop, so that it costs the same however many are open.
 _LOOKED_AT: Final = 16
+MOST_OPEN: Final = 256
+"""Readers that are kept although no shard is needed soon."""
 _USUAL_MAPS: Final = 65_530
 
 
@@ -76,7 +78,7 @@ class ShardPool:
         cache: ShardCache | Sequence[ShardCache],
         *,
         threads: int | None = None,
-        most_open: int = 256,
+        most_open: int = MOST_OPEN,
         options: ReadOptions = ReadOptions(),
         counts: Counts | None = None,
     ) -> None:

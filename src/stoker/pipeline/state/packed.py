@@ -149,7 +149,7 @@ def _columns(entries: Sequence[Any], hashes: bytearray) -> Any:
 
 
 def _entries(table: Any, count: int, hashes: bytes) -> list[Any]:
-    """What :func:`_columns` was given: ``count`` values."""
+    """The ``count`` values that :func:`_columns` was given."""
     if isinstance(table, list):
         found = table
     elif "hashes" in table:
