@@ -103,6 +103,11 @@ class ShardCache(ABC):
             CorruptDataError: a file that is read in place, in part, was replaced after it was indexed.
         """
 
+    def read_small(self, shards: Sequence[ShardInfo]) -> Sequence[bytes | None]:
+        """The raw files of those of some shards that are each one small file, read in place, of which there is nothing to
+        be said; otherwise ``None``, and :meth:`open` says what."""
+        return [None] * len(shards)
+
     def read_ahead(self, files: Sequence[Buffer]) -> None:  # noqa: B027 - there may be nothing to do
         """Begin to read opened files into memory, before they are needed."""
 

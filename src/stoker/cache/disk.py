@@ -50,6 +50,7 @@ from stoker.index.version import VersionWatch
 from stoker.storage import ObjectInfo, Store
 from stoker.storage.files import (
     READ_FLAGS,
+    READ_WHOLE,
     MappedFile,
     make_own_directory,
     map_open_file,
@@ -145,6 +146,38 @@ class DiskCache(ShardCache):
             return None
         finally:
             os.close(descriptor)
+
+    def read_small(self, shards: Sequence[ShardInfo]) -> Sequence[bytes | None]:
+        """See :class:`~stoker.cache.base.ShardCache`: the index is looked at once for all of them."""
+        watch = self.watch
+        if self.store is not None or observer() is not None or (watch is not None and watch.version.files):
+            return [None] * len(shards)
+        found = [self._read_small(info, watch) for info in shards]
+        try:
+            if watch is not None:
+                watch.look()
+        except StokerError:
+            return [None] * len(shards)
+        return found
+
+    def _read_small(self, info: ShardInfo, watch: VersionWatch | None) -> bytes | None:
+        file = info.raw[0] if len(info.raw) == 1 and not info.zip else None
+        if file is None or file.part is not None or not 0 < file.bytes <= READ_WHOLE:
+            return None
+        try:
+            # Where a link leads may be old, and the link new.
+            descriptor = os.open(f"{self._folder}/{file.basename}", READ_FLAGS | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            data = os.read(descriptor, file.bytes + 1)
+            status = os.fstat(descriptor)  # asked last, as the file may be written over meanwhile
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        same = len(data) == file.bytes == status.st_size and stat.S_ISREG(status.st_mode)
+        return data if same and (watch is None or watch.is_older(status.st_ctime_ns or status.st_mtime_ns)) else None
 
     def read_ahead(self, files: Sequence[Buffer]) -> None:
         """Have the kernel read whole mapped files from disk in the background, before their pages are needed."""

@@ -221,8 +221,11 @@ class VersionWatch:
 
     def is_newer(self, info: ObjectInfo) -> bool:
         """Whether a file was written after both the dataset's opening and its index."""
-        late = info.modified > self.version.modified and info.modified >= self._opened + self._skew
-        return late and not self.version.files
+        return not (self.version.files or self.is_older(info.modified))
+
+    def is_older(self, modified: int) -> bool:
+        """Whether a time, in nanoseconds since 1970, is before the dataset's opening or its index."""
+        return modified <= self.version.modified or modified < self._opened + self._skew
 
     def look(self, *, cause: BaseException | None = None, seldom: bool = False) -> None:
         """Check that the index is still the one that was opened.

@@ -28,8 +28,9 @@ from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.one_file import FileKind, FileShard
 from stoker.formats.registry import get_format
 from stoker.index.concat_index import JoinedIndex
-from stoker.index.file_index import FileIndex
+from stoker.index.file_index import FileIndex, FileShards
 from stoker.index.index import Index
+from stoker.index.packed_shards import PackedShards
 from stoker.reading.fetch_width import FetchWidth
 from stoker.storage.files import MappedFile, check_mapped
 from stoker.types import Ids
@@ -104,6 +105,7 @@ class ShardPool:
         # The shards, where each is a file that is a sample, and is read where it lies.
         self._files = index.shards if isinstance(index, FileIndex) and not options.checksums else None
         self._kind = FileKind.of(self._files.format, self._files.spec, options) if self._files is not None else None
+        self._sizes: Ids | None = None
         self._reset()
         reset_in_children(self)
 
@@ -198,12 +200,16 @@ class ShardPool:
         """Whether opening a shard means to read a small file of this machine."""
         if self._files is not None:
             return self._files.size(shard) <= _SMALL
-        return self.cache_of(shard).store is None and self.index.shards[shard].size <= _SMALL
+        if self.cache_of(shard).store is not None:
+            return False
+        if self._sizes is None and isinstance(self.index.shards, PackedShards):
+            self._sizes = self.index.shards.raw_bytes
+        return (self.index.shards[shard].size if self._sizes is None else self._sizes[shard]) <= _SMALL
 
     def _load_ahead(self, shards: Sequence[int]) -> _Opened:
         if len(shards) == 1:
             return {shards[0]: self._load(shards[0], demanded=False)}
-        found: _Opened = {**self._read_files(shards)}
+        found: _Opened = {**self._open_small(shards)}
         for shard in shards:
             if shard in found:
                 continue
@@ -213,12 +219,28 @@ class ShardPool:
                 found[shard] = error
         return found
 
-    def _read_files(self, shards: Sequence[int]) -> Mapping[int, FileShard]:
-        """Open all of some small files that are shards of their own, and of which there is nothing to be said."""
-        files, cache, kind, size = self._files, self.cache, self._kind, 0
-        found: dict[int, FileShard] = {}
-        if files is None or kind is None or not isinstance(cache, DiskCache) or observer() is not None:
+    def _open_small(self, shards: Sequence[int]) -> Mapping[int, ShardReader]:
+        """Open those of some shards that are small files of this machine, of which there is nothing to be said."""
+        if self.options.checksums:
             return {}
+        found: Mapping[int, ShardReader]
+        found, size = self._read_shards(shards) if self._files is None else self._read_files(self._files, shards)
+        self.counts.opened(size, hit=True, shards=len(found))
+        with self._lock:
+            for shard, reader in found.items():
+                self._coming.pop(shard, None)
+                if shard not in self._open:
+                    self._open[shard] = reader
+                    self._due[shard] = math.inf  # nothing is mapped that could be cut
+            self._trim(-1, 2 * len(found))
+        return found
+
+    def _read_files(self, files: FileShards, shards: Sequence[int]) -> tuple[dict[int, FileShard], int]:
+        """Those that are samples of their own, and their bytes."""
+        cache, kind, size = self.cache, self._kind, 0
+        found: dict[int, FileShard] = {}
+        if kind is None or not isinstance(cache, DiskCache) or observer() is not None:
+            return found, size
         folder = str(cache.root)
         for shard in shards:
             data = cache.read_listed(files, shard)
@@ -229,14 +251,28 @@ class ShardPool:
                 except CorruptDataError:  # is raised again where the shard is asked for
                     continue
                 size += len(data)
-        self.counts.opened(size, hit=True, shards=len(found))
-        with self._lock:
-            self._open.update(found)
-            self._due.update(dict.fromkeys(found, math.inf))
-            for shard in found:
-                self._coming.pop(shard, None)
-            self._trim(-1)
-        return found
+        return found, size
+
+    def _read_shards(self, shards: Sequence[int]) -> tuple[dict[int, ShardReader], int]:
+        """Those of one small file each, and their bytes."""
+        cache, size = self.cache_of(shards[0]), 0
+        found: dict[int, ShardReader] = {}
+        if any(self.cache_of(shard) is not cache for shard in shards[1:]):
+            return found, size
+        infos = [self.index.shards[shard] for shard in shards]
+        for shard, info, data in zip(shards, infos, cache.read_small(infos), strict=True):
+            if data is None:
+                continue
+            form = get_format(info.format)
+            try:
+                cache.validate(info, [data])
+                reader = form.open(info, [data], where=cache.describe(info), options=self.options)
+                form.read_ahead(reader)
+            except Exception:  # noqa: BLE001, S112 - is raised again where the shard is asked for
+                continue
+            found[shard] = reader
+            size += len(data)
+        return found, size
 
     def ready(self, shards: Collection[int]) -> int:
         """The number of these shards that are open."""
@@ -279,7 +315,8 @@ class ShardPool:
         if future is not None:
             future.cancel()
         cache = self.cache_of(shard)
-        if close or cache.settings.limit is not None or not cache.keeps or self._files is not None:
+        beyond = self._files is not None or len(self._open) > self.most_open
+        if close or cache.settings.limit is not None or not cache.keeps or beyond:
             self._close(shard)
 
     def check(self, shard: int) -> None:
@@ -348,10 +385,10 @@ class ShardPool:
             self._trim(shard)
         return kept
 
-    def _trim(self, newest: int) -> None:
+    def _trim(self, newest: int, looked_at: int = _LOOKED_AT) -> None:
         """Drop readers beyond the limit. Those that are needed soon only go where the process can not map more."""
-        for _ in range(_LOOKED_AT):
-            if len(self._open) <= self.most_open:
+        for _ in range(looked_at):
+            if len(self._open) <= self.most_open or len(self._open) <= len(self._needed) < _most_maps():
                 return
             number, reader = self._open.popitem(last=False)
             if number == newest or (number in self._needed and len(self._open) < _most_maps()):

@@ -37,8 +37,8 @@ REMOVED_CACHE: Final = re.compile(r"[0-9a-f]{24}\.[0-9a-f]{16}\.removed")
 READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Flags of ``os.open`` for a file to read, by which opening a named pipe does not wait."""
 
-# A file of at most so many bytes is read: a map of it costs more time, and a process can have only so many maps.
-_READ_WHOLE: Final = 16 << 10
+READ_WHOLE: Final = 16 << 10
+"""A file of at most so many bytes is read: a map of it costs more time, and a process can have only so many maps."""
 
 _KINDS: Final = (
     (stat.S_ISDIR, "a directory"),
@@ -385,7 +385,7 @@ def map_open_file(descriptor: int, start: int, end: int, path: str, status: os.s
         CorruptDataError: the file is shorter.
         OSError: it can not be mapped or read.
     """
-    if end - start > _READ_WHOLE:
+    if end - start > READ_WHOLE:
         return MappedFile(descriptor, start, end, path, status)
     if end <= start:
         return b""

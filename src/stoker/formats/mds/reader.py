@@ -160,7 +160,7 @@ class MDSShard:
         if count != self.samples:
             raise CorruptDataError(f"{self.where}: the file holds {count} samples, the index says {self.samples}")
         offsets = self._offsets.view("<u4").astype(np.int64)
-        lengths = np.diff(offsets)
+        lengths = offsets[1:] - offsets[:-1]
         if int(offsets[0]) < head or int(offsets[-1]) != size or (lengths.size and int(lengths.min()) < 0):
             bad = int(np.argmin(lengths)) if lengths.size and int(lengths.min()) < 0 else 0
             raise CorruptDataError(
@@ -169,9 +169,9 @@ class MDSShard:
             )
         width = self.layout.width
         least = 4 * self.layout.variable
-        wrong = np.flatnonzero(lengths < least if width is None else lengths != width)
-        if wrong.size:
-            row = int(wrong[0])
+        wrong = lengths < least if width is None else lengths != width
+        if wrong.any():
+            row = int(np.argmax(wrong))
             raise CorruptDataError(
                 f"{self.where}: sample {row} has {lengths[row]} bytes, its columns need "
                 f"{width if width is not None else f'at least {least}'}"

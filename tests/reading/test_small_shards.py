@@ -1,0 +1,133 @@
+"""Small shards that are read in place are opened many at a time: with the same values, checks and errors as one by one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker import MDSWriter, StreamingDataset
+from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError, StokerError
+from stoker.reading.samples import read_samples
+
+SHARDS, ROWS, BAD = 70, 5, 40
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    with MDSWriter({"id": "int", "text": "str"}, tmp_path / "data", size_limit=None, hashes=()) as writer:
+        for shard in range(SHARDS):
+            ids = np.arange(shard * ROWS, (shard + 1) * ROWS)
+            writer.write_batch({"id": ids, "text": [f"text {number}" for number in ids.tolist()]})
+            writer.flush_shard()
+    return tmp_path / "data"
+
+
+def rows_of(pool: Any, shard: int) -> Any:
+    batch = read_samples(pool, np.full(ROWS, shard), np.arange(ROWS))
+    return np.asarray(batch["id"]).tolist(), batch["text"]
+
+
+def expected(shard: int) -> Any:
+    ids = list(range(shard * ROWS, (shard + 1) * ROWS))
+    return ids, [f"text {number}" for number in ids]
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def longer(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"x")
+
+
+def no_header(file: Path) -> None:
+    file.write_bytes(b"\xff" * file.stat().st_size)
+
+
+def fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def link_to_another(file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file.with_name("shard.00039.mds"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "errors"),
+    [
+        (cut, (CorruptDataError, ObjectNotFoundError)),
+        (longer, (CorruptDataError, ObjectNotFoundError)),
+        (no_header, (CorruptDataError, DatasetChangedError)),
+        (fifo, ObjectNotFoundError),
+        (directory, StokerError),
+        (os.unlink, ObjectNotFoundError),
+        (link_to_another, DatasetChangedError),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_one_bad_file_among_many_is_an_error_of_its_own(data: Path, damage: Callable[[Path], Any], errors: Any) -> None:
+    dataset = StreamingDataset(data)
+    file = data / f"shard.{BAD:05}.mds"
+    damage(file)
+    alone = StreamingDataset(data)
+    pool = dataset.epoch_reader.pool
+    pool.expect(range(SHARDS))
+    pool.prefetch(range(SHARDS))
+    for shard in range(SHARDS):
+        if shard == BAD:
+            with pytest.raises(errors, match=file.name) as raised:
+                rows_of(pool, shard)
+            if damage is not link_to_another:  # which is as it should be for those who open the dataset afterwards
+                with pytest.raises(StokerError) as once_more:
+                    rows_of(alone.epoch_reader.pool, shard)
+                if damage is not no_header:
+                    assert str(raised.value) == str(once_more.value)
+        else:
+            assert rows_of(pool, shard) == expected(shard)
+    assert dataset.stats().cache_hits >= SHARDS - 1
+    dataset.close()
+
+
+def test_a_dataset_that_is_written_anew_while_small_shards_are_opened_is_an_error(data: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(data)
+    shutil.copytree(data, tmp_path / "new")
+    (data / "index.json").write_bytes((tmp_path / "new" / "index.json").read_bytes() + b"\n")
+    pool = dataset.epoch_reader.pool
+    pool.prefetch(range(SHARDS))
+    with pytest.raises(DatasetChangedError):
+        rows_of(pool, 3)
+    dataset.close()
+
+
+def test_links_to_small_shards_are_followed(data: Path, tmp_path: Path) -> None:
+    data.rename(tmp_path / "real")
+    data.mkdir()
+    for file in (tmp_path / "real").iterdir():
+        (data / file.name).symlink_to(file)
+    rows = [int(sample["id"]) for sample in StreamingDataset(data)]
+    assert rows == list(range(SHARDS * ROWS))
+
+
+def test_few_small_shards_stay_open(data: Path) -> None:
+    dataset = StreamingDataset(data, shuffle=True, batch_size=4)
+    pool = dataset.epoch_reader.pool
+    pool.most_open = 8
+    for _ in range(2):
+        found = sorted(number for batch in dataset.batches() for number in np.asarray(batch["id"]).tolist())
+        assert found == list(range(SHARDS * ROWS))
+        assert pool.ready(range(SHARDS)) <= 8 + 1
+    assert dataset.stats().cache_hits >= SHARDS
+    dataset.close()
