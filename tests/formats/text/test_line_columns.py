@@ -16,7 +16,9 @@ from stoker import StreamingDataset
 from stoker.errors import CorruptDataError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.merge import read_each
+from stoker.formats.common.values import UnfitValueError
 from stoker.formats.registry import get_format
+from stoker.formats.text import json as text_json
 from stoker.formats.text import line_shards
 from stoker.formats.text.line_index import find_lines
 from stoker.types import Batch
@@ -147,6 +149,27 @@ def test_json_lines_together_are_what_they_are_one_by_one(
 
     spec = {"columns": dict(zip("ab", kinds, strict=True)), **({"inferred": True} if whole else {})}
     check("json", [data(*one) for one in files], spec, picks, columns)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.one_of(repeated(json_line), st.permutations(['{"a": [{}', "{}]}", '{},"w",{}'])),
+    kinds=st.tuples(st.sampled_from((*KINDS, "json")), st.sampled_from((*KINDS, "json"))),
+    whole=st.booleans(),
+    columns=st.sampled_from([["a", "b"], ["a"], []]),
+)
+def test_objects_parsed_at_once_are_what_they_are_one_by_one(
+    lines: list[str], kinds: Any, whole: bool, columns: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parsed(few: int) -> Any:
+        monkeypatch.setattr(text_json, "_FEW", few)
+        try:
+            found = text_json.parse_objects(lines, columns, dict(zip("ab", kinds, strict=True)), whole=whole)
+        except UnfitValueError as error:
+            return str(error), error.row, error.column
+        return {name: [(type(one), repr(one)) for one in values] for name, values in found.items()}
+
+    assert parsed(1) == parsed(1 << 30)
 
 
 cell = st.one_of(number, number, st.sampled_from(TEXTS), st.text(alphabet='a",\n\r\t é', max_size=4))
