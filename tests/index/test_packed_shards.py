@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import multiprocessing
+import os
 import pickle
 from collections.abc import Sequence
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from hypothesis import strategies as st
 
 from stoker import MDSWriter, Stream, StreamingDataset
 from stoker.concurrency import shared_bytes
-from stoker.errors import FormatError, IndexFileError
+from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.errors import FormatError, IndexFileError, StokerError
 from stoker.formats.base import FileInfo, FilePart, ShardInfo
 from stoker.index import index as index_module
 from stoker.index import packed_shards
@@ -162,6 +165,25 @@ def inode(shards: PackedShards) -> tuple[int, int]:
         if begin <= address < end:
             return int(line.split()[4]), len(shards)
     raise AssertionError("not mapped")
+
+
+def test_a_file_that_took_the_number_of_a_closed_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_bytes, "SMALL", 1)
+    monkeypatch.setattr(shared_bytes, "spawning", lambda: True)
+    monkeypatch.setattr(reduction, "DupFd", lambda file: file)  # as if a child were being spawned
+    data, other = SharedBytes.of([b"some bytes"]), SharedBytes.of([b"more bytes"])
+    receive, (file, identity) = data.__reduce__()
+    os.dup2(other.__reduce__()[1][0], file)
+    with pytest.raises(StokerError, match="something closed files"):
+        receive(Descriptor(os.dup(file)), identity)
+    assert receive(Descriptor(os.dup(file)), other.__reduce__()[1][1]).view == b"more bytes"
+
+
+class Descriptor:
+    """A descriptor that has arrived in a child."""
+
+    def __init__(self, file: int) -> None:
+        self.detach = lambda: file
 
 
 @pytest.mark.usefixtures("pack_all")

@@ -10,6 +10,7 @@ from multiprocessing import reduction
 from typing import Any, Final
 
 from stoker.concurrency.shared_file import spawning
+from stoker.errors import StokerError
 
 SMALL: Final = 1 << 20
 """Bytes that are copied rather than shared: a process can have, and be handed, only so many files."""
@@ -28,6 +29,7 @@ class SharedBytes:
     def __init__(self, data: bytes | int) -> None:
         self._file = data if isinstance(data, int) else None
         if isinstance(data, int):
+            self._identity = _identity_of(data)
             self.view = memoryview(mmap.mmap(data, 0, access=mmap.ACCESS_READ))
         else:
             self.view = memoryview(data)
@@ -52,7 +54,7 @@ class SharedBytes:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._file is not None and spawning():
-            return _received, (reduction.DupFd(self._file),)
+            return _received, (reduction.DupFd(self._file), self._identity)
         return SharedBytes.of, ([bytes(self.view)],)
 
     # Bound as defaults: at the interpreter's end a module's names are gone.
@@ -65,5 +67,22 @@ class SharedBytes:
                 close(file)
 
 
-def _received(file: Any) -> SharedBytes:
-    return SharedBytes(file.detach())
+def _identity_of(file: int) -> tuple[int, int, int]:
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino, status.st_size
+
+
+def _received(file: Any, identity: tuple[int, int, int]) -> SharedBytes:
+    """The same bytes in a spawned child.
+
+    Raises:
+        StokerError: the parent closed the file, and its number is that of another one.
+    """
+    received: int = file.detach()
+    if _identity_of(received) != identity:
+        os.close(received)
+        raise StokerError(
+            "the file that holds a dataset's index is not the one that the parent process mapped: something closed files "
+            "that it did not open. Open the dataset after that"
+        )
+    return SharedBytes(received)
