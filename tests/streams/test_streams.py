@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 
 from stoker import MDSWriter
 from stoker.cache.quota import divide_limit
-from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
+from stoker.catalog import location
+from stoker.errors import ConfigError, DatasetChangedError, FormatError, ObjectNotFoundError
+from stoker.index import version
 from stoker.reading.samples import iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
+from stoker.streams import streams as streams_module
 from stoker.streams.streams import Stream, StreamDefaults, Streams, open_streams, stream_names
 from stoker.streams.subsets import HashSplit
 from stoker.writers import CSVWriter, JSONWriter
@@ -194,6 +197,29 @@ def test_the_same_dataset_twice_is_opened_once(tmp_path: Path) -> None:
     assert streams.locations[0] is streams.locations[2]
     assert streams.names == ("a", "a#2", "a#3")
     assert read_all(streams) == [*range(50), *range(50), *range(50)]
+
+
+def test_streams_wait_once_for_the_clock_and_later_changes_are_seen(
+    three: list[Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Times of files tick: each stream that waited for a tick of its own took milliseconds.
+    asked: list[int] = []
+    take = version.opening_time
+
+    def opening_time(url: str) -> int:
+        asked.append(take(url))
+        return asked[-1]
+
+    for module in (streams_module, location):
+        monkeypatch.setattr(module, "opening_time", opening_time)
+    opened = open_streams(three)
+    assert len(asked) == 1
+    path = opened.locations[2].cache.root / opened.locations[2].index.shards[0].raw[0].basename
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DatasetChangedError):
+        opened.pool().get(int(opened.shard_offsets[2]))
 
 
 def test_a_stream_without_index_is_the_error_of_opening(tmp_path: Path) -> None:

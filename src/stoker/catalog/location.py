@@ -139,6 +139,7 @@ def open_indexed(
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
     load: Callable[[Store, SideIndex | None], LoadedIndex] = read_index,
+    opened: int | None = None,
 ) -> DatasetLocation:
     """Find the index and set up the cache.
 
@@ -151,6 +152,7 @@ def open_indexed(
         settings: how the cache behaves.
         storage_options, retry, stall_timeout: see :func:`stoker.storage.open_store`.
         load: gives the index of the dataset in a store.
+        opened: an :func:`~stoker.index.version.opening_time` from before this call, for several datasets; ``None``: now.
 
     Raises:
         ConfigError: neither ``remote`` nor ``local``, or a ``split`` that leaves them.
@@ -159,7 +161,8 @@ def open_indexed(
     """
     address = locate(remote, local, split, storage_options)
     source, base = address.source, address.root
-    opened = opening_time(base if address.source is None else address.source)
+    if opened is None:
+        opened = opening_time(base if address.source is None else address.source)
     if address.in_place:
         store = open_store(base)
         home = default_cache(os.path.realpath(base), None)

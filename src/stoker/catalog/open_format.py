@@ -83,6 +83,7 @@ def open_format(
     storage_options: StorageOptions | None,
     retry: RetryPolicy,
     stall_timeout: float,
+    opened: int | None = None,
 ) -> DatasetLocation:
     """Open the dataset.
 
@@ -93,7 +94,7 @@ def open_format(
         options: settings of the format.
         cache_limit: bytes that opening may put into the cache.
         remote, local, split: see :class:`~stoker.streams.streams.Stream`.
-        settings, storage_options, retry, stall_timeout: see :func:`~stoker.catalog.location.open_indexed`.
+        settings, storage_options, retry, stall_timeout, opened: see :func:`~stoker.catalog.location.open_indexed`.
     """
     name = format_name(format)
     reading: dict[str, Any] = {
@@ -107,6 +108,7 @@ def open_format(
     if isinstance(remote, str) and is_hub(remote):
         remote, split = hub_files(remote, split, storage_options, retry, stall_timeout)
     opening: dict[str, Any] = {"columns": columns, "options": options, "cache_limit": cache_limit, "reading": reading}
+    opening["opened"] = opened
     try:
         return _open(name, remote, local, split, **opening)
     except ObjectNotFoundError as error:
@@ -127,6 +129,7 @@ def _open(
     options: Mapping[str, Any] | None,
     cache_limit: int | None,
     reading: Mapping[str, Any],
+    opened: int | None,
 ) -> DatasetLocation:
     """Open a dataset whose split is a folder, if it has one."""
     given = local if remote is None else remote
@@ -140,13 +143,15 @@ def _open(
     if name == _CHUNKS:
         assert remote is None or isinstance(remote, str | os.PathLike)
         size = (options or {}).get("block_size")
-        location = open_indexed(remote, local, split, load=partial(read_index, block_size=size), **reading)
+        location = open_indexed(
+            remote, local, split, load=partial(read_index, block_size=size), opened=opened, **reading
+        )
         return _check_litdata(location, size, alone=True)
     if name is None or name == _INDEXED:
         assert remote is None or isinstance(remote, str | os.PathLike)  # as a list has no index
         try:
             load = read_index if name is None else index_or_headers
-            location = open_indexed(remote, local, split, load=load, **reading)
+            location = open_indexed(remote, local, split, load=load, opened=opened, **reading)
             if options:
                 chunks = any(shard.format == _CHUNKS for shard in location.index.kinds)
                 remedy = f"give format={_CHUNKS!r}, too" if chunks else "leave them out"

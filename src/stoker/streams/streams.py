@@ -25,6 +25,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.index.concat_index import JoinedIndex
 from stoker.index.index import Index
+from stoker.index.version import opening_time
 from stoker.order.mixture.weights import StreamWeight
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import RetryPolicy
@@ -279,7 +280,7 @@ def stream_names(streams: Sequence[Stream]) -> tuple[str, ...]:
             break
         for path in longer:
             length[path] += 1
-    names: list[str] = []
+    names: dict[str, None] = {}  # in their order, and found at once
     for path, stream in zip(paths, streams, strict=True):
         name = base = stream.name if stream.name is not None else chosen[path]
         if stream.name is None:
@@ -287,7 +288,7 @@ def stream_names(streams: Sequence[Stream]) -> tuple[str, ...]:
             while name in names or name in given:
                 count += 1
                 name = f"{base}#{count}"
-        names.append(name)
+        names[name] = None
     return tuple(names)
 
 
@@ -341,8 +342,9 @@ def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = No
     if len(different) == 1:
         locations = [open_format(**openings[0])]
     else:
+        begun = opening_time(os.curdir)  # which may wait for a tick of the clock: once for all
         with ThreadPoolExecutor(min(_THREADS, len(different)), thread_name_prefix="stoker-open") as threads:
-            locations = list(threads.map(lambda opening: open_format(**opening), different.values()))
+            locations = list(threads.map(lambda opening: open_format(**opening, opened=begun), different.values()))
     if defaults.cache_limit is not None:
         locations = _limited(locations, defaults.cache_limit)
     opened = dict(zip(different, locations, strict=True))

@@ -1,7 +1,7 @@
 """Tokenizing one file of text: stoker beside bare ``tokenizers``, on all processors.
 
-    python benchmarks/tokenize.py                     # 200 MB of JSON lines, three rounds, about 3 minutes on two processors
-    python benchmarks/tokenize.py --megabytes 1000
+    python benchmarks/tokenize_file.py                # 200 MB of JSON lines, three rounds, about 3 minutes on two processors
+    python benchmarks/tokenize_file.py --megabytes 1000
 
 The text is made up: words whose frequency falls as in language, which a BPE tokenizer of 32,000 entries has learnt. Bare
 ``tokenizers`` gets texts that are parsed already, and writes nothing; stoker reads JSON lines and writes Parquet. The two
