@@ -19,6 +19,7 @@ from stoker.index import version
 from stoker.index.index import INDEX_NAME, Index
 from stoker.index.side_index import SideIndex
 from stoker.index.version import LoadedIndex, read_index
+from stoker.inspection.caches import list_caches, prune_caches
 from stoker.storage import open_store
 
 
@@ -77,12 +78,20 @@ def test_datasets_keep_their_index_in_the_users_cache(
     samples = [batch["ý"] for batch in first.batches()]
     (kept,) = own_cache.rglob("index")
     assert kept.parent.name == ".stoker"
+    listed = {cache.path: (cache.origin, cache.files) for cache in list_caches()}
+    assert listed[str(kept.parent.parent)] == (str(data), 0)
+    assert list(kept.parent.parent.iterdir()) == [kept.parent]  # nothing else would go with it
     monkeypatch.setattr(Index, "from_json", no_parsing)
     second = StreamingDataset(**where, batch_size=4)
     assert [batch["ý"] for batch in second.batches()] == samples
     assert second.state_dict() == first.state_dict()
     assert [path for path in before if not path.exists()] == []
     assert list(data.rglob("index")) == []
+    prune_caches(gone=True)
+    assert kept.exists()
+    prune_caches(everything=True)
+    assert not kept.parent.parent.exists()
+    assert [batch["ý"] for batch in second.batches()] == samples
 
 
 def test_an_index_that_was_written_anew_is_read(tmp_path: Path) -> None:

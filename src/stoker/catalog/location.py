@@ -188,7 +188,7 @@ def open_indexed(
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
     origin = origin_of(source, storage_options)
     home = default_cache(source, storage_options)
-    side = None if settings.in_memory else _side_index(home, store.url)
+    side = None if settings.in_memory else _side_index(home, origin.url)
     loaded, directory, fresh = _load(store, base, origin, lambda store: load(store, side))
     index = loaded.index
     cache = make_cache(directory, store, settings, index.file_sizes, VersionWatch(store, loaded.version, opened))
@@ -239,8 +239,9 @@ def _load(
 
 
 def _side_index(home: Path, url: str) -> SideIndex:
-    """The file that keeps a parsed index: in a directory of the user's own, never in the dataset."""
-    return SideIndex(home / PRIVATE / "index", partial(make_private, home, url))
+    """The file that keeps a parsed index: in a directory of its own in the user's cache, never in the dataset."""
+    directory = default_cache(home.name, None, "index")
+    return SideIndex(directory / PRIVATE / "index", partial(make_private, directory, url))
 
 
 def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory) -> None:
