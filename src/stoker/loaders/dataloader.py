@@ -199,6 +199,8 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         if self.num_workers:
             # A worker has no connection to the store. Without workers the dataset compares by itself.
             self._stream.compare_ranks(current.start, left)
+            if isinstance(self._stream, StreamingDataset) and self._iterator is None and not current.start.epoch:
+                self._stream.epoch_reader.fetch_first(current.start, self._stream.batch_size or 1, self.num_workers)
         columns = self.dataset if self.num_workers and isinstance(self.dataset, _Columns) else None
         with contextlib.nullcontext() if columns is None else columns.grouping():
             batches = self._open = super().__iter__()

@@ -9,12 +9,15 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Final, TypeVar
 
+import numpy as np
+
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import REMEDY, OuterDivision, skipped_batches
 from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once, loaded
 from stoker.order.capabilities import shards_at_once
+from stoker.order.native import NativeOrder
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.batch_groups import BatchGroup
@@ -229,6 +232,16 @@ class EpochReader:
     def compare_ranks(self, point: EpochPosition, batch_size: int, left: int) -> None:
         """See that all ranks read the same from ``point`` on, after ``left`` batches of the iteration before."""
         self._rank_finder.compare(self.sample_order, point, batch_size, self._resume.loads, left)
+
+    def fetch_first(self, point: EpochPosition, batch_size: int, workers: int) -> None:
+        """Begin to fetch the first batches of DataLoader workers, which have no connection to the store before they run."""
+        fetched = all(cache.store is not None and cache.keeps for cache in self.pool.caches)
+        if not fetched or self.settings.limit is not None or not isinstance(self.sample_order, NativeOrder):
+            return
+        run = self.sample_order.run(point, self.data_rank(batch_size))
+        for batches in run.plan.chunks(workers * batch_size, 0, 1, 0):
+            self.pool.fetch(dict.fromkeys(run.order.locate(np.concatenate(batches[:workers]))[0].tolist()))
+            return
 
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:

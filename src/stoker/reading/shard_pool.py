@@ -191,6 +191,16 @@ class ShardPool:
                     group = []
             self._begin(group)
 
+    def fetch(self, shards: Iterable[int]) -> None:
+        """Begin to bring shards into an unlimited cache on disk, in this order, for other processes: none is opened here.
+
+        Errors are not told: those who read the shards meet them.
+        """
+        for shard in shards:
+            cache = self.cache_of(shard)
+            if cache.store is not None and cache.keeps and cache.settings.limit is None:
+                self._threads.submit(partial(cache.fetch, self.index.shards[shard], wait=False))
+
     def _begin(self, shards: list[int]) -> None:
         if shards:
             coming = self._threads.submit(partial(self._load_ahead, shards))

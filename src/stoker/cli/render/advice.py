@@ -53,8 +53,8 @@ def _cache(report: Report) -> list[str]:
     if again > _NATURAL * report.bytes:
         needed = report.cache_needed
         why = (
-            f"a cache of {bytes_text(needed)} holds each shard for as long as it is needed, and an order that is too wide for "
-            "its cache is read shard by shard, which fetches less than is told here"
+            f"a cache of {bytes_text(needed)} holds each shard for as long as it is needed, and an order too wide for its "
+            "cache is read shard by shard, which fetches less than is told here"
             if needed > limit
             else "shards that are used again after a long time have been removed by then"
         )

@@ -1,0 +1,72 @@
+"""Before DataLoader workers run, their process fetches what their first batches need: a worker has no connection yet."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slow_store import asked, slow_store
+from stoker import MDSWriter, StreamingDataLoader, StreamingDataset
+from stoker.cache.disk import DiskCache
+from stoker.formats.base import ShardInfo
+
+SAMPLES = 64
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    with MDSWriter({"id": "int"}, folder / "mds", size_limit=None) as writer:
+        for number in range(SAMPLES):
+            writer.write_batch({"id": np.array([number])})
+            writer.flush_shard()
+    return folder
+
+
+def test_first_batches_are_fetched_before_workers_ask(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+    fetch = DiskCache.fetch
+
+    def noted(self: DiskCache, info: ShardInfo, **settings: Any) -> bool:
+        fetched.append(info.raw[0].basename)  # of this process: a worker's list is its own
+        return fetch(self, info, **settings)
+
+    monkeypatch.setattr(DiskCache, "fetch", noted)
+    with slow_store(data, 0.01) as options:
+        dataset = StreamingDataset(
+            "s3://bucket/mds", storage_options=options, local=tmp_path, batch_size=4, shuffle=True
+        )
+        with StreamingDataLoader(
+            dataset, batch_size=4, num_workers=2, columnar=True, multiprocessing_context="fork", timeout=120
+        ) as loader:
+            batches = iter(loader)
+            found = next(batches)["id"].tolist()
+            deadline = time.monotonic() + 60
+            while len(fetched) < 8 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            found += [number for batch in batches for number in batch["id"].tolist()]
+        _, sent = asked(options)
+    assert len(fetched) == 8
+    assert sorted(found) == list(range(SAMPLES))
+    files = list((data / "mds").iterdir())
+    # Each shard once, whoever fetched it, and the index.
+    assert sent <= sum(path.stat().st_size for path in files) * 1.5
+
+
+def test_nothing_is_fetched_so_where_the_cache_is_limited_or_memory(data: Path, tmp_path: Path) -> None:
+    with slow_store(data, 0.0) as options:
+        for settings in ({"local": tmp_path, "cache_limit": "1mb"}, {"cache": "memory"}):
+            dataset = StreamingDataset(
+                "s3://bucket/mds", storage_options=options, batch_size=4, shuffle=True, **settings
+            )
+            asked(options)
+            reader = dataset.epoch_reader
+            reader.fetch_first(reader.upcoming(), 4, 2)
+            reader.pool.close()
+            assert asked(options) == (1, 0)
