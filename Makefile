@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 # torch's plain index build carries several GB of CUDA; this one is what the project is tested with.
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint format api unit unit-first unit-rest check check-first check-rest peer trainers trainers-test clean
+.PHONY: demo test lint format api unit unit-bench unit-first unit-rest check check-first check-rest peer trainers trainers-test clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -34,19 +34,23 @@ format: $(STAMP)
 api: $(STAMP)
 	$(BIN)/python docs/make_api.py
 
-# Two halves at once, for two processors; the second holds what the first leaves.
-FIRST := $(addprefix tests/,bench catalog conversion formats generation order simulate storage streams tokens writing) \
+# Three parts at once: many tests wait for other processes, servers and clocks. The last part holds what the others leave.
+BENCH := tests/bench
+FIRST := $(addprefix tests/,catalog conversion coordination formats generation order simulate storage streams tokens writing) \
 	$(addprefix tests/loaders/test_,lm_stream.py mixtures.py mosaicml_order.py parquet_loader_files.py \
 	parquet_loader_orders.py torch_tokens.py)
 
 unit: $(STAMP)
-	$(MAKE) --jobs=2 --output-sync=target unit-first unit-rest
+	$(MAKE) --jobs=3 --output-sync=target unit-rest unit-first unit-bench
+
+unit-bench:
+	$(BIN)/python -m pytest -p no:cacheprovider $(BENCH)
 
 unit-first:
 	$(BIN)/python -m pytest -p no:cacheprovider $(FIRST)
 
 unit-rest:
-	$(BIN)/python -m pytest $(FIRST:%=--ignore=%)
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(BENCH) $(FIRST))
 
 # Of each test file as many tests as 0.4 s of a processor have room for, and none that start processes or servers.
 FAST := -m "not processes and not s3 and not slow" --budget 0.4 -r fE
@@ -55,10 +59,10 @@ check: $(STAMP)
 	$(MAKE) --jobs=2 --output-sync=target check-rest lint check-first
 
 check-first:
-	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(FIRST)
+	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(BENCH) $(FIRST)
 
 check-rest:
-	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(FIRST:%=--ignore=%)
+	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(patsubst %,--ignore=%,$(BENCH) $(FIRST))
 
 peer: $(STAMP)
 	$(BIN)/python benchmarks/setup_peers.py mosaic
