@@ -71,7 +71,7 @@ def repeated_requests(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Requests that failed and were made again, of all ranks or epochs, by endpoint; those of no named one under ``""``."""
     found: dict[str, int] = {}
     for entry in entries:
-        for endpoint, count in entry["repeated_requests"].items():
+        for endpoint, count in (entry.get("repeated_requests") or {}).items():  # a rank may end before it knows
             found[endpoint] = found.get(endpoint, 0) + count
     return found
 

@@ -110,7 +110,7 @@ def collect(
         "train": _over([epoch for epoch in epochs if epoch["kind"] == "train"]),
         "evaluate": _over([epoch for epoch in epochs if epoch["kind"] == "valid"]),
         "requests": {
-            "generate": None if made is None else over_writes(made["requests"]),
+            "generate": None if made is None else over_writes(made.get("requests", ())),
             "train": over_epochs(records, "train"),
             "evaluate": over_epochs(records, "valid"),
             "save": over_checkpoints(records, "save"),
