@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import time
@@ -331,6 +332,39 @@ def _csv_bound(folder: Path) -> Figures:
     return {"rows_per_s": _rate(lambda: iter([pyarrow.csv.read_csv(folder / "data.csv").num_rows]))}
 
 
+def _write_records(folder: Path, size: int) -> None:
+    import numpy as np
+
+    from stoker.writers import TFRecordWriter
+
+    with TFRecordWriter({"id": "int", "label": "int", "text": "str"}, folder / "data") as writer:
+        texts = [f"sample {number} of a text that has some words" for number in range(size)]
+        writer.write_batch({"id": np.arange(size), "label": np.arange(size) % 10, "text": texts})
+
+
+def _records_bound(folder: Path) -> Figures:
+    """Parses each record by protobuf, without a look at its features or checksum."""
+    package = importlib.util.find_spec("tfrecord")  # which imports PyTorch
+    assert package is not None
+    path = Path(next(iter(package.submodule_search_locations or ()))) / "example_pb2.py"
+    module = importlib.util.spec_from_file_location("example_pb2", path)
+    assert module is not None
+    assert module.loader is not None
+    example_pb2 = importlib.util.module_from_spec(module)
+    module.loader.exec_module(example_pb2)
+
+    def parsed() -> Iterator[int]:
+        for path in sorted((folder / "data").glob("*.tfrecord")):
+            data, at = path.read_bytes(), 0
+            while at < len(data):
+                size = int.from_bytes(data[at : at + 8], "little")
+                example_pb2.Example.FromString(data[at + 12 : at + 12 + size])
+                at += 16 + size
+                yield 1
+
+    return {"rows_per_s": _rate(parsed)}
+
+
 # -- a cache that is smaller than what is shuffled -----------------------------------------------------------------------
 
 
@@ -479,6 +513,16 @@ DIRECTIONS = (
         {"stoker": _lines("data.csv"), "bound": _csv_bound},
         {"rows_per_s": 0},
         "0.7 of pyarrow.csv",
+    ),
+    Direction(
+        "tfrecord",
+        "records of TFRecord, each a tf.train.Example",
+        (5_000, 20_000, 80_000),
+        (10_000, 100_000, 1_000_000),
+        _write_records,
+        {"stoker": _lines("data"), "bound": _records_bound},
+        {"rows_per_s": 0},
+        "the rate at which protobuf parses them",
     ),
     Direction(
         "limited-cache",

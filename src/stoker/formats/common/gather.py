@@ -95,9 +95,9 @@ def gather_spans(
     bounds = begins.tolist(), ends.tolist()
     if which is None or len(buffers) == 1:
         buffer = buffers[0]
-        copies = [bytes(buffer[begin:end]) for begin, end in zip(*bounds, strict=True)]
+        copies = [buffer[begin:end] for begin, end in zip(*bounds, strict=True)]
     else:
-        copies = [bytes(buffers[turn][begin:end]) for turn, begin, end in zip(which.tolist(), *bounds, strict=True)]
+        copies = [buffers[turn][begin:end] for turn, begin, end in zip(which.tolist(), *bounds, strict=True)]
     sizes = ends - begins + len(between)
     starts: Ids = np.cumsum(sizes) - sizes
     return between.join(copies), starts
