@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import shutil
 import os
+import shutil
 import signal
 import subprocess
 import sys
