@@ -24,6 +24,7 @@ _KEPT: Final = 64
 _FEW: Final = 256
 # So many passes of each stream are joined until they are thrown away.
 _JOINED: Final = 4
+_UNKNOWN: Final = -2
 
 
 class NumberedStream(Protocol):
@@ -52,9 +53,12 @@ class StreamLocator:
         self._offsets: Ids = np.array(shard_offsets, dtype=np.int64)
         self._keep = max(_KEPT, self._offsets.size) if keep is None else keep
         self._made: OrderedDict[int, NumberedStream] = OrderedDict()
-        # By stream and pass; -1: it is located alone.
-        self._passes: dict[tuple[int, int], int] = {}
-        self._joined = JoinedPasses()
+        # By stream: samples of a pass, 0 where that is not known yet; and two passes, with their numbers among the joined
+        # ones. -1: the pass is located alone.
+        self._sizes: Ids = np.zeros(0, dtype=np.int64)
+        self._pass_of: Ids
+        self._joined_of: Ids
+        self._forget()
 
     def locate(self, codes: Ids) -> tuple[Ids, Ids]:
         """Shard number among those of all streams, and row in the shard, of each code; two int64 arrays of its shape."""
@@ -96,42 +100,65 @@ class StreamLocator:
         self, streams: list[int], starts: list[int], ends: list[int], numbers: Ids, shards: Ids, rows: Ids
     ) -> None:
         """Likewise, in one call for all streams whose passes can be joined."""
-        if len(self._passes) > _JOINED * self._keep:
-            self._passes, self._joined = {}, JoinedPasses()
-        made = [self._stream(number) for number in streams]
-        totals = [
-            max(1, stream.total) if isinstance(stream, ShuffledStream) else 1 << NUMBER_BITS for stream, _ in made
-        ]
-        which = np.repeat(np.arange(len(streams)), np.subtract(ends, starts))
-        size = np.array(totals, dtype=np.int64)[which]
+        if self._count > _JOINED * self._keep:
+            self._forget()
+        numbers_of = np.array(streams, dtype=np.int64)
+        self._look_at(numbers_of)
+        which = np.repeat(numbers_of, np.subtract(ends, starts))
+        size = self._sizes[which]
         passes = numbers // size
         inside = numbers - passes * size
-        borders = np.flatnonzero(np.diff(which) | np.diff(passes)) + 1
-        first = [0, *borders.tolist()]
-        joined: list[int] = []
-        for turn, number in zip(which[first].tolist(), passes[first].tolist(), strict=True):
-            found = self._passes.get((streams[turn], number))
-            joined.append(self._join(streams[turn], number, *made[turn]) if found is None else found)
+        first = np.flatnonzero(np.diff(which, prepend=-1) | np.diff(passes, prepend=-1))
+        of, number = which[first], passes[first]
+        joined = np.where(self._pass_of[of, number & 1] == number, self._joined_of[of, number & 1], _UNKNOWN)
+        new: dict[tuple[int, int], int] = {}
+        for run in np.flatnonzero(joined == _UNKNOWN).tolist():
+            key = int(of[run]), int(number[run])
+            found = new.get(key)
+            joined[run] = new[key] = self._join(*key) if found is None else found
         lengths = np.diff(first, append=numbers.size)
-        of_sample = np.repeat(np.array(joined, dtype=np.int64), lengths)
-        alone = np.flatnonzero(np.array(joined) < 0)
+        of_sample = np.repeat(joined, lengths)
+        alone = np.flatnonzero(joined < 0)
         if not alone.size:
             shards[...], rows[...] = self._joined.locate(of_sample, inside)
             return
         here = np.flatnonzero(of_sample >= 0)
         if here.size:
             shards[here], rows[here] = self._joined.locate(of_sample[here], inside[here])
-        begins = np.array(first, dtype=np.int64)[alone]
-        begun = begins.tolist()
-        its = [streams[turn] for turn in which[begins].tolist()]
-        self._locate_each(its, begun, (begins + lengths[alone]).tolist(), numbers, shards, rows)
+        begins = first[alone]
+        self._locate_each(
+            of[alone].tolist(), begins.tolist(), (begins + lengths[alone]).tolist(), numbers, shards, rows
+        )
 
-    def _join(self, number: int, of_pass: int, stream: NumberedStream, offset: int) -> int:
+    def _look_at(self, streams: Ids) -> None:
+        """Note the samples of these streams, where they are not known."""
+        more = int(streams[-1]) + 1 - self._sizes.size
+        if more > 0:
+            self._sizes = np.pad(self._sizes, (0, more))
+            rows = ((0, more), (0, 0))
+            self._pass_of, self._joined_of = (
+                np.pad(self._pass_of, rows, constant_values=-1),
+                np.pad(self._joined_of, rows),
+            )
+        for number in streams[self._sizes[streams] == 0].tolist():
+            stream, _ = self._stream(number)
+            self._sizes[number] = max(1, stream.total) if isinstance(stream, ShuffledStream) else 1 << NUMBER_BITS
+
+    def _join(self, number: int, of_pass: int) -> int:
         """Join a pass of a stream, if it can be."""
+        stream, offset = self._stream(number)
         tables = stream.tables(of_pass) if isinstance(stream, ShuffledStream) else None
         found = -1 if tables is None else self._joined.add(tables, offset)
-        self._passes[number, of_pass] = found
+        self._pass_of[number, of_pass & 1] = of_pass
+        self._joined_of[number, of_pass & 1] = found
+        self._count += 1
         return found
+
+    def _forget(self) -> None:
+        """Forget which passes are joined."""
+        self._joined, self._count = JoinedPasses(), 0
+        self._pass_of = np.full((self._sizes.size, 2), -1, dtype=np.int64)
+        self._joined_of = np.zeros((self._sizes.size, 2), dtype=np.int64)
 
     def _stream(self, number: int) -> tuple[NumberedStream, int]:
         """A stream, made where need be, and number of its first shard."""
