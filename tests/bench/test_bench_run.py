@@ -28,7 +28,7 @@ from stoker.bench.settings.workload import Stage
 from stoker.cache.quota import claim, release
 from stoker.cli import main
 from stoker.cluster import World
-from stoker.errors import ConfigError, MissingPackageError
+from stoker.errors import ConfigError, MissingPackageError, StokerError
 
 CLOCKS = 4e-6
 """Seconds by which two clocks may differ that are read as one."""
@@ -298,6 +298,20 @@ def test_a_missing_library_is_an_error_before_anything_starts(tmp_path: Path, mo
 def test_no_step_to_measure_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leaves no step to measure"):
         bench(tmp_path, "train.steps=1", "reader.loader=synthetic")
+
+
+@pytest.mark.parametrize("loader", ["stoker", "torch"])
+def test_data_of_which_no_batch_can_be_made_is_an_error_that_names_the_settings(loader: str, tmp_path: Path) -> None:
+    """It named arguments of stoker's data set, or was an epoch without a step."""
+    with pytest.raises(StokerError, match=r"no step: 32 samples make no batch of 33 \(reader.batch_size\)"):
+        bench(
+            tmp_path / "r",
+            "reader.batch_size=33",
+            f"reader.loader={loader}",
+            url=str(tmp_path),
+            ranks=1,
+            stages=("generate", "train"),
+        )
 
 
 @pytest.mark.processes

@@ -70,8 +70,8 @@ def test_the_field_s_parameters_are_shipped() -> None:
             "stages:\n  - train\n  - evaluate\n",
             "evaluation needs files: dataset.files_eval is 0 .stages: .*w.yaml, line 1",
         ),
-        ("metric:\n  au: 90\n", "line 1: metric: au is a part of 1"),
-        ("train:\n  epochs: 0\n", "line 1: train: epochs must be at least 1, got 0"),
+        ("metric:\n  au: 90\n", "line 2: metric: au is a part of 1"),
+        ("train:\n  epochs: 0\n", "line 2: train: epochs must be at least 1, got 0"),
         ("dataset:\n  columns:\n    - {name: a, dtype: flaot32}\n", "line 3: .*'flaot32' is no dtype"),
         (
             "dataset:\n  columns: [{name: a}]\n  record_bytes_stdev: 5\n",
@@ -113,6 +113,9 @@ def test_a_variable_that_means_nothing_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_argument_that_means_nothing_is_an_error(tmp_path: Path) -> None:
+    two = ["vectors.count=5", "vectors.queries=3"]
+    with pytest.raises(ConfigError, match="^the argument vectors.count=5: vectors: count must be"):
+        read_workload("vectors-diskann", two, environ={}, dotenv=None)
     with pytest.raises(ConfigError, match=r"the argument reader.sice=2: reader.sice is no setting"):
         read(tmp_path, "name: x\n", "reader.sice=2")
     with pytest.raises(ConfigError, match=r"the argument \+\+reader.batch_size=2: DLIO's overrides begin with"):

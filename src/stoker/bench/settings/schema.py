@@ -7,6 +7,7 @@ The dataclasses are the only description there is: the commented file of ``stoke
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -167,7 +168,10 @@ def build(cls: type[T], node: Node, path: str = "") -> T:
         said = "; ".join(f"{f'{path}.{key}' if path else key}: {where}" for key, where in origins.items() if where)
         raise ConfigError(f"{error}" + (f" ({said})" if said else "")) from None
     except ConfigError as error:
-        raise ConfigError(f"{node.where}: {path + ': ' if path else ''}{error}") from None
+        # The setting that the error names first, and not the one that was given last.
+        named = next((word for word in re.findall(r"\w+", str(error)) if word in node.value), None)
+        where = node.where if named is None else node.value[named].where
+        raise ConfigError(f"{where}: {path + ': ' if path else ''}{error}") from None
 
 
 def _find(node: Node, path: str) -> str | None:

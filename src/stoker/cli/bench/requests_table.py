@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,10 +20,9 @@ SERVED_BY: Final = {
     "local": "not told apart",
 }
 """Words for where requests are served, in the order in which they are shown."""
-_LEGEND: Final = (
-    "per s, MB/s: while samples are read; size, P50, P99, most: of all requests, opening included; P50, P99, most: of a "
-    "request's time; of one that was read ahead, from when a thread wants it"
-)
+_LEGEND: Final = "P50, P99, most: of a request's time; of one that was read ahead, from when a thread wants it"
+_RATES: Final = "per s, MB/s: without the time of opening; size and times: of all requests"
+"""Said where the bytes of a second are not so many requests of the mean size."""
 _STAGES: Final = (
     ("generate", "generated "),
     ("train", ""),
@@ -47,11 +47,13 @@ def show_requests(console: Console, result: Mapping[str, Any]) -> None:
     requests = result.get("requests")
     if requests is None:
         return
+    apart = False
     table = make_table(("requests", "per s", "MB/s", "size", "P50", "P99", "most"))
     for stage, before in _STAGES:
         for source, words in SERVED_BY.items():
             one = (requests.get(stage) or {}).get(source)
             if one is not None:
+                apart |= not math.isclose(one["per_second"] * one["mean_bytes"], one["bytes_per_second"], rel_tol=0.05)
                 table.add_row(
                     f"{before}{words}",
                     f"{one['per_second']:,.1f}",
@@ -61,7 +63,7 @@ def show_requests(console: Console, result: Mapping[str, Any]) -> None:
                 )
     if table.row_count:
         print_table(console, table)
-        console.print(Text(_LEGEND, style="dim"))
+        console.print(Text(f"{_RATES}; {_LEGEND}" if apart else _LEGEND, style="dim"))
     if (told := not_measured(result)) is not None:
         console.print(Text(f"requests: {told}", style="dim"))
 
