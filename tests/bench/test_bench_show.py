@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,18 @@ def test_show_says_that_no_step_is_left_and_writes_values_as_yaml(capsys: pytest
     words = " ".join(capsys.readouterr().out.split())
     assert "nothing is trained: 168 samples make no batch of 1000 for each of 1 accelerator" in words
     assert "reader.checksums true the argument" in words
+
+
+@pytest.mark.parametrize("kind", ["run", "size"])
+def test_results_without_a_name_are_not_those_of_the_current_directory(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of ``--results "$OUT"`` where the variable is not set."""
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(SystemExit):
+        main(["bench", kind, "unet3d-h100", "--data", "d", "--results", ""])
+    assert "--results: is empty" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_show_hides_credentials_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

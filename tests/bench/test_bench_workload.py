@@ -114,7 +114,7 @@ def test_a_variable_that_means_nothing_is_an_error(tmp_path: Path) -> None:
 
 def test_an_argument_that_means_nothing_is_an_error(tmp_path: Path) -> None:
     two = ["vectors.count=5", "vectors.queries=3"]
-    with pytest.raises(ConfigError, match="^the argument vectors.count=5: vectors: count must be"):
+    with pytest.raises(ConfigError, match=r"^the argument vectors.count=5: vectors: count must be"):
         read_workload("vectors-diskann", two, environ={}, dotenv=None)
     with pytest.raises(ConfigError, match=r"the argument reader.sice=2: reader.sice is no setting"):
         read(tmp_path, "name: x\n", "reader.sice=2")

@@ -58,6 +58,13 @@ def some_of(text: str, known: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+def folder(text: str) -> str:
+    """A directory's name. An empty one, as of a shell's variable that is not set, would be the current directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; the current directory is .")
+    return text
+
+
 def byte_size(text: str) -> int:
     """A size above 0, such as ``100gb``."""
     return _positive(text, parse_bytes)

@@ -61,8 +61,8 @@ def check_batches(workload: Workload, found: SplitListing, ranks: int) -> None:
     samples = found.used * dataset.samples_per_file if found.samples is None else found.samples
     if not workload.steps_of(samples, ranks):
         raise ConfigError(
-            f"no step: {counted(samples, 'sample')} make no batch of {workload.reader.batch_size} (reader.batch_size) for each "
-            f"of {counted(ranks, 'accelerator')}: take a smaller batch, fewer accelerators or more files (dataset.files)"
+            f"no step: {counted(samples, 'sample')} make no batch of {workload.reader.batch_size} (reader.batch_size) for "
+            f"each of {counted(ranks, 'accelerator')}: take a smaller batch, fewer accelerators or more files (dataset.files)"
         )
 
 

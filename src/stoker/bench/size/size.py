@@ -260,7 +260,7 @@ def _point(accelerators: int, values: tuple[float, ...], threshold: float, rates
 
 
 def _said(threshold: float, border: Border, limited: Limit, ceiling: float | None, allowed: int) -> str:
-    many = f"{border.fed} accelerator{'' if border.fed == 1 else 's'}"
+    many = "1 accelerator is" if border.fed == 1 else f"{border.fed} accelerators are"
     if border.starved is None:
         why = (
             f"the data set has samples for no more than {allowed} in runs of this length"
@@ -269,21 +269,19 @@ def _said(threshold: float, border: Border, limited: Limit, ceiling: float | Non
             if limited == "asked"
             else "the cluster can have no more, dealt out evenly"
         )
-        first = f"At least {many} are fed at a utilization of {threshold:.0%}: {why}."
+        first = f"At least {many} fed at a utilization of {threshold:.0%}: {why}."
     elif not border.fed:
         first = f"Not a single accelerator is fed at a utilization of {threshold:.0%}."
     else:
         more = "one more is" if border.starved == border.fed + 1 else f"{border.starved} are"
-        first = f"{many} are fed at a utilization of {threshold:.0%}, {more} not."
+        first = f"{many} fed at a utilization of {threshold:.0%}, {more} not."
     if limited == "host":
         first += (
-            f" With data in memory {border.starved} come to {ceiling:.1%}: it is this host or the loader that can not feed "
+            f" With data in memory {border.starved} reach {ceiling:.1%}: it is this host or the loader that can not feed "
             "more, and the storage may."
         )
     elif limited == "storage":
-        first += (
-            f" With data in memory {border.starved} come to {ceiling:.1%}: it is the storage that can not feed more."
-        )
+        first += f" With data in memory {border.starved} reach {ceiling:.1%}: it is the storage that can not feed more."
     elif limited == "unknown":
         first += " Whether it is the storage or this host that can not feed more was not measured."
     if not border.sure:

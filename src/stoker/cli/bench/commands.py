@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from stoker.cli.arguments import integer, some_of
+from stoker.cli.arguments import folder, integer, some_of
 from stoker.cli.bench import compare as bench_compare
 from stoker.cli.bench import history as bench_history
 from stoker.cli.bench import mlperf as bench_mlperf
@@ -30,7 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     one = kinds.add_parser("run", help="run a workload", description="Run a workload, and write what was measured.")
     add_workload(one)
-    one.add_argument("--results", metavar="DIR", required=True, help="a directory, new or empty")
+    one.add_argument("--results", metavar="DIR", type=folder, required=True, help="a directory, new or empty")
     one.add_argument(
         "--accelerators", metavar="N", type=integer(1), help="ranks to start here; default: 1, or the launcher's"
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.arguments import byte_size, integer
+from stoker.cli.arguments import byte_size, folder, integer
 from stoker.cli.bench.show import show_notes
 from stoker.cli.running import ExitCode, add_json, add_workload, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table, pairs, print_table
@@ -28,7 +28,9 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(metric.au), on data that is there: make it by stoker bench run --stages generate.",
     )
     add_workload(parser)
-    parser.add_argument("--results", metavar="DIR", help="a directory, new or empty, for the results of all runs")
+    parser.add_argument(
+        "--results", metavar="DIR", type=folder, help="a directory, new or empty, for the results of all runs"
+    )
     parser.add_argument("--loader", metavar="NAME", help="the loader, as reader.loader")
     parser.add_argument("--most", metavar="N", type=integer(1), default=64, help="accelerators to try; default: 64")
     parser.add_argument("--steps", metavar="N", type=integer(1), help="steps of a run; default: of about 15 s")
