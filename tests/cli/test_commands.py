@@ -274,6 +274,7 @@ def test_help_and_a_wrong_flag_show_the_usage_of_the_command_itself(
         words = parser.prog.split()[1:]
         assert stoker(capsys, *words, "--help").startswith(f"usage: {parser.prog} ")
         needed = [action for action in parser._actions if action.required]
+        needed += [group._group_actions[0] for group in parser._mutually_exclusive_groups if group.required]
         given: list[str] = []
         for action in needed:
             choice = next(iter(action.choices or ["1"]))
