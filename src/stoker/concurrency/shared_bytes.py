@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import resource
 from collections.abc import Callable, Sequence
 from multiprocessing import reduction
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from stoker.concurrency.shared_file import spawning
 from stoker.errors import StokerError
 
 SMALL: Final = 1 << 20
 """Bytes that are copied rather than shared: a process can have, and be handed, only so many files."""
+
+_MOST_MAPPED: Final = 64
 
 
 class SharedBytes:
@@ -26,9 +29,13 @@ class SharedBytes:
         view: the bytes.
     """
 
+    # Descriptors of all that are mapped in this process. Each map has another one, a duplicate.
+    _mapped: ClassVar[set[int]] = set()
+
     def __init__(self, data: bytes | int) -> None:
         self._file = data if isinstance(data, int) else None
         if isinstance(data, int):
+            self._mapped.add(data)
             self._identity = _identity_of(data)
             self.view = memoryview(mmap.mmap(data, 0, access=mmap.ACCESS_READ))
         else:
@@ -41,7 +48,7 @@ class SharedBytes:
         Raises:
             OSError: the process has too many files open, or memory is full.
         """
-        if sum(map(len, data)) < SMALL:
+        if not _is_mapped(sum(map(len, data))):
             return cls(b"".join(data))
         file = os.memfd_create("stoker-bytes", os.MFD_CLOEXEC)
         try:
@@ -51,6 +58,21 @@ class SharedBytes:
             os.close(file)
             raise
         return cls(file)
+
+    @classmethod
+    def of_file(cls, file: int) -> SharedBytes:
+        """The bytes of a file: mapped, or read where they are few or many files are mapped.
+
+        Args:
+            file: a descriptor, which is taken over.
+
+        Raises:
+            OSError: it can not be read or mapped.
+        """
+        if _is_mapped(os.fstat(file).st_size):
+            return cls(file)
+        with open(file, "rb") as source:
+            return cls(source.read())
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._file is not None and spawning():
@@ -63,8 +85,15 @@ class SharedBytes:
     ) -> None:
         file = self.__dict__.get("_file")
         if file is not None:
+            self._mapped.discard(file)
             with suppress(OSError):
                 close(file)
+
+
+def _is_mapped(size: int) -> bool:
+    """Whether so many bytes are worth two of the descriptors that a process can have: at most an eighth of them."""
+    most = min(_MOST_MAPPED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16)
+    return size >= SMALL and len(SharedBytes._mapped) < most
 
 
 def _identity_of(file: int) -> tuple[int, int, int]:

@@ -123,7 +123,7 @@ def _read(file: int, key: list[str]) -> Index:
     Raises:
         ValueError, LookupError, TypeError, RecursionError, StokerError: it is none, or of another key.
     """
-    data = SharedBytes(file)
+    data = SharedBytes.of_file(file)
     view = data.view
     at = _BEGIN + int.from_bytes(view[16:_BEGIN], "little")
     if bytes(view[:8]) != _MAGIC or xxhash.xxh3_64_digest(view[16:]) != bytes(view[8:16]):

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,7 @@ import pytest
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed import open_files, plain_files
 from stoker.catalog.unindexed.open_files import open_unindexed
+from stoker.concurrency import shared_bytes
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.index.file_index import FileIndex
 from stoker.index.index import Index
@@ -238,6 +240,27 @@ def test_what_may_change_unseen_is_not_remembered(root: Path, monkeypatch: pytes
         patch.setattr(plain_files, "_LOCAL", frozenset())  # a cache that other machines write to
         assert is_remembered(root)
         check_same(root)
+
+
+@pytest.mark.parametrize("small", [shared_bytes.SMALL, 1])
+def test_many_remembered_listings_take_few_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    roots = [lay(tmp_path / f"data{number}", "1.jpg", "2.jpg") for number in range(80)]
+    for root in roots:
+        open_unindexed(root, "files")
+    monkeypatch.setattr(shared_bytes, "SMALL", small)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 48, limits[1]))
+    try:
+        every = [open_unindexed(root, "files") for root in roots]
+        taken = len(os.listdir("/proc/self/fd")) - before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert taken <= (0 if small > 1 else (before + 48) // 8)
+    assert all(is_remembered(root) for root in roots)
+    assert [one.index.shards[1].raw[0].basename for one in every] == ["2.jpg"] * 80
 
 
 def test_a_damaged_listing_is_made_anew(root: Path, remembered: Path) -> None:

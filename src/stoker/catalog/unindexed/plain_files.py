@@ -264,7 +264,7 @@ def _load(path: Path, reader: Format, root: str, settings: Mapping[str, Any]) ->
     except (OSError, StokerError):
         return None
     try:
-        data = SharedBytes(descriptor)
+        data = SharedBytes.of_file(descriptor)
         if file_system_of(path) not in _LOCAL:  # a file that another machine replaces may be gone while it is mapped
             data = SharedBytes.of([data.view])
         return _parse(data, path, reader, root, settings)
