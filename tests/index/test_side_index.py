@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker import MDSWriter, StreamingDataset
+from stoker.concurrency import shared_bytes
 from stoker.errors import FormatError
 from stoker.formats.mds import encodings
 from stoker.index import index as index_module
@@ -20,7 +21,7 @@ from stoker.index.index import INDEX_NAME, Index
 from stoker.index.side_index import SideIndex
 from stoker.index.version import LoadedIndex, read_index
 from stoker.inspection.caches import list_caches, prune_caches
-from stoker.storage import open_store
+from stoker.storage import mounts, open_store
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +140,18 @@ def test_a_damaged_file_is_passed_over_and_replaced(
         assert path.read_bytes() == whole
         assert side_of(folder).load("0" * len(digest)) is None
     assert [file.name for file in folder.iterdir()] == ["side"]
+
+
+@pytest.mark.parametrize("kind", ["ext4", "nfs4", ""])
+def test_only_a_file_that_no_other_machine_replaces_is_mapped(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(shared_bytes, "SMALL", 1)
+    monkeypatch.setattr(mounts, "file_system_of", lambda _: kind)
+    loaded = read_index(open_store(data), side_of(tmp_path))
+    maps = Path("/proc/self/maps").read_text()
+    assert (str(tmp_path / "side") in maps) == (kind == "ext4")
+    assert told(loaded) == told(read_index(open_store(data)))
 
 
 def test_a_directory_that_can_not_be_written_to_is_no_error(data: Path, tmp_path: Path) -> None:

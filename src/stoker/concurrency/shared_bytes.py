@@ -60,19 +60,20 @@ class SharedBytes:
         return cls(file)
 
     @classmethod
-    def of_file(cls, file: int) -> SharedBytes:
+    def of_file(cls, file: int, *, may_map: bool) -> SharedBytes:
         """The bytes of a file: mapped, or read where they are few or many files are mapped.
 
         Args:
             file: a descriptor, which is taken over.
+            may_map: whether it stays whole while it is mapped, whatever other machines do.
 
         Raises:
             OSError: it can not be read or mapped.
         """
-        if _is_mapped(os.fstat(file).st_size):
+        if may_map and _is_mapped(os.fstat(file).st_size):
             return cls(file)
         with open(file, "rb") as source:
-            return cls(source.read())
+            return cls.of([source.read()])
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._file is not None and spawning():

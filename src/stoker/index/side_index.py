@@ -25,7 +25,8 @@ from stoker.errors import StokerError
 from stoker.formats.common.entries import entry_of
 from stoker.index.index import Index, parse_entries
 from stoker.index.packed_shards import PackedShards, kind_of
-from stoker.storage.files import open_own, open_regular
+from stoker.storage.files import open_own
+from stoker.storage.mounts import share_file
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class SideIndex:
             ``None`` where the file is missing, damaged, of another layout, or made of other bytes.
         """
         try:
-            return _read(open_regular(self._path)[0], _key(digest))
+            return _read(share_file(self._path), _key(digest))
         except FileNotFoundError:
             return None
         except (OSError, StokerError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -117,13 +118,12 @@ def _header(index: Index, key: list[str]) -> bytes | None:
     return header.ljust(-len(header) % 8 + len(header)) if made.kinds == shards.kinds else None
 
 
-def _read(file: int, key: list[str]) -> Index:
-    """The index in a file, whose descriptor is taken over.
+def _read(data: SharedBytes, key: list[str]) -> Index:
+    """The index in the bytes of a file.
 
     Raises:
         ValueError, LookupError, TypeError, RecursionError, StokerError: it is none, or of another key.
     """
-    data = SharedBytes.of_file(file)
     view = data.view
     at = _BEGIN + int.from_bytes(view[16:_BEGIN], "little")
     if bytes(view[:8]) != _MAGIC or xxhash.xxh3_64_digest(view[16:]) != bytes(view[8:16]):

@@ -427,27 +427,3 @@ def existing_path(path: str | os.PathLike[str]) -> str:
     while not os.path.exists(found) and found != os.path.dirname(found):
         found = os.path.dirname(found)
     return found
-
-
-def file_system_of(path: str | os.PathLike[str]) -> str:
-    """Kind of the file system that a path is on, as the kernel calls it; empty where that can not be told."""
-    return mount_of(path)[1]
-
-
-def mount_of(path: str | os.PathLike[str]) -> tuple[str, str, str]:
-    """Mount point, kind and device of the file system that a path is on; empty where that can not be told."""
-    try:
-        with open("/proc/self/mountinfo") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return "", "", ""
-    real = os.path.realpath(path)
-    best, kind, device = "", "", ""
-    for line in lines:
-        fields, _, rest = line.partition(" - ")
-        mount = fields.split(" ")[4].encode().decode("unicode_escape")
-        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
-        # Of several mounts at one path the last one counts.
-        if inside and len(mount) >= len(best):
-            best, kind, device = mount, *rest.split(" ")[:2]
-    return best, kind, device

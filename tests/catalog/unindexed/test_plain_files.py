@@ -24,7 +24,9 @@ from stoker.index.file_index import FileIndex
 from stoker.index.index import Index
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
-from stoker.storage.files import PRIVATE, file_system_of
+from stoker.storage import mounts
+from stoker.storage.files import PRIVATE
+from stoker.storage.mounts import file_system_of
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(plain_files, "_SETTLED", 0.0)
     kind = file_system_of(tmp_path)
     monkeypatch.setattr(plain_files, "_KNOWN", plain_files._KNOWN | {kind})
-    monkeypatch.setattr(plain_files, "_LOCAL", plain_files._LOCAL | {kind})
+    monkeypatch.setattr(mounts, "LOCAL_FILE_SYSTEMS", mounts.LOCAL_FILE_SYSTEMS | {kind})
     return tmp_path / "cache"
 
 
@@ -237,7 +239,7 @@ def test_what_may_change_unseen_is_not_remembered(root: Path, monkeypatch: pytes
         assert not is_remembered(root)
     assert is_remembered(root)
     with monkeypatch.context() as patch:
-        patch.setattr(plain_files, "_LOCAL", frozenset())  # a cache that other machines write to
+        patch.setattr(mounts, "LOCAL_FILE_SYSTEMS", frozenset())  # a cache that other machines write to
         assert is_remembered(root)
         check_same(root)
 

@@ -37,7 +37,8 @@ from stoker.formats.format import Format
 from stoker.formats.one_file import FileFormat
 from stoker.index.file_index import FileIndex, FileShards
 from stoker.index.index import INDEX_NAME
-from stoker.storage.files import CACHE_NAME, PRIVATE, REMOVED_CACHE, file_system_of, open_regular
+from stoker.storage.files import CACHE_NAME, PRIVATE, REMOVED_CACHE
+from stoker.storage.mounts import LOCAL_FILE_SYSTEMS, file_system_of, share_file
 from stoker.storage.recorded_versions import digest_of_files
 from stoker.storage.unfinished import MARK
 from stoker.types import Ids
@@ -50,8 +51,7 @@ _VERSION: Final = 1
 # A folder that changed less than so many seconds before it was listed may change again within the same tick of its clock.
 _SETTLED: Final = 5.0
 # File systems that keep the times of folders. What is in user space (FUSE) makes them up, as object stores have none.
-_LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "zfs", "bcachefs"})
-_KNOWN: Final = _LOCAL | {"nfs", "nfs4", "lustre", "ceph"}
+_KNOWN: Final = LOCAL_FILE_SYSTEMS | {"nfs", "nfs4", "lustre", "ceph"}
 # Bytes of a folder's path for which no file in it can have too long a one.
 _LONGEST: Final = 700
 _FACTS: Final = [attrgetter(name) for name in ("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino")]
@@ -260,13 +260,10 @@ def _settled(root: str, folders: Sequence[_Folder], begun: int) -> bool:
 def _load(path: Path, reader: Format, root: str, settings: Mapping[str, Any]) -> PlainFiles | None:
     """The listing that is remembered, if all folders are as they were; ``None`` where it is not, or is damaged."""
     try:
-        descriptor, _ = open_regular(path)
+        data = share_file(path)
     except (OSError, StokerError):
         return None
     try:
-        data = SharedBytes.of_file(descriptor)
-        if file_system_of(path) not in _LOCAL:  # a file that another machine replaces may be gone while it is mapped
-            data = SharedBytes.of([data.view])
         return _parse(data, path, reader, root, settings)
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.info("the listing of %s that %s remembers is not used: %s", root, path, error)

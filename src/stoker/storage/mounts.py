@@ -1,0 +1,48 @@
+"""File systems: on which one a path lies, and whether what lies there can be mapped by all processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.storage.files import open_regular
+
+LOCAL_FILE_SYSTEMS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "zfs", "bcachefs"})
+"""Kinds of file systems of one machine alone, which keep the times of folders."""
+
+
+def share_file(path: str | os.PathLike[str]) -> SharedBytes:
+    """All bytes of a regular file that is replaced by others of its name, and never written to.
+
+    Where another machine may replace it, none of it is mapped: touching what is gone would kill the process (SIGBUS).
+
+    Raises:
+        ObjectNotFoundError: the path leads to no regular file.
+        OSError: it can not be read or mapped.
+    """
+    return SharedBytes.of_file(open_regular(path)[0], may_map=file_system_of(path) in LOCAL_FILE_SYSTEMS)
+
+
+def file_system_of(path: str | os.PathLike[str]) -> str:
+    """Kind of the file system that a path is on, as the kernel calls it; empty where that can not be told."""
+    return mount_of(path)[1]
+
+
+def mount_of(path: str | os.PathLike[str]) -> tuple[str, str, str]:
+    """Mount point, kind and device of the file system that a path is on; empty where that can not be told."""
+    try:
+        with open("/proc/self/mountinfo") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return "", "", ""
+    real = os.path.realpath(path)
+    best, kind, device = "", "", ""
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        mount = fields.split(" ")[4].encode().decode("unicode_escape")
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        # Of several mounts at one path the last one counts.
+        if inside and len(mount) >= len(best):
+            best, kind, device = mount, *rest.split(" ")[:2]
+    return best, kind, device
