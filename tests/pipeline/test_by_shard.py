@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from slow_store import asked, slow_store
 from stoker import MDSWriter, ReadOptions, StreamingDataset
-from stoker.errors import TransformError
+from stoker.errors import DecodeError, TransformError
 from stoker.pipeline.by_shard import expected_fetches
 
 SAMPLES, SHARDS = 1500, 30
@@ -167,6 +168,43 @@ def test_errors_name_the_sample(tmp_path: Path) -> None:
     dataset = open_data(data, tmp_path / "cache", size_of(data) // 5, transform=refuse)
     with pytest.raises(TransformError, match="1234"):
         list(dataset)
+
+
+@pytest.mark.parametrize("how", ["samples", "threads", "batches"])
+def test_a_bad_sample_stops_the_run_where_it_does_without_a_limit(tmp_path: Path, how: str) -> None:
+    data = tmp_path / "data"
+    write_mds(data)
+    bad = data / "shard.00024.mds"
+    bad.write_bytes(bad.read_bytes().replace(b"\xc3\xa91234\r\n", b"\xff\xa91234\r\n"))  # no UTF-8
+    index = json.loads((data / "index.json").read_text())
+    for shard in index["shards"]:
+        shard["raw_data"]["hashes"] = {}
+    (data / "index.json").write_text(json.dumps(index))
+    settings = {"read": ReadOptions(read_threads=2)} if how == "threads" else {}
+
+    def read(dataset: StreamingDataset, found: list[int]) -> None:
+        if how == "batches":
+            for batch in dataset.batches():
+                found.extend(batch["id"])
+        else:
+            found.extend(sample["id"] for sample in dataset)
+
+    delivered: list[list[int]] = []
+    rest: list[list[int]] = []
+    for name, limit in (("free", None), ("limited", size_of(data) // 5)):
+        dataset = open_data(data, tmp_path / name, limit, **settings)
+        delivered.append([])
+        with pytest.raises(DecodeError, match="sample 1234"):
+            read(dataset, delivered[-1])
+        resumed = open_data(data, tmp_path / name, limit, columns=["id"])
+        resumed.load_state_dict(dataset.state_dict())
+        rest.append([sample["id"] for sample in resumed])
+        assert sorted(delivered[-1] + rest[-1]) == list(range(SAMPLES))
+    assert delivered[0] + rest[0] == delivered[1] + rest[1]
+    # Threads hand over fewer samples at a time under a limit, so the run may come nearer to the bad one.
+    assert len(delivered[1]) >= len(delivered[0])
+    if how == "samples":
+        assert rest[1][0] == 1234
 
 
 def test_what_it_costs_is_said_before_it_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

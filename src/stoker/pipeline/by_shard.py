@@ -92,6 +92,7 @@ class ShardByShard:
         # The shards that this group ends with may still be in the cache when the next one begins with them.
         runs = runs if self._rising else runs[::-1]
         self._rising = not self._rising
+        self._soon.clear()  # of a group that could not be read
         pool.expect(self._soon)
         parts: list[tuple[Ids, Any]] = []
         layouts: list[Any] = []

@@ -14,6 +14,7 @@ import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.threads import Threads
+from stoker.errors import CacheError, StokerError, StorageError
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.by_shard import ShardByShard
@@ -221,21 +222,38 @@ class Pipeline:
             while (following := next(chunks, None)) is not None and size + len(following.rows) <= reader.room:
                 group.append(following)
                 size += len(following.rows)
-            begun = time.perf_counter_ns()
+            yield from self._read_together(reader, group)
+
+    def _read_together(self, reader: ShardByShard, group: Sequence[_Chunk]) -> Iterator[_Chunk]:
+        """Chunks with their samples. One of which a sample can not be read goes without them, and those before it with."""
+        begun, values = time.perf_counter_ns(), None
+        try:
             values = reader.read(
                 np.concatenate([chunk.shards for chunk in group]), np.concatenate([chunk.rows for chunk in group])
             )
-            self._pool.counts.waited(time.perf_counter_ns() - begun)
-            start = 0
-            for chunk in group:
-                here = slice(start, start + len(chunk.rows))
-                start = here.stop
-                if isinstance(values, list):
-                    yield replace(chunk, distinct=(), values=values[here])
-                else:  # copies: a batch that is kept must not keep all of them
-                    part = {name: one[here].copy() for name, one in values.items()}
-                    yield replace(chunk, distinct=(), values=part)
-            del values
+        except (CacheError, StorageError):  # may have taken a timeout: not once more for each part of the group
+            raise
+        except StokerError:  # is raised again where the chunk is read alone
+            pass
+        self._pool.counts.waited(time.perf_counter_ns() - begun)
+        if values is None and len(group) == 1:
+            self._pool.expect(())
+            yield replace(group[0], distinct=())
+            return
+        if values is None:
+            half = len(group) // 2
+            yield from self._read_together(reader, group[:half])
+            yield from self._read_together(reader, group[half:])
+            return
+        start = 0
+        for chunk in group:
+            here = slice(start, start + len(chunk.rows))
+            start = here.stop
+            if isinstance(values, list):
+                yield replace(chunk, distinct=(), values=values[here])
+            else:  # copies: a batch that is kept must not keep all of them
+                part = {name: one[here].copy() for name, one in values.items()}
+                yield replace(chunk, distinct=(), values=part)
 
     def _located(self) -> Iterator[_Chunk]:
         count = len(self._pool.index)
