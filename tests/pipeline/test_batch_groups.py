@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from stoker import StreamingDataLoader, StreamingDataset
+from stoker.cluster import LoaderWorker
+from stoker.errors import StateError
 from stoker.pipeline.batch_groups import BatchGroup, pack_group, ungroup
 from stoker.pipeline.collate import as_tensors
 from support import make_dataset
@@ -84,3 +86,12 @@ def test_workers_send_small_batches_together(tmp_path: Path, workers: int) -> No
     resumed = opened(workers)
     resumed.load_state_dict(loader.state_dict())
     assert begun + [batch["id"].tolist() for batch in resumed] == [batch["id"].tolist() for batch in alone]
+
+
+def test_groups_do_not_begin_after_some_batches_of_a_worker(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "data", 50)
+    reader = StreamingDataset(tmp_path / "data", batch_size=5).epoch_reader
+    run = reader.sample_order.run(reader.upcoming(), reader.data_rank(5))
+    pipeline = reader.pipeline(run, LoaderWorker(), sharers=1, threads=0, skip=2)
+    with pytest.raises(StateError, match="2 batches"):
+        pipeline.groups()

@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.threads import Threads
-from stoker.errors import CacheError, StokerError, StorageError
+from stoker.errors import CacheError, StateError, StokerError, StorageError
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.by_shard import ShardByShard
@@ -105,7 +105,11 @@ class Pipeline:
 
         The rows of a shard lie near each other in the order, so that a shard is opened by one worker or two, not by all.
         """
-        assert not self._skip, "states of workers count batches"
+        if self._skip:
+            raise StateError(
+                f"this worker has delivered {self._skip} batches of the epoch, and with columnar=True workers take groups of "
+                "batches: save and load the state of the StreamingDataLoader, not that of one worker"
+            )
         self._worker_takes_groups = True
         return self._chunks(self._read_group)
 
