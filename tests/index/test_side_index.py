@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker import MDSWriter, StreamingDataset
+from stoker.cache.quota import claim, release
+from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.concurrency import shared_bytes
 from stoker.errors import FormatError
 from stoker.formats.mds import encodings
@@ -45,7 +48,11 @@ def write(folder: Path, samples: int = 30, **more: Any) -> None:
 
 
 def side_of(folder: Path) -> SideIndex:
-    return SideIndex(folder / "side", lambda: folder.mkdir(exist_ok=True))
+    def save(parts: Sequence[bytes | memoryview]) -> None:
+        folder.mkdir(exist_ok=True)
+        save_side_file(folder, "side", parts)
+
+    return SideIndex(folder / "side", save)
 
 
 def told(loaded: LoadedIndex) -> tuple[Any, ...]:
@@ -154,9 +161,22 @@ def test_only_a_file_that_no_other_machine_replaces_is_mapped(
     assert told(loaded) == told(read_index(open_store(data)))
 
 
+def test_what_a_killed_write_left_is_removed(data: Path, tmp_path: Path) -> None:
+    left, held, other = (tmp_path / f"{name}.part" for name in (f"side.{'0a' * 8}", f"side.{'1b' * 8}", "side.turn"))
+    for path in (left, held, other):
+        path.write_bytes(b"some")
+    descriptor = claim(held)
+    assert descriptor is not None
+    try:
+        read_index(open_store(data), side_of(tmp_path))
+    finally:
+        release(descriptor)
+    assert sorted(tmp_path.iterdir()) == sorted([held, other, tmp_path / "side"])
+
+
 def test_a_directory_that_can_not_be_written_to_is_no_error(data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    side = SideIndex(tmp_path / "file" / "side", lambda: os.makedirs(tmp_path / "file"))
+    side = side_of(tmp_path / "file")
     plain = read_index(open_store(data))
     assert told(read_index(open_store(data), side)) == told(plain)
 

@@ -6,9 +6,8 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
 from stoker.cache.open_cache import make_cache
 from stoker.cache.origin import PRIVATE, CacheOrigin, make_private
+from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.index.index import INDEX_NAME, Index, load_index
@@ -241,7 +241,11 @@ def _load(
 def _side_index(home: Path, url: str) -> SideIndex:
     """The file that keeps a parsed index: in a directory of its own in the user's cache, never in the dataset."""
     directory = default_cache(home.name, None, "index")
-    return SideIndex(directory / PRIVATE / "index", partial(make_private, directory, url))
+
+    def save(parts: Sequence[bytes | memoryview]) -> None:
+        save_side_file(make_private(directory, url), "index", parts)
+
+    return SideIndex(directory / PRIVATE / "index", save)
 
 
 def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory) -> None:

@@ -8,13 +8,10 @@ damaged is passed over, and replaced.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +22,6 @@ from stoker.errors import StokerError
 from stoker.formats.common.entries import entry_of
 from stoker.index.index import Index, parse_entries
 from stoker.index.packed_shards import PackedShards, kind_of
-from stoker.storage.files import open_own
 from stoker.storage.mounts import share_file
 
 logger = logging.getLogger(__name__)
@@ -42,12 +38,12 @@ class SideIndex:
 
     Args:
         path: the file.
-        make_directory: makes the directory that it lies in, if need be.
+        save: puts a file of these parts there, whole, in place of one that may be there.
     """
 
-    def __init__(self, path: Path, make_directory: Callable[[], object]) -> None:
+    def __init__(self, path: Path, save: Callable[[Sequence[bytes | memoryview]], object]) -> None:
         self._path = path
-        self._make_directory = make_directory
+        self._save = save
 
     def load(self, digest: str) -> Index | None:
         """The index that was kept, its arrays mapped.
@@ -76,18 +72,8 @@ class SideIndex:
         head = len(header).to_bytes(8, "little") + header
         check = xxhash.xxh3_64(head)
         check.update(index.shards.arrays)
-        part = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}.part")
         try:
-            self._make_directory()
-            try:
-                with open(open_own(part, os.O_EXCL), "wb") as file:
-                    file.write(_MAGIC + check.digest() + head)
-                    file.write(index.shards.arrays)
-                os.rename(part, self._path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
-                raise
+            self._save([_MAGIC + check.digest() + head, index.shards.arrays])
         except (OSError, StokerError) as error:
             logger.debug("%s can not be written: %s", self._path, error)
             return index

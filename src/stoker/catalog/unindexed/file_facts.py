@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.cache.origin import make_private
-from stoker.cache.quota import part_name, release, try_lock
+from stoker.cache.quota import part_name, release, remove_unlocked, try_lock
 from stoker.errors import StorageError
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.storage import ObjectInfo
@@ -127,9 +127,13 @@ def _digest(whole: bytes | memoryview) -> bytes:
 def save_side_file(private: Path, name: str, parts: Iterable[bytes | memoryview]) -> None:
     """Put a file into a cache's private directory, whole, in place of one that may be there.
 
+    What processes that were killed left of such files is removed.
+
     Raises:
         OSError, StorageError: it can not be written.
     """
+    for left in private.glob(part_name(name, "[0-9a-f]" * 16)):
+        remove_unlocked(left)
     part = private / part_name(name, secrets.token_hex(8))
     descriptor = open_own(part, os.O_EXCL)
     try:
