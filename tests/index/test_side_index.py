@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -147,6 +148,53 @@ def test_a_damaged_file_is_passed_over_and_replaced(
         assert path.read_bytes() == whole
         assert side_of(folder).load("0" * len(digest)) is None
     assert [file.name for file in folder.iterdir()] == ["side"]
+
+
+WRONG: dict[str, Any] = {
+    "count": [10**30, 0, -1, 1.5, "1", None, [], 10**9],
+    "width": [10**30, 0, -1, 0.5, None, 10**9],
+    "firsts": [[10**30], [], [[]], 1, {}],
+    "entries": [[], 1, [1], [[]], {}, None],
+    "content": [],
+    "key": [None, 1],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_header_that_makes_no_sense_is_passed_over(data: Path, tmp_path: Path, name: str, value: Any) -> None:
+    plain = read_index(open_store(data), side_of(tmp_path))
+    whole = (tmp_path / "side").read_bytes()
+    at = 24 + int.from_bytes(whole[16:24], "little")
+    text = json.dumps({**json.loads(whole[24:at]), name: value}).encode()
+    text = text.ljust(-len(text) % 8 + len(text))
+    forge(tmp_path / "side", len(text).to_bytes(8, "little") + text + whole[at:])
+    assert side_of(tmp_path).load(plain.version.digest) is None
+    assert told(read_index(open_store(data), side_of(tmp_path))) == told(plain)
+    assert (tmp_path / "side").read_bytes() == whole
+
+
+def forge(path: Path, body: bytes) -> None:
+    """Write a file whose digest is right."""
+    path.write_bytes(path.read_bytes()[:8] + xxhash.xxh3_64_digest(body) + body)
+
+
+def test_arrays_that_make_no_sense_are_passed_over(data: Path, tmp_path: Path) -> None:
+    plain = read_index(open_store(data), side_of(tmp_path))
+    whole = (tmp_path / "side").read_bytes()
+    at = 24 + int.from_bytes(whole[16:24], "little")
+    header = json.loads(whole[24:at])
+    count, width = header["count"], header["width"]
+    ends = at + 8 * count * (1 + width)
+    wrong = [(place, 8, value) for place in range(at, ends + 8 * count, 8) for value in (-2, -(2**63))]
+    wrong += [(place, 8, 2**62) for place in range(ends, ends + 8 * count, 8)]
+    wrong += [(place, 4, value) for place in range(ends + 8 * count, ends + 12 * count, 4) for value in (-1, 9)]
+    for place, size, value in wrong:
+        forge(tmp_path / "side", whole[16:place] + value.to_bytes(size, "little", signed=True) + whole[place + size :])
+        assert side_of(tmp_path).load(plain.version.digest) is None, (place, value)
+    forge(tmp_path / "side", whole[16:] + b"x")
+    assert side_of(tmp_path).load(plain.version.digest) is None
+    forge(tmp_path / "side", whole[16:])
+    assert side_of(tmp_path).load(plain.version.digest) is not None
 
 
 @pytest.mark.parametrize("kind", ["ext4", "nfs4", ""])

@@ -38,11 +38,16 @@ class FileShards(LazyShards):
         format: their format.
         spec: what it needs to read them.
 
+    Raises:
+        ValueError: the memory does not hold such files.
+
     Attributes:
         facts: bytes, both times and inode of each file; int64, shape ``(count, 4)``, read-only.
     """
 
     def __init__(self, data: SharedBytes, at: int, count: int, format: str, spec: Mapping[str, Any]) -> None:  # noqa: A002
+        if count < 1:
+            raise ValueError(f"{count} files are no dataset")
         self._given = data, at, count, format, spec
         facts_at = at + 8 * count
         paths_at = facts_at + 8 * _FACTS * count
@@ -51,6 +56,13 @@ class FileShards(LazyShards):
         self._ends = data.view[at:facts_at].cast("q")
         self._one_facts = data.view[facts_at:paths_at].cast("q")
         self._paths = data.view[paths_at:]
+        ends = np.frombuffer(data.view, np.int64, count, at)
+        if (
+            min(self.facts[:, 0].min(), ends[0]) < 0
+            or bool((ends[1:] <= ends[:-1]).any())
+            or ends[-1] != len(self._paths) - 1
+        ):
+            raise ValueError("the arrays of files do not go together")
 
     @staticmethod
     def pack(paths: bytes, facts: Ids) -> list[bytes]:

@@ -10,7 +10,7 @@ from typing import Any, Final, overload
 import numpy as np
 
 from stoker.concurrency.shared_bytes import SharedBytes
-from stoker.formats.base import FileInfo, ShardInfo
+from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.types import Ids
 
 FEW: Final = 2000
@@ -82,6 +82,9 @@ class PackedShards(LazyShards):
         kinds: what shards have in common, in the order of their first shards. Shards with samples and without are of
             different kinds.
 
+    Raises:
+        ValueError: the arrays do not go together, or have numbers that no shard has.
+
     Attributes:
         kinds: see above.
         data, at, width: see above.
@@ -94,6 +97,8 @@ class PackedShards(LazyShards):
         self.at = at
         self.width = width
         self._count = count
+        if count < 1 or width < max(len(kind.raw) + len(kind.zip) for kind in self.kinds):
+            raise ValueError(f"{count} shards of {width} files at most can not be")
         sizes_at, ends_at = at + 8 * count, at + 8 * count * (1 + width)
         kinds_at = ends_at + 8 * count
         texts_at = kinds_at + 4 * count
@@ -106,6 +111,16 @@ class PackedShards(LazyShards):
         self._one_ends = view[ends_at:kinds_at].cast("q")
         self._one_kinds = view[kinds_at:texts_at].cast("i")
         self._texts = view[texts_at:]
+        ends = np.frombuffer(view, np.int64, count, ends_at)
+        numbers = np.frombuffer(view, np.int32, count, kinds_at)
+        if (
+            min(self.samples.min(), ends[0], numbers.min()) < 0
+            or self._sizes.min(initial=0) < UNKNOWN
+            or bool((ends[1:] < ends[:-1]).any())
+            or ends[-1] != len(self._texts)
+            or numbers.max() >= len(self.kinds)
+        ):
+            raise ValueError("the arrays of shards do not go together")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedShards, (self.data, self.at, self._count, self.width, self.kinds)

@@ -22,7 +22,7 @@ from stoker.errors import StokerError
 from stoker.formats.common.entries import entry_of
 from stoker.index.index import Index, parse_entries
 from stoker.index.packed_shards import PackedShards, kind_of
-from stoker.storage.mounts import share_file
+from stoker.storage.mounts import UNREADABLE, share_file
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class SideIndex:
             return _read(share_file(self._path), _key(digest))
         except FileNotFoundError:
             return None
-        except (OSError, StokerError, ValueError, LookupError, TypeError, RecursionError) as error:
+        except UNREADABLE as error:
             logger.debug("%s is not used: %r", self._path, error)
             return None
 
@@ -108,7 +108,7 @@ def _read(data: SharedBytes, key: list[str]) -> Index:
     """The index in the bytes of a file.
 
     Raises:
-        ValueError, LookupError, TypeError, RecursionError, StokerError: it is none, or of another key.
+        One of :data:`~stoker.storage.mounts.UNREADABLE`: it is none, or of another key.
     """
     view = data.view
     at = _BEGIN + int.from_bytes(view[16:_BEGIN], "little")

@@ -6,10 +6,23 @@ import os
 from typing import Final
 
 from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.errors import StokerError
 from stoker.storage.files import open_regular
 
 LOCAL_FILE_SYSTEMS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "zfs", "bcachefs"})
 """Kinds of file systems of one machine alone, which keep the times of folders."""
+
+UNREADABLE: Final = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    StokerError,
+)
+"""Errors that parsing a damaged file of stoker's own may raise: the file is made anew."""
 
 
 def share_file(path: str | os.PathLike[str]) -> SharedBytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -11,9 +12,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed import open_files, plain_files
@@ -279,6 +282,51 @@ def test_a_damaged_listing_is_made_anew(root: Path, remembered: Path) -> None:
         assert not is_remembered(root)
     check_same(root)
     assert path.read_bytes() == whole
+
+
+WRONG: dict[str, Any] = {
+    "files": [10**30, 0, -1, 1.5, "5", None, [], 4, 6, 10**9],
+    "folders": [None, 1, [[]], [[1, 2, 3]]],
+    "spec": [None, []],
+    "version": [None, 10**30],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_listing_whose_header_makes_no_sense_is_made_anew(
+    root: Path, remembered: Path, name: str, value: object
+) -> None:
+    check_same(root)
+    (path,) = remembered.rglob(f"{PRIVATE}/*.files")
+    whole = path.read_bytes()
+    end = 32 + int.from_bytes(whole[24:32], "little")
+    text = json.dumps({**json.loads(whole[32:end]), name: value}).encode()
+    forge(path, len(text).to_bytes(8, "little") + text.ljust(-(-len(text) // 8) * 8) + whole[-(-end // 8) * 8 :])
+    assert not is_remembered(root)
+    check_same(root)
+    assert path.read_bytes() == whole
+
+
+def forge(path: Path, body: bytes) -> None:
+    """Write a listing whose digest is right."""
+    path.write_bytes(path.read_bytes()[:8] + xxhash.xxh3_128_digest(body) + body)
+
+
+def test_a_listing_whose_arrays_make_no_sense_is_made_anew(root: Path, remembered: Path) -> None:
+    count = len(check_same(root).index)
+    (path,) = remembered.rglob(f"{PRIVATE}/*.files")
+    whole = path.read_bytes()
+    ends = -(-(32 + int.from_bytes(whole[24:32], "little")) // 8) * 8
+    places = [ends + 8 * number for number in range(count)]
+    wrong = [(place, value) for place in places for value in (-1, -(2**63), 2**62)]
+    wrong += [(ends + 8 * count + 32 * number, -1) for number in range(count)]  # sizes
+    for place, value in wrong:
+        forge(path, whole[24:place] + value.to_bytes(8, "little", signed=True) + whole[place + 8 :])
+        assert not is_remembered(root), (place, value)
+    forge(path, whole[24:] + b"x")
+    assert not is_remembered(root)
+    forge(path, whole[24:])
+    assert is_remembered(root)
 
 
 def test_a_listing_that_can_not_be_kept_is_made_each_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from stoker.errors import StorageError
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.storage import ObjectInfo
 from stoker.storage.files import PRIVATE, open_own, read_regular
+from stoker.storage.mounts import UNREADABLE
 from stoker.types import Array
 
 logger = logging.getLogger(__name__)
@@ -39,18 +40,8 @@ _DIGEST: Final = 16
 _TURN: Final = "turn"
 _MOST_WAITING: Final = 300.0
 _POLL: Final = 0.05
-# Whatever NumPy, zipfile and the JSON of others make of damaged archives.
-_UNREADABLE: Final = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    IndexError,
-    AttributeError,
-    EOFError,
-    RuntimeError,
-    zipfile.BadZipFile,
-)
+# What NumPy and zipfile make of damaged archives.
+_UNREADABLE: Final = (*UNREADABLE, EOFError, zipfile.BadZipFile)
 
 
 def load_facts(directories: Sequence[Path], name: str) -> dict[str, UnindexedFile]:

@@ -38,7 +38,7 @@ from stoker.formats.one_file import FileFormat
 from stoker.index.file_index import FileIndex, FileShards
 from stoker.index.index import INDEX_NAME
 from stoker.storage.files import CACHE_NAME, PRIVATE, REMOVED_CACHE
-from stoker.storage.mounts import LOCAL_FILE_SYSTEMS, file_system_of, share_file
+from stoker.storage.mounts import LOCAL_FILE_SYSTEMS, UNREADABLE, file_system_of, share_file
 from stoker.storage.recorded_versions import digest_of_files
 from stoker.storage.unfinished import MARK
 from stoker.types import Ids
@@ -260,12 +260,10 @@ def _settled(root: str, folders: Sequence[_Folder], begun: int) -> bool:
 def _load(path: Path, reader: Format, root: str, settings: Mapping[str, Any]) -> PlainFiles | None:
     """The listing that is remembered, if all folders are as they were; ``None`` where it is not, or is damaged."""
     try:
-        data = share_file(path)
-    except (OSError, StokerError):
+        return _parse(share_file(path), path, reader, root, settings)
+    except FileNotFoundError:
         return None
-    try:
-        return _parse(data, path, reader, root, settings)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         logger.info("the listing of %s that %s remembers is not used: %s", root, path, error)
         return None
 
