@@ -25,7 +25,7 @@ from fuzz_formats import again
 
 __all__ = ["HEAVY", "SEED", "FuzzError", "run", "run_tested"]
 
-TESTED, SEED = 100_000, 1
+TESTED, SEED = 40_000, 1
 HEAVY = ("arrow", "hdf5", "parquet")
 """Formats whose libraries take about half of the time of all."""
 SCRIPT = Path(__file__).with_name("fuzz_formats.py")
@@ -88,7 +88,7 @@ def _last(progress: Path, name: str, seed: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mutations", type=int, default=TESTED)
+    parser.add_argument("--mutations", type=int, default=100_000)
     parser.add_argument("--formats", nargs="*", default=FORMATS, choices=FORMATS)
     parser.add_argument("--seed", type=int, default=SEED)
     chosen = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Tasks on a cluster, by Ray Core, which schedules them and does those again whose worker died."""
+"""Runs tasks on a Ray cluster; Ray Core repeats those whose worker died."""
 
 from __future__ import annotations
 
@@ -63,15 +63,22 @@ def on_ray(
                     running[remote.remote([given], given.hex(), function, argument, list(sys.path))] = argument
                 if not running:
                     break
-                ready = next(iter(running)) if in_order else ray.wait(list(running), num_returns=1)[0][0]
-                result = _result(ray, ready)
-                yield running.pop(ready), result
+                for ready in [next(iter(running))] if in_order else _ended(ray, list(running)):
+                    result = _result(ray, ready)
+                    yield running.pop(ready), result
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
     finally:
         if started:
             ray.shutdown()
+
+
+def _ended(ray: Any, running: list[Any]) -> list[Any]:
+    """All tasks that have ended, at least one: looking at all of them once for each would be quadratic."""
+    ray.wait(running, num_returns=1)
+    ended: list[Any] = ray.wait(running, num_returns=len(running), timeout=0)[0]
+    return ended
 
 
 def _result(ray: Any, reference: Any) -> Any:

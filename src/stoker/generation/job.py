@@ -1,4 +1,4 @@
-"""Making a dataset: all files that are not there yet, by threads or processes, and in the end what tells of them."""
+"""Generates a dataset: missing files by threads, processes or Ray, then its manifest and index."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def generate(
         engine: ``"ray"`` for the tasks of a Ray cluster, whose nodes all reach ``url`` by the same name. ``processes`` are
             then most tasks at once, by default a few for each processor of the cluster, and ``threads`` those of a task.
         storage_options: see :func:`stoker.storage.open_store`.
-        progress: is called with numbers of bytes as they are written, by any thread.
+        progress: is called with numbers of bytes as they are written, by any thread; with several processes or Ray, after
+            each of their tasks.
         stored: is called for each file, once all are there, with its bytes and the seconds that storing it took, without
             making them.
         resume: whether to complete what is there; otherwise anything there is an error.
@@ -157,7 +158,7 @@ def _is_there(spec: DatasetSpec, out: Output, there: dict[str, int]) -> bool:
 def _finish(
     spec: DatasetSpec, store: Store, made: dict[str, GeneratedFile], host: tuple[int, int], workers: _Workers
 ) -> bool:
-    """Write what tells of the dataset, if all of it is there."""
+    """Write the manifest and the index once all files are there."""
     if host[1] > 1:
         write_host_manifest(store, host, made)
         there = {item.key: item.size for item in store.list()}
@@ -310,11 +311,11 @@ def _do(part: _Part, files: Sequence[Output]) -> dict[str, GeneratedFile]:
     versions = library_versions(part.spec)
     if versions != part.versions:
         raise ConfigError(
-            f"a node of the cluster has {_told(versions)}, and the node that calls generate() {_told(part.versions)}: the "
-            "same bytes need the same versions. Install them there"
+            f"a process that makes files has {_versions_text(versions)}, and the one that calls generate() "
+            f"{_versions_text(part.versions)}: the same bytes need the same versions. Install them on all nodes"
         )
     return _by_threads(part.spec, part.store, files, min(part.threads, len(files)))
 
 
-def _told(versions: dict[str, str]) -> str:
+def _versions_text(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items()) or "none of these libraries"

@@ -31,6 +31,8 @@ from stoker.storage import is_local, open_store
 from stoker.types import Engine, StorageOptions
 
 _THREADS: Final = 8
+# Files that a task of a cluster checks.
+_PART: Final = 16
 _MEMORY: Final = 1 << 30
 # What format= calls shards with an index.json, of whatever format.
 _INDEXED: Final = "mds"
@@ -181,9 +183,7 @@ def run_tasks(
     outcomes: list[Outcome] = []
     problems = len(plan.problems)
     with contextlib.closing(
-        on_ray(_do, plan.tasks, range(len(plan.tasks)), threads, in_order=True)
-        if engine == "ray"
-        else _on_threads(plan.tasks, checker, threads or 1)
+        _on_ray(plan.tasks, threads) if engine == "ray" else _on_threads(plan.tasks, checker, threads or 1)
     ) as running:
         while problems < max_problems:
             found = next(running, None)
@@ -194,6 +194,20 @@ def run_tasks(
             if progress is not None:
                 progress(plan.tasks[found[0]].size, total)
     return outcomes, len(outcomes) < len(plan.tasks) or problems > max_problems
+
+
+def _on_ray(tasks: Sequence[Task], most: int | None) -> Generator[tuple[int, Outcome]]:
+    parts = (tasks[at : at + _PART] for at in range(0, len(tasks), _PART))
+    number = 0
+    with contextlib.closing(on_ray(_do_all, None, parts, most, in_order=True)) as running:
+        for _, outcomes in running:
+            for outcome in outcomes:
+                yield number, outcome
+                number += 1
+
+
+def _do_all(_: None, tasks: Sequence[Task]) -> list[Outcome]:
+    return [_do(tasks, number) for number in range(len(tasks))]
 
 
 def _on_threads(tasks: Sequence[Task], checker: Checker, threads: int) -> Generator[tuple[int, Outcome]]:

@@ -1,6 +1,6 @@
 """Predicts what a node of a cluster fetches, opens and holds, for a dataset and a cluster that need not exist.
 
-Nothing is as large here as there: a dataset of few shards of the same size is laid out with the real order, a few of the
+Nothing is as large here as there: a smaller dataset, of shards of the same size, is laid out with the real order, some of the
 nodes are followed, and what they fetch of it is scaled up. Samples a shard, batches, canonical nodes and blocks are those of
 the run, so that a node needs as many shards at once, and as many new ones a step, as it will there.
 """
@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.index.packed_shards import FEW
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.simulate.cache import run_cache
@@ -35,6 +36,7 @@ _MOST_SHARDS: Final = 1 << 20
 # of an open one and of each of its rows; of a sample that is located ahead. `tests/simulate/test_footprint.py` compares.
 _AT_LEAST: Final = 33 << 20
 _OF_SHARD: Final = 1_850
+_OF_KEPT_SHARD: Final = 280  # of an index that is kept as arrays, which processes share
 _OF_OPEN_SHARD: Final = 2_000
 _OF_OPEN_ROW: Final = 4
 _OF_LOCATED: Final = 16
@@ -197,7 +199,7 @@ def predict(
     shards_a_node = float(np.mean(fetched)) * scale
     memory = (
         _AT_LEAST
-        + _OF_SHARD * size.shards
+        + (_OF_SHARD if size.shards < FEW else _OF_KEPT_SHARD) * size.shards
         + opened * (_OF_OPEN_SHARD + _OF_OPEN_ROW * size.samples / size.shards)
         + _OF_LOCATED * (ahead.samples + ahead.chunk)
         + 2 * ahead.chunk * size.bytes / size.samples
