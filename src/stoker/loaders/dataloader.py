@@ -446,7 +446,8 @@ class _Columns(IterableDataset[Batch | BatchGroup]):
     def __iter__(self) -> Iterator[Batch | BatchGroup]:
         if self._grouped:
             if self._dataset.overrides("batches"):
-                return (BatchGroup(batch, [len(next(iter(batch.values())))]) for batch in self._dataset.batches())
+                # One length alone cuts nothing: a subclass may give values that have none.
+                return (BatchGroup(batch, [1]) for batch in self._dataset.batches())
             return self._dataset.epoch_reader.groups(self._dataset.batch_size or 1)
         batches = self._dataset.batches()
         if not self._full_only:
