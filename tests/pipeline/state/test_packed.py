@@ -171,7 +171,7 @@ def repack(change: Callable[[Any], Any]) -> Callable[[str], str]:
     """A change of what is inside a packed state."""
 
     def changed(packed: str) -> str:
-        text, _, hashes = zlib.decompress(base64.b85decode(packed)).partition(b"\n")
+        text, _, hashes = zlib.decompress(base64.b85decode(packed), 47).partition(b"\n")
         inside = json.loads(text)
         change(inside)
         return base64.b85encode(zlib.compress(json.dumps(inside).encode() + b"\n" + hashes)).decode()

@@ -28,6 +28,9 @@ _HASH: Final = re.compile(f"[0-9a-f]{{{_DIGITS}}}")
 # Keys by which streams may differ until they are listed one by one.
 _MOST_SHAPES: Final = 16
 _MOST_BYTES: Final = 1 << 28
+# The CRC-32 of gzip finds damage that zlib's own checksum does not; states without it are read, too.
+_GZIP: Final = 31
+_GZIP_OR_ZLIB: Final = 47
 _DAMAGED: Final = (
     ArithmeticError,
     AttributeError,
@@ -52,7 +55,7 @@ def pack_state(state: Mapping[str, Any]) -> dict[str, Any]:
     inside["order"] = {name: order.pop(name) for name in _OF_ORDER if name in order}
     hashes = bytearray()
     text = json.dumps({name: _tabulate(part, hashes) for name, part in inside.items()}, separators=(",", ":"))
-    deflater = zlib.compressobj(9)
+    deflater = zlib.compressobj(9, wbits=_GZIP)
     # The code that suits text would lengthen the hashes, and the other way round: each has a block of its own.
     blocks = [deflater.compress(text.encode() + b"\n"), deflater.flush(zlib.Z_SYNC_FLUSH), deflater.compress(hashes)]
     packed = base64.b85encode(b"".join(blocks) + deflater.flush()).decode()
@@ -77,7 +80,7 @@ def unpack_state(state: Mapping[str, Any]) -> dict[str, Any]:
     if "packed" not in state or state.get("version") != PACKED_VERSION:
         return dict(state)
     try:
-        inflater = zlib.decompressobj()
+        inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
         found = inflater.decompress(base64.b85decode(state["packed"]), _MOST_BYTES)
         if not inflater.eof:
             raise ValueError("it ends too early, or is too long")
