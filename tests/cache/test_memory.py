@@ -185,7 +185,7 @@ def test_an_epoch_that_is_left_holds_nothing(remote: str) -> None:
 def test_samples_by_id_hold_no_more_than_the_limit(remote: str) -> None:
     rows = write(remote)
     dataset = StreamingDataset(remote=remote, cache="memory", cache_limit=10_000)
-    for number in np.random.default_rng(1).permutation(ROWS).tolist():
+    for number in np.random.default_rng(1).permutation(ROWS)[:60].tolist():
         assert dataset[number]["data"] == rows[number]
         assert living(dataset) <= 10_000
 

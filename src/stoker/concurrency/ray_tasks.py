@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, TypeVar
 
 from stoker.concurrency.processes import sendable
-from stoker.errors import StokerError, import_option
+from stoker.errors import ConfigError, StokerError, import_option
 
 A = TypeVar("A")
 R = TypeVar("R")
 S = TypeVar("S")
+
+logger = logging.getLogger(__name__)
 
 _RETRIES: Final = 20
 # Tasks handed to Ray for each processor at a time.
@@ -38,17 +41,29 @@ def on_ray(
     Raises:
         MissingPackageError: Ray is not installed.
         Exception: what the function raised, if it is stoker's.
-        StokerError: the function raised something else, or a task's worker died again and again.
+        ConfigError: ``shared`` can not be sent.
+        StokerError: no cluster answers, the function raised something else, or a task's worker died again and again.
     """
     ray = import_option("ray", "engine='ray' needs Ray", "stoker[ray]")
     started = not ray.is_initialized()
     if started:
-        ray.init(log_to_driver=False, configure_logging=False)
+        try:
+            ray.init(log_to_driver=False, configure_logging=False)
+        except Exception as error:
+            raise StokerError(
+                f"no Ray cluster answers, and none can be started here ({error}): see RAY_ADDRESS, or leave engine='ray' away"
+            ) from error
     try:
-        given = ray.put(shared)
+        try:
+            given = ray.put(shared)
+        except TypeError as error:
+            raise ConfigError(f"the work can not be sent to the cluster: {error}") from error
         remote = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_do)
         resources: Any = ray.cluster_resources  # untyped
-        most = processes or _AHEAD * max(1, int(resources().get("CPU", 1)))
+        processors = int(resources().get("CPU", 0))
+        if not processors:
+            logger.warning("the Ray cluster has no processor: tasks wait until it has one (ray start --num-cpus)")
+        most = processes or _AHEAD * max(1, processors)
         waiting = iter(arguments)
         running: dict[Any, A] = {}  # in the order in which they began
         more = True

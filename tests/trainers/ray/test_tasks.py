@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,14 @@ def test_verify_checks_files_without_an_index(tmp_path: Path) -> None:
     here, there = (verify(tmp_path, engine=engine, threads=2) for engine in ("local", "ray"))
     assert there.problems == here.problems != ()
     assert (there.samples, there.shards) == (here.samples, here.shards) == (1205, 5)
+
+
+def test_a_transform_that_can_not_be_sent_is_refused(data: Path, tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            return sample
+
+    with pytest.raises(ConfigError, match="can not be sent to the cluster"):
+        convert(data, tmp_path / "out", engine="ray", transform=transform)
