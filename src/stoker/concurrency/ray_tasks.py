@@ -17,6 +17,7 @@ S = TypeVar("S")
 logger = logging.getLogger(__name__)
 
 _RETRIES: Final = 20
+_STOPPING_SECONDS: Final = 10.0
 # Tasks handed to Ray for each processor at a time.
 _AHEAD: Final = 4
 
@@ -82,8 +83,11 @@ def on_ray(
                     result = _result(ray, ready)
                     yield running.pop(ready), result
         finally:
+            # Not by force: where a task ends in the same moment, Ray 2.60 then ends the process that cancels it.
             for reference in running:
-                ray.cancel(reference, force=True)
+                ray.cancel(reference)
+            if running:
+                ray.wait(list(running), num_returns=len(running), timeout=_STOPPING_SECONDS)
     finally:
         if started:
             ray.shutdown()
