@@ -27,8 +27,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("resumed", [False, True])
 def test_first_batches_are_fetched_before_workers_ask(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
 ) -> None:
     fetched: list[str] = []
     fetch = DiskCache.fetch
@@ -45,6 +46,9 @@ def test_first_batches_are_fetched_before_workers_ask(
         with StreamingDataLoader(
             dataset, batch_size=4, num_workers=2, columnar=True, multiprocessing_context="fork", timeout=120
         ) as loader:
+            if resumed:
+                loader.set_epoch(3)
+                loader.load_state_dict(loader.state_dict())
             batches = iter(loader)
             found = next(batches)["id"].tolist()
             deadline = time.monotonic() + 60

@@ -126,6 +126,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         self._interleaved = False
         self._looked_from: dict[str, Any] | None = None
         self._only_ends = False
+        self._fetched_first = False
         self._drop_last = options.get("drop_last", False)
         if isinstance(dataset, StreamingParquetLoader):
             if columnar or options.get("drop_last"):
@@ -175,6 +176,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             "_interleaved": False,
             "_looked_from": None,
             "_only_ends": False,
+            "_fetched_first": False,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -199,7 +201,9 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         if self.num_workers:
             # A worker has no connection to the store. Without workers the dataset compares by itself.
             self._stream.compare_ranks(current.start, left)
-            if isinstance(self._stream, StreamingDataset) and self._iterator is None and not current.start.epoch:
+            if isinstance(self._stream, StreamingDataset) and not self._fetched_first:
+                # Before the workers are there: they would claim the shards first, and then make their connections.
+                self._fetched_first = True
                 self._stream.epoch_reader.fetch_first(current.start, self._stream.batch_size or 1, self.num_workers)
         columns = self.dataset if self.num_workers and isinstance(self.dataset, _Columns) else None
         with contextlib.nullcontext() if columns is None else columns.grouping():
