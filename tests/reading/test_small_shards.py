@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker import MDSWriter, StreamingDataset
+from stoker import MDSWriter, Stream, StreamingDataset
 from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError, StokerError
 from stoker.reading.samples import read_samples
 
@@ -119,6 +119,34 @@ def test_links_to_small_shards_are_followed(data: Path, tmp_path: Path) -> None:
         (data / file.name).symlink_to(file)
     rows = [int(sample["id"]) for sample in StreamingDataset(data)]
     assert rows == list(range(SHARDS * ROWS))
+
+
+def test_small_shards_of_several_streams_are_opened_many_at_a_time(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(data, tmp_path / "more")
+    cut(tmp_path / "more" / f"shard.{BAD:05}.mds")
+    dataset = StreamingDataset(streams=[Stream(data), Stream(tmp_path / "more")])
+    pool = dataset.epoch_reader.pool
+    mixed = [shard for pair in zip(range(SHARDS), range(SHARDS, 2 * SHARDS), strict=True) for shard in pair]
+    alone: list[int] = []
+    load = pool._load
+
+    def load_alone(shard: int, *, demanded: bool) -> Any:
+        alone.append(shard)
+        return load(shard, demanded=demanded)
+
+    monkeypatch.setattr(pool, "_load", load_alone)
+    pool.expect(mixed)
+    pool.prefetch(mixed)
+    for shard in mixed:
+        if shard == SHARDS + BAD:
+            with pytest.raises(ObjectNotFoundError, match=f"more.*shard.{BAD:05}.mds"):
+                rows_of(pool, shard)
+        else:
+            assert rows_of(pool, shard) == expected(shard % SHARDS)
+    assert set(alone) == {SHARDS + BAD}
+    dataset.close()
 
 
 def test_few_small_shards_stay_open(data: Path) -> None:

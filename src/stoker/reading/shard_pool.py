@@ -265,14 +265,9 @@ class ShardPool:
 
     def _read_shards(self, shards: Sequence[int]) -> tuple[dict[int, ShardReader], int]:
         """Those of one small file each, and their bytes."""
-        cache, size = self.cache_of(shards[0]), 0
         found: dict[int, ShardReader] = {}
-        if any(self.cache_of(shard) is not cache for shard in shards[1:]):
-            return found, size
-        infos = [self.index.shards[shard] for shard in shards]
-        for shard, info, data in zip(shards, infos, cache.read_small(infos), strict=True):
-            if data is None:
-                continue
+        size = 0
+        for shard, info, cache, data in self._small_files(shards):
             form = get_format(info.format)
             try:
                 cache.validate(info, [data])
@@ -283,6 +278,17 @@ class ShardPool:
             found[shard] = reader
             size += len(data)
         return found, size
+
+    def _small_files(self, shards: Sequence[int]) -> Iterator[tuple[int, ShardInfo, ShardCache, bytes]]:
+        """Those that their caches read at once: of several streams, each reads its own."""
+        groups: dict[ShardCache, list[int]] = {}
+        for shard in shards:
+            groups.setdefault(self.cache_of(shard), []).append(shard)
+        for cache, group in groups.items():
+            infos = [self.index.shards[shard] for shard in group]
+            for shard, info, data in zip(group, infos, cache.read_small(infos), strict=True):
+                if data is not None:
+                    yield shard, info, cache, data
 
     def ready(self, shards: Collection[int]) -> int:
         """The number of these shards that are open."""
