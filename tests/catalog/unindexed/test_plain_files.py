@@ -268,6 +268,11 @@ def test_many_remembered_listings_take_few_descriptors(
     assert [one.index.shards[1].raw[0].basename for one in every] == ["2.jpg"] * 80
 
 
+def test_inodes_that_arrays_can_not_hold_are_no_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_files, "_FACTS", [*plain_files._FACTS[:3], lambda status: status.st_ino + 2**63])
+    check_same(root)
+
+
 def test_a_damaged_listing_is_made_anew(root: Path, remembered: Path) -> None:
     check_same(root)
     (path,) = (remembered).rglob(f"{PRIVATE}/*.files")

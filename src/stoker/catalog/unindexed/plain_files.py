@@ -112,7 +112,7 @@ def plain_files(
         filled = [folder for folder in folders if folder.paths]
         # One file of a folder tells of which split all in it are.
         refuse_splits((folder.first for folder in filled), root, folders_only=True)
-    except (_NotPlainError, ConfigError, OSError):
+    except (_NotPlainError, ConfigError, OSError, OverflowError):  # an inode may be beyond 63 bits
         return None
     if not filled:
         return None
