@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from slow_store import asked, slow_store
-from stoker import MDSWriter, StreamingDataLoader, StreamingDataset
+from stoker import MDSWriter, ReadOptions, StreamingDataLoader, StreamingDataset
 from stoker.cache.disk import DiskCache
 from stoker.formats.base import ShardInfo
 
@@ -61,6 +63,45 @@ def test_first_batches_are_fetched_before_workers_ask(
     files = list((data / "mds").iterdir())
     # Each shard once, whoever fetched it, and the index.
     assert sent <= sum(path.stat().st_size for path in files) * 1.5
+
+
+def test_what_has_not_begun_ends_with_the_iteration(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    go_on = threading.Event()
+    fetch, pid = DiskCache.fetch, os.getpid()
+
+    def held(self: DiskCache, info: ShardInfo, **settings: Any) -> bool:
+        if os.getpid() == pid:
+            begun.append(info.raw[0].basename)
+            assert go_on.wait(60)
+        return fetch(self, info, **settings)
+
+    monkeypatch.setattr(DiskCache, "fetch", held)
+    with slow_store(data, 0.0) as options:
+        dataset = StreamingDataset(
+            "s3://bucket/mds",
+            storage_options=options,
+            local=tmp_path,
+            batch_size=32,
+            read=ReadOptions(download_threads=1),
+        )
+        pool = dataset.epoch_reader.pool
+        with StreamingDataLoader(
+            dataset, batch_size=32, num_workers=1, columnar=True, multiprocessing_context="fork", timeout=120
+        ) as loader:
+            batches: Any = iter(loader)
+            assert len(next(batches)["id"]) == 32
+            batches.close()
+            go_on.set()
+            pool.prefetch([SAMPLES - 1])  # comes after all that was asked for before
+            pool.get(SAMPLES - 1)
+            assert len(begun) <= 2
+            dataset.epoch_reader.fetch_first(dataset.upcoming(), 32, 1)
+            pool.prefetch([SAMPLES - 2])
+            pool.get(SAMPLES - 2)
+    assert len(begun) <= 2 + 8 + 1
 
 
 def test_nothing_is_fetched_so_where_the_cache_is_limited_or_memory(data: Path, tmp_path: Path) -> None:

@@ -229,6 +229,8 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 self._open = None
             if pid != os.getpid():
                 _abandoned.append(batches)
+            if self.num_workers and isinstance(self._stream, StreamingDataset):
+                self._stream.epoch_reader.pool.fetch(())  # what has not begun is not needed any more
             if self._pass is current:
                 self._end_look()
         current.ended = True

@@ -42,6 +42,9 @@ _LOOK_AGAIN: Final = 2
 """Batch before which it is looked again for a wrapper that divides, as before each power of two; an epoch that has fewer
 looks at its end. A thread may have read some batches ahead by then."""
 
+_FETCHED_FIRST: Final = 8
+"""Shards that the main process fetches for each DataLoader worker; by then these have connections of their own."""
+
 
 class EpochReader:
     """Reads the batches and samples of one process, epoch after epoch.
@@ -240,7 +243,8 @@ class EpochReader:
             return
         run = self.sample_order.run(point, self.data_rank(batch_size))
         for batches in run.plan.chunks(workers * batch_size, 0, 1, 0):
-            self.pool.fetch(dict.fromkeys(run.order.locate(np.concatenate(batches[:workers]))[0].tolist()))
+            shards = dict.fromkeys(run.order.locate(np.concatenate(batches[:workers]))[0].tolist())
+            self.pool.fetch(list(shards)[: _FETCHED_FIRST * workers])
             return
 
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:

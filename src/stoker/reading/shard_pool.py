@@ -131,6 +131,7 @@ class ShardPool:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._coming: dict[int, Future[_Opened]] = {}
+        self._fetching: list[Future[bool]] = []
 
     @property
     def cache(self) -> ShardCache:
@@ -194,12 +195,17 @@ class ShardPool:
     def fetch(self, shards: Iterable[int]) -> None:
         """Begin to bring shards into an unlimited cache on disk, in this order, for other processes: none is opened here.
 
-        Errors are not told: those who read the shards meet them.
+        Those that an earlier call asked for are left out where they have not begun. Errors are not told: those who read the
+        shards meet them.
         """
+        for future in self._fetching:
+            future.cancel()
+        self._fetching = []
         for shard in shards:
             cache = self.cache_of(shard)
             if cache.store is not None and cache.keeps and cache.settings.limit is None:
-                self._threads.submit(partial(cache.fetch, self.index.shards[shard], wait=False))
+                work = partial(cache.fetch, self.index.shards[shard], wait=False)
+                self._fetching.append(self._threads.submit(work))
 
     def _begin(self, shards: list[int]) -> None:
         if shards:
