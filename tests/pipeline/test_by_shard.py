@@ -207,13 +207,25 @@ def test_a_bad_sample_stops_the_run_where_it_does_without_a_limit(tmp_path: Path
         assert rest[1][0] == 1234
 
 
-def test_what_it_costs_is_said_before_it_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ["times the dataset's", "samples of 256.00 MB are read together"]),
+        ({"predownload": 16}, ["39.2 times the dataset's", "samples of 0.00 MB are read together"]),
+        ({"read": ReadOptions(views=True)}, ["50.0 times the dataset's", "with views=True each sample may fetch"]),
+    ],
+    ids=["plain", "predownload", "views"],
+)
+def test_what_it_costs_is_said_before_it_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], expected: list[str]
+) -> None:
     data = tmp_path / "data"
     write_mds(data)
     with caplog.at_level(logging.WARNING):
-        open_data(data, tmp_path / "one", size_of(data) // 5)
+        open_data(data, tmp_path / "one", size_of(data) // 5, **settings)
     said = next(record.getMessage() for record in caplog.records if "reads at once" in record.getMessage())
-    assert "times the dataset's" in said
+    for part in expected:
+        assert part in said
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         open_data(data, tmp_path / "two", 2 * size_of(data))

@@ -290,7 +290,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
             ),
             self._rank_finder,
         )
-        check_limit(limit, index, sample_order)
+        group_bytes = None if options.views else self._epoch_reader.settings.group_bytes
+        check_limit(limit, index, sample_order, group_bytes)
         set_weights(self._streams, sample_order)
         self._given: dict[str, Any] = {
             "allow_unsafe_types": allow_unsafe_types,

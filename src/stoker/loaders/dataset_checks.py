@@ -12,7 +12,7 @@ from stoker.index.concat_index import JoinedIndex
 from stoker.index.index import Index
 from stoker.order.capabilities import shards_at_once
 from stoker.order.sample_order import SampleOrder
-from stoker.pipeline.by_shard import GROUP_BYTES, expected_fetches
+from stoker.pipeline.by_shard import expected_fetches
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +82,16 @@ def check_columns(columns: Sequence[str] | None, known: Collection[str]) -> None
         raise ConfigError(f"columns: {unknown_name('column', min(unknown), known)}")
 
 
-def check_limit(limit: int | None, index: Index | JoinedIndex, sample_order: SampleOrder) -> None:
+def check_limit(
+    limit: int | None, index: Index | JoinedIndex, sample_order: SampleOrder, group_bytes: int | None
+) -> None:
     """Check that a cache of ``limit`` bytes can hold a shard; one that can not hold those read at once is logged.
+
+    Args:
+        limit: of the cache; ``None`` for none.
+        index: the shards.
+        sample_order: which sample comes when.
+        group_bytes: bytes of samples that are read together where the limit is too small; ``None``: none are.
 
     Raises:
         ConfigError: it can not.
@@ -94,19 +102,28 @@ def check_limit(limit: int | None, index: Index | JoinedIndex, sample_order: Sam
         raise ConfigError(f"cache_limit={limit} can not hold one shard; the largest has {index.largest_shard} bytes")
     shards = max(1, len(index))
     needed = min(shards_at_once(sample_order), shards) * (index.total_bytes // shards)
-    if needed > limit:
-        fetches = expected_fetches(index.samples, shards, index.total_bytes // max(1, index.samples))
-        logger.warning(
-            "cache_limit=%d is less than the %d bytes of shards that this order reads at once: an epoch fetches up to %d "
-            "bytes, %.1f times the dataset's, and more with several processes a node, as samples of %d bytes are read "
-            "together, shard by shard. Raise cache_limit, or lower shuffle_block_size or num_canonical_nodes, or choose "
-            "another shuffle_algo",
-            limit,
-            needed,
-            fetches * (index.total_bytes // shards),
-            fetches / shards,
-            GROUP_BYTES,
-        )
+    if needed <= limit:
+        return
+    if group_bytes is None:
+        fetches, why = float(index.samples), "with views=True each sample may fetch its shard anew"
+    else:
+        fetches = expected_fetches(index.samples, shards, index.total_bytes // max(1, index.samples), group_bytes)
+        why = f"samples of {_megabytes(group_bytes)} are read together, shard by shard"
+    logger.warning(
+        "cache_limit=%d (%s) is less than the %s of shards that this order reads at once: an epoch fetches up to %s, %.1f "
+        "times the dataset's, and more with several processes a node, as %s. Raise cache_limit, or lower "
+        "shuffle_block_size or num_canonical_nodes, or choose another shuffle_algo",
+        limit,
+        _megabytes(limit),
+        _megabytes(needed),
+        _megabytes(fetches * (index.total_bytes // shards)),
+        fetches / shards,
+        why,
+    )
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / (1 << 20):,.2f} MB"
 
 
 def no_attribute(owner: object, name: str) -> AttributeError:

@@ -24,9 +24,9 @@ _MOST_SAMPLES: Final = 1 << 20
 _LOOKED_AT: Final = 64
 
 
-def expected_fetches(samples: int, shards: int, sample_bytes: int) -> float:
+def expected_fetches(samples: int, shards: int, sample_bytes: int, group_bytes: int = GROUP_BYTES) -> float:
     """Shards that one process fetches in an epoch of so many samples, each in any of the shards, with nothing cached."""
-    group, most = _USUAL_BATCH, max(1, min(GROUP_BYTES // max(1, sample_bytes), _MOST_SAMPLES))
+    group, most = _USUAL_BATCH, max(1, min(group_bytes // max(1, sample_bytes), _MOST_SAMPLES))
     fetches = 0.0
     while samples > 0:
         count = 1.0
@@ -40,7 +40,7 @@ def expected_fetches(samples: int, shards: int, sample_bytes: int) -> float:
 
 
 class ShardByShard:
-    """Reads groups of samples, each shard by shard, while the shards that come next are fetched.
+    """Reads groups of samples, each shard by shard, while the shards of the group that come next are fetched.
 
     Args:
         pool: the dataset's open shards.
