@@ -232,7 +232,7 @@ def test_a_limit_below_what_is_read_at_once_still_finishes(tmp_path: Path, caplo
         shuffle_block_size=64,
         batch_size=16,
     )
-    assert "raise it, or lower shuffle_block_size" in caplog.text
+    assert "Raise cache_limit, or lower shuffle_block_size" in caplog.text
     assert read_all(dataset) == dict(enumerate(rows))
 
 
