@@ -40,7 +40,7 @@ Sample: TypeAlias = dict[str, Any]
 
 
 Engine: TypeAlias = Literal["local", "ray"]
-"""What does work that is cut into tasks: processes or threads of this machine, or the tasks of a Ray cluster."""
+"""Name of the engine that runs tasks: processes or threads of this machine, or a Ray cluster."""
 
 
 class HeldBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):

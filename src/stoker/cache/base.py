@@ -104,8 +104,7 @@ class ShardCache(ABC):
         """
 
     def read_small(self, shards: Sequence[ShardInfo]) -> Sequence[bytes | None]:
-        """The raw files of those of some shards that are each one small file, read in place, of which there is nothing to
-        be said; otherwise ``None``, and :meth:`open` says what."""
+        """The raw file of each shard that is one small file, read in place; ``None`` where :meth:`open` must handle it."""
         return [None] * len(shards)
 
     def read_ahead(self, files: Sequence[Buffer]) -> None:  # noqa: B027 - there may be nothing to do

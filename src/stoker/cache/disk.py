@@ -131,21 +131,11 @@ class DiskCache(ShardCache):
     def read_listed(self, files: FileShards, number: int) -> bytes | None:
         """All of a small file that is read in place, if it is the very one that was listed.
 
-        ``None`` where there is anything else to be said of it: :meth:`open` says what.
+        ``None`` for another one, which :meth:`open` must handle.
         """
-        try:
-            descriptor = os.open(f"{self._folder}/{files.path(number)}", READ_FLAGS)
-        except OSError:
-            return None
-        try:
-            size = files.size(number)
-            data = os.read(descriptor, size)
-            # Asked last, as the file may be written over meanwhile.
-            return data if len(data) == size and files.is_same(number, os.fstat(descriptor)) else None
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
+        size = files.size(number)
+        found = _read_once(f"{self._folder}/{files.path(number)}", size)
+        return found[0] if found is not None and len(found[0]) == size and files.is_same(number, found[1]) else None
 
     def read_small(self, shards: Sequence[ShardInfo]) -> Sequence[bytes | None]:
         """See :class:`~stoker.cache.base.ShardCache`: the index is looked at once for all of them."""
@@ -164,18 +154,11 @@ class DiskCache(ShardCache):
         file = info.raw[0] if len(info.raw) == 1 and not info.zip else None
         if file is None or file.part is not None or not 0 < file.bytes <= READ_WHOLE:
             return None
-        try:
-            # Where a link leads may be old, and the link new.
-            descriptor = os.open(f"{self._folder}/{file.basename}", READ_FLAGS | os.O_NOFOLLOW)
-        except OSError:
+        # Where a link leads may be old, and the link new.
+        found = _read_once(f"{self._folder}/{file.basename}", file.bytes, os.O_NOFOLLOW)
+        if found is None:
             return None
-        try:
-            data = os.read(descriptor, file.bytes + 1)
-            status = os.fstat(descriptor)  # asked last, as the file may be written over meanwhile
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
+        data, status = found
         same = len(data) == file.bytes == status.st_size and stat.S_ISREG(status.st_mode)
         return data if same and (watch is None or watch.is_older(status.st_ctime_ns or status.st_mtime_ns)) else None
 
@@ -503,6 +486,21 @@ class _Watch:
         if seen != self._seen:
             self._seen, self._since = seen, now
         return now - self._since > self._patience
+
+
+def _read_once(path: str, size: int, flags: int = 0) -> tuple[bytes, os.stat_result] | None:
+    """A file by one read, up to a byte more than ``size``, and its status; ``None`` where it can not be read."""
+    try:
+        descriptor = os.open(path, READ_FLAGS | flags)
+    except OSError:
+        return None
+    try:
+        # The status is asked last, as the file may be written over meanwhile.
+        return os.read(descriptor, size + 1), os.fstat(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _not_opened(error: OSError, path: str) -> CacheError:

@@ -153,7 +153,7 @@ def _open(
             load = read_index if name is None else index_or_headers
             location = open_indexed(remote, local, split, load=load, opened=opened, **reading)
             if options:
-                chunks = any(shard.format == _CHUNKS for shard in location.index.kinds)
+                chunks = any(shard.format == _CHUNKS for shard in location.index.distinct_shards)
                 remedy = f"give format={_CHUNKS!r}, too" if chunks else "leave them out"
                 raise ConfigError(f"{location.url} has an {INDEX_NAME}, and {_NO_OPTIONS}: {remedy}")
             return _check_litdata(location, None, alone=False)
@@ -189,7 +189,7 @@ def _check_litdata(location: DatasetLocation, block_size: int | None, *, alone: 
     Raises:
         ConfigError: they are not, or have another size.
     """
-    for shard in location.index.kinds:
+    for shard in location.index.distinct_shards:
         if shard.format != _CHUNKS:
             if alone:
                 raise ConfigError(

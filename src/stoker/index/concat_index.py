@@ -60,9 +60,9 @@ class JoinedIndex(ShardList):
         self.sizes.flags.writeable = False
 
     @property
-    def kinds(self) -> Sequence[ShardInfo]:
-        """See :attr:`ShardList.kinds`."""
-        return [shard for part in self.parts for shard in part.kinds]
+    def distinct_shards(self) -> Sequence[ShardInfo]:
+        """See :attr:`ShardList.distinct_shards`."""
+        return [shard for part in self.parts for shard in part.distinct_shards]
 
     @property
     def total_bytes(self) -> int:

@@ -57,7 +57,7 @@ class ShardList:
         self._set_shards(self.shards)
 
     @property
-    def kinds(self) -> Sequence[ShardInfo]:
+    def distinct_shards(self) -> Sequence[ShardInfo]:
         """Shards among which are all formats, specs, compressions and sets of hashes, with samples and without, in order."""
         return different_kinds(self.shards)
 
@@ -69,7 +69,7 @@ class ShardList:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that every shard has, in the order of the first shard."""
-        specs = {id(shard.spec): shard for shard in self.kinds}
+        specs = {id(shard.spec): shard for shard in self.distinct_shards}
         names = [column_names(shard) for shard in specs.values()]
         if not names:
             return ()
@@ -79,7 +79,7 @@ class ShardList:
     @property
     def compressed(self) -> bool:
         """Whether any shard is stored compressed."""
-        return any(shard.zip for shard in self.kinds)
+        return any(shard.zip for shard in self.distinct_shards)
 
     @property
     def total_bytes(self) -> int:

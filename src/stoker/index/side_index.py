@@ -94,7 +94,7 @@ def _header(index: Index, key: list[str]) -> bytes | None:
         "count": len(shards),
         "width": shards.width,
         "firsts": [kind.first for kind in shards.kinds],
-        "entries": [entry_of(shard) for shard in index.kinds],
+        "entries": [entry_of(shard) for shard in index.distinct_shards],
         "extra": dict(index.extra),
         "fingerprint": index.fingerprint,
         "content": index.content,

@@ -309,7 +309,7 @@ def _hashed(index: Index) -> bool:
     """Whether each shard has a hash that can be checked: of its raw files or of the compressed ones."""
     kinds = {
         (tuple(tuple(file.hashes) for file in shard.raw), tuple(tuple(file.hashes) for file in shard.zip))
-        for shard in index.kinds
+        for shard in index.distinct_shards
     }
     return all(
         all(map(fastest_hash, raw)) or (bool(packed) and all(map(fastest_hash, packed))) for raw, packed in kinds

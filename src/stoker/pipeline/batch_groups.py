@@ -37,7 +37,7 @@ class BatchGroup:
 
 
 PackedGroup: TypeAlias = Sequence[Any]
-"""A group on its way: lengths of the batches, a tensor of bytes, and for each column its name with its offset in them, dtype
+"""A message of a group: lengths of batches, a tensor of bytes, and for each column its name with its offset in them, dtype
 and shape, or with the column itself where that is no array of numbers. Built-in types and tensors alone, of which torch pins
 the memory."""
 

@@ -51,7 +51,7 @@ class ShardByShard:
         sample_bytes: bytes of a stored sample.
 
     Attributes:
-        room: samples that the next group may have. It grows from group to group, as far as there is memory for what
+        next_samples: samples that the next group may have. It grows from group to group, as far as there is memory for what
             samples take once they are decoded.
     """
 
@@ -65,7 +65,7 @@ class ShardByShard:
         most_bytes: int,
         sample_bytes: int,
     ) -> None:
-        self.room = 1
+        self.next_samples = 1
         self._pool = pool
         self._columns = columns
         self._whole = whole
@@ -111,7 +111,7 @@ class ShardByShard:
             check_types([parts[n][1] for n in others], [self._name(runs[n][1][0]) for n in others])
         values: Batch | list[Any] = scatter(parts, len(rows)) if self._whole else _in_order(parts, len(rows))
         each = max(self._sample_bytes, _bytes_of(values) // len(rows), 1)
-        self.room = max(1, min(_GROWTH * len(rows), self._most_bytes // each, _MOST_SAMPLES))
+        self.next_samples = max(1, min(_GROWTH * len(rows), self._most_bytes // each, _MOST_SAMPLES))
         return values
 
     def _name(self, shard: int) -> str:

@@ -223,7 +223,7 @@ class Pipeline:
         following = next(chunks, None)
         while following is not None:
             group, size = [following], len(following.rows)
-            while (following := next(chunks, None)) is not None and size + len(following.rows) <= reader.room:
+            while (following := next(chunks, None)) is not None and size + len(following.rows) <= reader.next_samples:
                 group.append(following)
                 size += len(following.rows)
             yield from self._read_together(reader, group)

@@ -236,7 +236,7 @@ class ShardPool:
         return found
 
     def _open_small(self, shards: Sequence[int]) -> Mapping[int, ShardReader]:
-        """Open those of some shards that are small files of this machine, of which there is nothing to be said."""
+        """Open those of some shards that are small files of this machine and pass all checks."""
         if self.options.checksums:
             return {}
         found: Mapping[int, ShardReader]

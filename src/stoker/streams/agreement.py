@@ -62,7 +62,7 @@ def _different(streams: Streams) -> Iterator[_Kinds]:
     for name, location in zip(streams.names, streams.locations, strict=True):
         seen: set[int] = set()
         found: list[dict[str, ColumnKind]] = []
-        for info in location.index.kinds:
+        for info in location.index.distinct_shards:
             if id(info.spec) in seen or not info.samples:
                 continue
             seen.add(id(info.spec))

@@ -153,7 +153,7 @@ def warn_of_stored_files(streams: Streams, columns: tuple[str, ...] | None) -> N
     """Log which columns hold files as ``datasets`` stores them, which it would decode and stoker does not."""
     named: dict[str, None] = {}
     for location in streams.locations:
-        for info in {id(shard.spec): shard for shard in location.index.kinds}.values():
+        for info in {id(shard.spec): shard for shard in location.index.distinct_shards}.values():
             if info.format in ("arrow", "parquet"):
                 kinds = column_kinds(info)
                 named.update({name: None for name, kind in kinds.items() if _FILE.search(kind.word)})

@@ -343,7 +343,7 @@ def test_a_listing_that_can_not_be_kept_is_made_each_time(root: Path, monkeypatc
 def test_other_settings_have_a_listing_of_their_own(root: Path) -> None:
     (root / "top.jpg").unlink()
     every = [open_unindexed(root, "jpeg", options={"decode": decode}) for decode in (False, True, False)]
-    assert [one.index.kinds[0].spec["columns"]["image"] for one in every] == ["bytes", "jpeg", "bytes"]
+    assert [one.index.distinct_shards[0].spec["columns"]["image"] for one in every] == ["bytes", "jpeg", "bytes"]
     with pytest.raises(ConfigError, match="nonsense"):
         open_unindexed(root, "jpeg", options={"nonsense": 1})
 

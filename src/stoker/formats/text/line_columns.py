@@ -1,7 +1,7 @@
 """Many lines of text as columns at once, by pyarrow, where it gives what reading line by line gives.
 
-Line by line is what counts: it says which values a line has, and which lines are wrong. What pyarrow reads otherwise is found
-in the text before, or in the columns afterwards, and such lines are left to it: both functions here return ``None`` then.
+Reading line by line defines the values of a line, and which lines are wrong. What pyarrow reads otherwise is found in
+the text before, or in the columns afterwards: both functions here return ``None`` then, and the caller reads line by line.
 """
 
 from __future__ import annotations
