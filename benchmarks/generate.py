@@ -4,6 +4,7 @@
     python benchmarks/generate.py --peers         # against pyarrow, and DLIO's ways of making NPZ and Parquet
     python benchmarks/generate.py --memory        # peak memory for a file of 10 GB
     python benchmarks/generate.py --noise         # rates of random bytes
+    python benchmarks/generate.py --parts         # what token ids and text take
 
 The bound is made by the same number of threads: each fills a buffer of 1 MiB by stoker's generator of random bytes and writes
 it with write(2) to a file in the same directory, which should be memory-backed. Both take turns, several times; rates are
@@ -27,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from stoker.generation import DatasetSpec, generate
+from stoker.generation import DatasetSpec, generate, iterate_file
 from stoker.generation.noise import BLOCK, noise_of
+from stoker.generation.words import TEXT_WORDS, text_block, zipf_tokens
 from stoker.storage.copying import write_all
 
 GIB = 1 << 30
@@ -183,7 +185,7 @@ def peers(folder: Path, turns: int) -> None:
 
 MEMORY = """
 import resource, sys
-from stoker.generation import DatasetSpec, generate
+from stoker.generation import DatasetSpec, generate, iterate_file
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 made = generate(DatasetSpec(format=sys.argv[1], samples_per_file={rows}, record_bytes={width}), sys.argv[2], threads=1)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -228,6 +230,33 @@ def noises() -> None:
         print(f"{name:30} {wall:6.1f} GB/s wall, {cpu:6.1f} CPU")
 
 
+def parts() -> None:
+    """What a byte of token ids and of text takes on one thread, without writing: the least CPU time of several runs."""
+    noise, out = noise_of(0), np.empty(BLOCK, np.uint8)
+    words, letters = noise.draw(BLOCK, 0, 0, 0).view(np.uint32), noise.draw(2 * TEXT_WORDS, 0, 0, 0).view(np.uint16)
+    count = BLOCK * 64
+    tokens = DatasetSpec(format="parquet", content="tokens", samples_per_file=count // 8192)
+    text = DatasetSpec(format="jsonl", content="text", record_bytes=4000, samples_per_file=count // 4000)
+    ways: dict[str, Callable[[], object]] = {
+        "random words of tokens": lambda: noise.fill(out, 0, 0, 0),
+        "tokens of random words": lambda: zipf_tokens(words, tokens.vocabulary, out.view(np.uint32)),
+        "tokens in parquet": lambda: sum(map(len, iterate_file(tokens, 0))),
+        "random words of text": lambda: noise.fill(out[: 2 * TEXT_WORDS], 0, 0, 0),
+        "text of random words": lambda: text_block(letters, out),
+        "text in jsonl": lambda: sum(map(len, iterate_file(text, 0))),
+    }
+    print("ns of CPU time for a byte")
+    for name, way in ways.items():
+        times = 1 if " in " in name else count // BLOCK
+        taken = []
+        for _ in range(9):
+            begin = time.process_time()
+            for _ in range(times):
+                way()
+            taken.append(time.process_time() - begin)
+        print(f"{name:24} {min(taken) / count * 1e9:6.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="parts of names of cases; default all")
@@ -236,13 +265,15 @@ def main() -> None:
     parser.add_argument("--size", type=float, default=1.0, help="GiB for each case; default 1")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=5)
-    for name in ("peers", "memory", "noise"):
+    for name in ("peers", "memory", "noise", "parts"):
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.disk if options.memory else options.dir) as name:
         folder = Path(name)
         if options.noise:
             noises()
+        elif options.parts:
+            parts()
         elif options.memory:
             memory(10 * 10**9, folder)
         elif options.peers:

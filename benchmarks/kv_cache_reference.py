@@ -1,29 +1,33 @@
 """The same requests to MLPerf Storage's KV cache benchmark and to stoker's: operations, bytes, and the client's share.
 
     python benchmarks/kv_cache_reference.py --reference DIR              # operations and bytes, without a device
-    python benchmarks/kv_cache_reference.py --reference DIR --real 40    # and 40 requests to this disk, one after the other
+    python benchmarks/kv_cache_reference.py --reference DIR --real 12    # and 12 requests to this disk, one after the other
+    python benchmarks/kv_cache_reference.py --real 12                    # stoker's alone, in about two minutes
 
-``DIR`` is ``kv_cache_benchmark`` of a checkout of github.com/mlcommons/storage. It needs NumPy and PyYAML.
+``DIR`` is ``kv_cache_benchmark`` of a checkout of github.com/mlcommons/storage. It needs NumPy and PyYAML. Without it,
+stoker's operations are compared with the numbers of operations and bytes that the reference of April 2026 had.
 
 Requests are stoker's, of MLPerf Storage's users. The reference gets them one by one, with its own tiers, eviction and
 conversations, and logs its operations (its trace mode); stoker plans its own. The two lists are compared entry by entry:
 what was read, written, moved and removed, its bytes, and its tier.
 
-With ``--real`` both write and read entries of a small model below ``--folder``, in turns. The reference says which part of
-its latencies is its client's (serialising, copies); stoker measures what is its own.
+With ``--real`` entries of a small model are written and read below ``--folder``, in turns. The reference says which part of
+its latencies is its client's (serialising, copies); stoker measures what is its own. It ends with 1 where the operations
+differ, or the median of stoker's own share is above 5 %.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 CASES = {
     "llama 8b, 200 users": ("kv-cache-llama-8b", []),
@@ -40,6 +44,10 @@ CASES = {
     ),
     "deepseek v3": ("kv-cache-deepseek-v3", []),
 }
+RECORDED = dict(zip(CASES, [(11_985, 6.0), (16_320, 8.5), (13_689, 16.6), (19_766, 1.8), (13_332, 3.6)], strict=True))
+"""Operations of the reference of April 2026 for 1,500 requests, and TB that they move."""
+RECORDED_REQUESTS = 1500
+MOST_OWN = 0.05
 MODELS = {
     "kv-cache-llama-8b": "llama3.1-8b",
     "kv-cache-llama-8b-memory": "llama3.1-8b",
@@ -172,78 +180,115 @@ def ask_reference(reference: Path, python: str, job: dict[str, Any]) -> dict[str
         return json.loads(answer.read_text())
 
 
-def compare(reference: Path, python: str, requests: int) -> bool:
+def compare(reference: Path | None, python: str, requests: int) -> bool:
     same = True
     for case, (name, settings) in CASES.items():
         job, ours = planned(name, settings, requests)
+        size = sum(one[2] for one in ours)
+        told = f"{case}: {requests} requests, {len(ours):,} operations, {size / 1e12:,.1f} TB: "
+        if reference is None:
+            operations, terabytes = RECORDED[case]
+            equal = (operations, terabytes) == (len(ours), round(size / 1e12, 1))
+            print(f"{told}{'equal' if equal else 'DIFFER'} (recorded: {operations:,}, {terabytes} TB)")
+            same = same and equal
+            continue
         theirs = ask_reference(reference, python, job)
         equal = ours == theirs["operations"]
         users = job["users"] == theirs["users"]
         same = same and equal and users
-        size = sum(one[2] for one in ours)
         first = next(
             (at for at, pair in enumerate(zip(ours, theirs["operations"], strict=False)) if pair[0] != pair[1]), -1
         )
         print(
-            f"{case}: {requests} requests, {len(ours):,} operations, {size / 1e9:,.1f} GB: "
-            f"users {'equal' if users else 'DIFFER'}, operations {'equal' if equal else f'DIFFER at {first}'} "
-            f"(reference {len(theirs['operations']):,}, {sum(one[2] for one in theirs['operations']) / 1e9:,.1f} GB)"
+            f"{told}users {'equal' if users else 'DIFFER'}, operations {'equal' if equal else f'DIFFER at {first}'} "
+            f"(reference {len(theirs['operations']):,}, {sum(one[2] for one in theirs['operations']) / 1e12:,.1f} TB)"
         )
     return same
 
 
-def real(reference: Path, python: str, requests: int, folder: Path, rounds: int) -> None:
-    """The same requests to the same disk, one after the other, in turns."""
+def real(reference: Path | None, python: str, requests: int, folder: Path, rounds: int) -> bool:
+    """The same requests to the same disk, one after the other, in turns; whether stoker's own share is small."""
     from stoker.bench.run import run_benchmark
     from stoker.bench.settings.sources import read_workload
 
-    job, _ = planned("kv-cache-tiny-1b", [], requests)
+    job, operations = planned("kv-cache-tiny-1b", [], requests)
     settings = [f"kv_cache.requests={requests}", "kv_cache.seconds=0", "kv_cache.workers=1", "kv_cache.paced=false"]
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    found: dict[str, list[Timed]] = {}
     for number in range(rounds):
-        theirs = ask_reference(reference, python, job | {"folder": str(folder / "reference"), "trace": None})["stats"]
-        shutil.rmtree(folder / "reference", ignore_errors=True)
+        stats = None
+        if reference is not None:
+            mine = job | {"folder": str(folder / "reference"), "trace": None}
+            stats = ask_reference(reference, python, mine)["stats"]
+            shutil.rmtree(folder / "reference", ignore_errors=True)
         resolved = read_workload("kv-cache-tiny-1b", settings, environ={}, dotenv=None)
         result = run_benchmark(resolved, results=folder / f"results{number}", url=str(folder / "data"))
         for kind in ("read", "write"):
-            total = theirs[f"storage_{kind}_latencies"]
-            host = sum(theirs[f"storage_{kind}_host_latencies"])
-            found.setdefault(f"{kind} reference", []).append((len(total), sum(total), host / sum(total)))
             one = result["kv_cache"]["repeats"][0]["tiers"]["storage"][kind]
             seconds = one["latency"]["mean"] * one["count"]
-            found.setdefault(f"{kind} stoker", []).append((one["count"], seconds, one["host_share"]))
-            size = theirs[f"tier_storage_kv_bytes_{'read' if kind == 'read' else 'written'}"]
-            assert (one["count"], one["bytes"]) == (len(total), size), "not the same operations"
+            timed = Timed(one["count"], one["bytes"], seconds, one["host_share"], one["queue_share"])
+            found.setdefault(f"{kind} stoker", []).append(timed)
+            sizes = [size for name, _, size, tier in operations if (name.lower(), tier) == (kind, "storage")]
+            assert (one["count"], one["bytes"]) == (len(sizes), sum(sizes)), "not the operations that were planned"
+            if stats is not None:
+                total = stats[f"storage_{kind}_latencies"]
+                host = sum(stats[f"storage_{kind}_host_latencies"])
+                size = stats[f"tier_storage_kv_bytes_{'read' if kind == 'read' else 'written'}"]
+                assert (one["count"], one["bytes"]) == (len(total), size), "not the same operations"
+                theirs = Timed(len(total), size, sum(total), host / sum(total), 0.0)
+                found.setdefault(f"{kind} reference", []).append(theirs)
+    load = " ".join(f"{one:.1f}" for one in os.getloadavg())
+    print(
+        f"real: {rounds} rounds of {requests} requests to {folder}; load {load}; medians, and from the least to the most"
+    )
     for name, values in found.items():
-        shares = [share for *_, share in values]
-        seconds = [value for _, value, _ in values]
         print(
-            f"{name}: {values[0][0]} entries, {statistics.fmean(seconds):.2f} s (± {statistics.pstdev(seconds):.2f}), "
-            f"the client's share {min(shares):.1%} to {max(shares):.1%}"
+            f"{name}: {values[0].count} entries, {values[0].size / 1e9:.1f} GB, "
+            f"{spread([one.seconds for one in values], '{:.2f}')} s, "
+            f"{spread([one.size / one.seconds / 1e6 for one in values], '{:,.0f}')} MB/s, "
+            f"the client's share {spread([one.own for one in values], '{:.1%}')}, "
+            f"waiting for a processor {spread([one.queue for one in values], '{:.1%}')}"
         )
+    own = {kind: statistics.median(one.own for one in found[f"{kind} stoker"]) for kind in ("read", "write")}
+    print(f"stoker's own share: {'below' if max(own.values()) <= MOST_OWN else 'ABOVE'} {MOST_OWN:.0%}")
+    return max(own.values()) <= MOST_OWN
+
+
+class Timed(NamedTuple):
+    """A round's operations of one kind: entries, bytes, seconds, the client's part of these, and the part in the queue."""
+
+    count: int
+    size: int
+    seconds: float
+    own: float
+    queue: float
+
+
+def spread(values: list[float], form: str) -> str:
+    median, least, most = (form.format(one) for one in (statistics.median(values), min(values), max(values)))
+    return f"{median} ({least} to {most})"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, help="kv_cache_benchmark of a checkout of mlcommons/storage")
     parser.add_argument("--python", default=sys.executable, help="with what the reference needs")
-    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=RECORDED_REQUESTS)
     parser.add_argument("--real", type=int, default=0, metavar="N", help="also N requests to this disk")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="for entries; default: a temporary one")
     parser.add_argument("--drive", nargs=2, type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.drive:
         chosen.drive[1].write_text(json.dumps(drive(json.loads(chosen.drive[0].read_text()))))
         return 0
-    if chosen.reference is None:
-        parser.error("--reference is needed")
-    reference = chosen.reference.resolve()
+    if chosen.reference is None and chosen.requests != RECORDED_REQUESTS:
+        parser.error(f"without --reference, operations of {RECORDED_REQUESTS} requests are compared")
+    reference = None if chosen.reference is None else chosen.reference.resolve()
     same = compare(reference, chosen.python, chosen.requests)
     if chosen.real:
         folder = chosen.folder or Path(tempfile.mkdtemp(prefix="kv-cache-"))
         try:
-            real(reference, chosen.python, chosen.real, folder, chosen.rounds)
+            same = real(reference, chosen.python, chosen.real, folder, chosen.rounds) and same
         finally:
             if chosen.folder is None:
                 shutil.rmtree(folder, ignore_errors=True)

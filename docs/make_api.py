@@ -16,6 +16,8 @@ import stoker
 PAGE = Path(__file__).parent / "api.md"
 PAGES = {
     "Adaptive": "coordination",
+    "BadSamples": "bad_samples",
+    "Chain": "transforms",
     "DatasetSpec": "generate",
     "HashSplit": "order/subsets",
     "KeepIds": "order/subsets",

@@ -11,22 +11,22 @@ import contextlib
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-_TIME = "2026-01-01T00:00:00.000Z"
+TIME = "2026-01-01T00:00:00.000Z"
 _DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """Answers the requests of one connection, each ``delay`` seconds after it came."""
 
     under_way = most = sent = 0
 
-    def __init__(self, objects: dict[str, bytes], delay: float) -> None:
+    def __init__(self, objects: Mapping[str, bytes], delay: float) -> None:
         self._objects, self._delay, self._received = objects, delay, b""
 
     def connection_made(self, transport: Any) -> None:
@@ -36,23 +36,26 @@ class _Connection(asyncio.Protocol):
         self._received += data
         while b"\r\n\r\n" in self._received:
             head, _, self._received = self._received.partition(b"\r\n\r\n")
-            _Connection.under_way += 1
-            _Connection.most = max(_Connection.most, _Connection.under_way)
-            asyncio.get_running_loop().call_later(self._delay, self._answer, head.decode())
+            Connection.under_way += 1
+            Connection.most = max(Connection.most, Connection.under_way)
+            if self._delay:
+                asyncio.get_running_loop().call_later(self._delay, self._answer, head.decode())
+            else:
+                self._answer(head.decode())
 
     def _answer(self, head: str) -> None:
-        _Connection.under_way -= 1
+        Connection.under_way -= 1
         first, *lines = head.split("\r\n")
         method, target, _ = first.split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         url = urlsplit(target)
         key = unquote(url.path).lstrip("/").partition("/")[2]
         if target == "/":
-            self._send("200 OK", f"{_Connection.most} {_Connection.sent}".encode(), {})
-            _Connection.most = _Connection.sent = 0
+            self._send("200 OK", f"{Connection.most} {Connection.sent}".encode(), {})
+            Connection.most = Connection.sent = 0
             return
         if not key:
-            self._send("200 OK", self._listed(parse_qs(url.query).get("prefix", [""])[0]), {})
+            self._send("200 OK", self._listed({name: each[0] for name, each in parse_qs(url.query).items()}), {})
             return
         data = self._objects.get(key)
         if data is None:
@@ -68,9 +71,10 @@ class _Connection(asyncio.Protocol):
             said["Content-Range"] = f"bytes {begin}-{stop - 1}/{len(data)}"
         self._send(status, body, said, head=method == "HEAD")
 
-    def _listed(self, prefix: str) -> bytes:
+    def _listed(self, asked: dict[str, str]) -> bytes:
+        prefix = asked.get("prefix", "")
         found = "".join(
-            f"<Contents><Key>{escape(key)}</Key><LastModified>{_TIME}</LastModified>"
+            f"<Contents><Key>{escape(key)}</Key><LastModified>{TIME}</LastModified>"
             f"<ETag>&quot;{len(data)}&quot;</ETag><Size>{len(data)}</Size></Contents>"
             for key, data in sorted(self._objects.items())
             if key.startswith(prefix)
@@ -82,14 +86,12 @@ class _Connection(asyncio.Protocol):
         self._transport.write("\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode())
         if not head:
             self._transport.write(body)
-            _Connection.sent += len(body)
+            Connection.sent += len(body)
 
 
-async def _serve(folder: Path, delay: float) -> None:
-    objects = {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-    server = await asyncio.get_running_loop().create_server(lambda: _Connection(objects, delay), "127.0.0.1", 0)
+async def serve(connect: Callable[[], Connection]) -> None:
+    """Answer connections for ever, and print the port."""
+    server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -104,7 +106,14 @@ def asked(options: dict[str, str]) -> tuple[int, int]:
 @contextlib.contextmanager
 def slow_store(folder: Path, delay: float) -> Iterator[dict[str, str]]:
     """``storage_options`` of ``s3://any-bucket`` that hold a folder's files; each request takes ``delay`` seconds."""
-    command = [sys.executable, __file__, str(folder), str(delay)]
+    with started(__file__, folder, delay) as options:
+        yield options
+
+
+@contextlib.contextmanager
+def started(script: str, *arguments: object) -> Iterator[dict[str, str]]:
+    """``storage_options`` for a store that a script serves, as long as the block lasts."""
+    command = [sys.executable, script, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -116,4 +125,8 @@ def slow_store(folder: Path, delay: float) -> Iterator[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(Path(sys.argv[1]), float(sys.argv[2])))
+    folder, delay = Path(sys.argv[1]), float(sys.argv[2])
+    held = {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+    asyncio.run(serve(lambda: Connection(held, delay)))

@@ -110,6 +110,8 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.partitions.Contiguous": (_of(), nothing),
     "stoker.partitions.Elastic": (_of(), nothing),
     "stoker.partitions.HashBased": (_of(num_partitions=2), nothing),
+    "stoker.BadSamples": (_of(), nothing),
+    "stoker.Chain": (_of(), nothing),
     "stoker.HashSplit": (_of(low=0, high=1), nothing),
     "stoker.writers.JSONWriter": (_folder("str"), _abort),
     "stoker.KeepIds": (_of(ids=[1]), nothing),

@@ -103,8 +103,9 @@ class CallPath:
 
 def sample(folder: Path) -> CallPath:
     """From ``StreamingDataset.batches()`` to the bytes of a sample, with an empty cache on disk."""
-    with MDSWriter({"tokens": "ndarray:uint16:64"}, folder / "data", size_limit="16kb") as out:
-        out.write_batch({"tokens": _TOKENS})
+    # Small shards take a shorter path: they are held as they were fetched.
+    with MDSWriter({"tokens": "ndarray:uint16:64"}, folder / "data", size_limit="400kb") as out:
+        out.write_batch({"tokens": np.tile(_TOKENS, (10, 1))})
     dataset = StreamingDataset(remote=folder / "data", local=folder / "cache", shuffle=True, batch_size=32)
     path, batches = CallPath(StreamingDataset.batches), dataset.batches()
     reading = {"LocalStore.download", "MappedFile.__new__", "FixedArray.decode_fixed"}

@@ -40,10 +40,28 @@ class Direction:
     reach: str
 
 
+_WORSE = 1.5
+_HARDLY = 1.5
+_LEAST_MIB = 1.0
+"""Less memory than that is not told from what else a process does."""
+
+
 def growth(direction: Direction, figure: str, sizes: tuple[int, ...], values: list[float]) -> float:
     """By how much a figure's cost grew from the smallest to the largest size, beyond what it may: 1 is as it should be."""
     cost = [1 / value if figure.endswith("_per_s") else value for value in values]
+    if figure.endswith("_MiB"):
+        cost = [max(value, _LEAST_MIB) for value in cost]
     return cost[-1] / cost[0] / (sizes[-1] / sizes[0]) ** direction.judged[figure]
+
+
+def allowed_growth(direction: Direction, figure: str, sizes: tuple[int, ...], before: float) -> float:
+    """The growth that a figure may have where it had another before: half as much again.
+
+    A cost that fell with the size, or hardly rose, was not told from noise: what it may grow by is counted from there.
+    """
+    power = direction.judged[figure]
+    least = _HARDLY if power else 1.0
+    return _WORSE * max(before, least / (sizes[-1] / sizes[0]) ** power)
 
 
 def as_record(found: dict[str, Any]) -> dict[str, Any]:

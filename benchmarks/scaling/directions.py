@@ -12,44 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from scaling.direction import Direction, Figures
+from scaling.many import MANY
 from scaling.memory import in_child, own_mib, resident_mib
+from scaling.sharing import SHARING
 from scaling.stores import STORES
+from scaling.timing import now
+from scaling.timing import rate as _rate
+from scaling.timing import timed as _timed
 
-SECONDS = 2.0
-"""Seconds for which a rate is measured at least."""
-
-
-def _rate(batches: Callable[[], Iterator[int]]) -> float:
-    """Items a second of iterations that give how many items each step had; the first is for warming up and is short."""
-    for _ in zip(range(3), batches(), strict=False):
-        pass
-    count, begin = 0, time.perf_counter()
-    while (seconds := time.perf_counter() - begin) < SECONDS:
-        for items in batches():
-            count += items
-            if (seconds := time.perf_counter() - begin) > 4 * SECONDS:
-                return count / seconds
-    return count / seconds
-
-
-def _timed(task: Callable[[], Any]) -> tuple[float, Any]:
-    begin = time.perf_counter()
-    found = task()
-    return time.perf_counter() - begin, found
+_LONGEST = 16.0
+"""Seconds after which an epoch is left."""
 
 
 # -- a file a sample -----------------------------------------------------------------------------------------------------
 
-_FILE_BYTES, _PER_FOLDER, _SETTLING = 200, 1000, 6.0
+_PER_FOLDER, _SETTLING = 1000, 6.0
 
 
-def _write_files(folder: Path, size: int) -> None:
-    for number in range(size):
-        if number % _PER_FOLDER == 0:
-            inside = folder / "data" / f"{number // _PER_FOLDER:06}"
-            inside.mkdir(parents=True)
-        (inside / f"{number:08}.bin").write_bytes(number.to_bytes(8, "little") * (_FILE_BYTES // 8))
-    time.sleep(_SETTLING)  # what has just changed may change again unseen, and is listed at each start
+def _files_of(size: int) -> Callable[[Path, int], None]:
+    def write(folder: Path, count: int) -> None:
+        for number in range(count):
+            if number % _PER_FOLDER == 0:
+                inside = folder / "data" / f"{number // _PER_FOLDER:06}"
+                inside.mkdir(parents=True)
+            (inside / f"{number:08}.bin").write_bytes(number.to_bytes(8, "little") * (size // 8))
+        time.sleep(_SETTLING)  # what has just changed may change again unseen, and is listed at each start
+
+    return write
 
 
 def _open_files(folder: Path) -> Any:
@@ -76,8 +65,14 @@ def _files_twice(folder: Path) -> Figures:
     return {"open_first_s": first, **again}
 
 
-def _files_bound(folder: Path) -> Figures:
-    def walk() -> list[str]:
+def _photos(folder: Path) -> Figures:
+    return {"read_per_s": _files(folder)["read_per_s"]}
+
+
+def _walk_and_read(read: Callable[[str], Any]) -> Callable[[Path], Figures]:
+    """The bound: ``read`` is what a thread does with a path, and a list of what 256 gave is a batch."""
+
+    def walk(folder: Path) -> list[str]:
         found, folders = [], [str(folder / "data")]
         while folders:
             with os.scandir(folders.pop()) as entries:
@@ -89,22 +84,31 @@ def _files_bound(folder: Path) -> Figures:
                         found.append(entry.path)
         return found
 
-    import random
+    def measure(folder: Path) -> Figures:
+        import random
 
-    walked, paths = _timed(walk)
-    random.Random(1).shuffle(paths)
+        walked, paths = _timed(lambda: walk(folder))
+        random.Random(1).shuffle(paths)
+        with ThreadPoolExecutor(8) as pool:
 
-    def read(path: str) -> int:
-        with open(path, "rb") as file:
-            return len(file.read())
+            def batches() -> Iterator[int]:
+                for at in range(0, len(paths), 256):
+                    batch = list(pool.map(read, paths[at : at + 256]))
+                    yield len(batch)
 
-    with ThreadPoolExecutor(8) as pool:
+            return {"open_first_s": walked, "open_again_s": walked, "read_per_s": _rate(batches)}
 
-        def batches() -> Iterator[int]:
-            for at in range(0, len(paths), 256):
-                yield sum(1 for _ in pool.map(read, paths[at : at + 256], chunksize=32))
+    return measure
 
-        return {"open_first_s": walked, "open_again_s": walked, "read_per_s": _rate(batches)}
+
+def _read_and_drop(path: str) -> int:
+    with open(path, "rb") as file:
+        return len(file.read())
+
+
+def _read_whole(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 # -- many small shards ---------------------------------------------------------------------------------------------------
@@ -166,14 +170,13 @@ def _parquet(folder: Path) -> Figures:
     from stoker import StreamingParquetLoader
 
     loader = StreamingParquetLoader(str(folder / "data"), batch_size=16, seq_len=2048, shuffle=True)
-    batches = iter(loader)
-    next(batches)
-    count, begin = 0, time.perf_counter()
-    for _ in batches:
+    # Of one epoch, as decoded files are kept for the next, and all of it: files are opened ahead of the first batch.
+    count, begin, begun = 0, now(), time.perf_counter()
+    for _ in loader:
         count += 16 * 2048
-        if time.perf_counter() - begin > 4 * SECONDS:
+        if time.perf_counter() - begun > _LONGEST:
             break
-    return {"tokens_per_s": count / (time.perf_counter() - begin)}
+    return {"tokens_per_s": count / (now() - begin)}
 
 
 def _parquet_bound(folder: Path) -> Figures:
@@ -201,11 +204,11 @@ def _streams(folder: Path) -> Figures:
 
     folders = sorted(folder.iterdir())
     before = resident_mib()
-    begin = time.perf_counter()
+    begin = now()
     streams = [Stream(local=one, proportion=1 / len(folders)) for one in folders]
     dataset = StreamingDataset(streams=streams, shuffle=True, batch_size=256, epoch_size=len(folders) * 2000)
     next(iter(dataset.batches()))
-    first = time.perf_counter() - begin
+    first = now() - begin
     state = len(json.dumps(dataset.state_dict())) / 1000
     rate = _rate(lambda: (len(batch["id"]) for batch in dataset.batches()))
     return {"first_batch_s": first, "rows_per_s": rate, "memory_MiB": resident_mib() - before, "state_kB": state}
@@ -320,16 +323,22 @@ def _lines(name: str) -> Callable[[Path], Figures]:
     return measure
 
 
-def _json_bound(folder: Path) -> Figures:
-    import pyarrow.json
+def _lines_bound(name: str, *, texts: bool = False) -> Callable[[Path], Figures]:
+    """Parses the whole file by pyarrow, on all processors; with ``texts`` its text becomes Python's, as in a batch."""
 
-    return {"rows_per_s": _rate(lambda: iter([pyarrow.json.read_json(folder / "data.jsonl").num_rows]))}
+    def measure(folder: Path) -> Figures:
+        import pyarrow.csv
+        import pyarrow.json
 
+        read = pyarrow.csv.read_csv if name.endswith(".csv") else pyarrow.json.read_json
 
-def _csv_bound(folder: Path) -> Figures:
-    import pyarrow.csv
+        def rows() -> Iterator[int]:
+            table = read(folder / name)
+            yield len(table.column("text").to_pylist()) if texts else table.num_rows
 
-    return {"rows_per_s": _rate(lambda: iter([pyarrow.csv.read_csv(folder / "data.csv").num_rows]))}
+        return {"rows_per_s": _rate(rows)}
+
+    return measure
 
 
 def _write_records(folder: Path, size: int) -> None:
@@ -397,7 +406,7 @@ def _limited(algo: str) -> Callable[[Path], Figures]:
         begin, rows = time.perf_counter(), 0
         for batch in dataset.batches():
             rows += len(batch["x"])
-            if time.perf_counter() - begin > 8 * SECONDS:
+            if time.perf_counter() - begin > _LONGEST:
                 break
         seconds = time.perf_counter() - begin
         return {"rows_per_s": rows / seconds, "fetched_ratio": dataset.stats().bytes_fetched / (rows * 1000)}
@@ -411,15 +420,25 @@ DIRECTIONS = (
         "files of 200 bytes, each a sample, 1,000 a folder",
         (2_000, 8_000, 32_000),
         (30_000, 300_000, 1_281_167),
-        _write_files,
-        {"stoker": _files_twice, "bound": _files_bound},
+        _files_of(200),
+        {"stoker": _files_twice, "bound": _walk_and_read(_read_and_drop)},
         {"open_first_s": 1, "open_again_s": 1, "memory_MiB": 1, "read_per_s": 0},
         "first opening at most twice a bare walk, second at most 0.5 s, 150 MB, reading 0.8 of plain threads",
     ),
     Direction(
+        "photos",
+        "files of 110 kB, as JPEG photos have, each a sample; the bound keeps the bytes of a batch, or drops each file's",
+        (500, 1_000, 2_000),
+        (1_000, 4_000, 16_000),
+        _files_of(110_000),
+        {"stoker": _photos, "bound": _walk_and_read(_read_whole), "dropped": _walk_and_read(_read_and_drop)},
+        {"read_per_s": 0},
+        "0.8 of plain threads",
+    ),
+    Direction(
         "shards",
         "shards of 1,400 rows (100 kB), shuffled",
-        (100, 400, 1_600),
+        (500, 1_000, 2_000),
         (1_000, 3_000, 10_000),
         _shards_of(1_400),
         {"stoker": _shards("small"), "bound": _shards("large"), "workers": _shards("small", 2)},
@@ -439,7 +458,7 @@ DIRECTIONS = (
     Direction(
         "parquet-files",
         "Parquet files of 10,000 tokens",
-        (200, 800, 3_200),
+        (500, 1_500, 4_500),
         (2_000, 6_000, 20_000),
         _write_parquet,
         {"stoker": _parquet, "bound": _parquet_bound},
@@ -449,7 +468,7 @@ DIRECTIONS = (
     Direction(
         "streams",
         "streams of 2,000 rows that are mixed",
-        (5, 20, 80),
+        (20, 80, 320),
         (10, 100, 1_000),
         _write_streams,
         {"stoker": _streams},
@@ -500,9 +519,13 @@ DIRECTIONS = (
         (5_000, 20_000, 80_000),
         (10_000, 100_000, 1_000_000),
         _write_lines,
-        {"stoker": _lines("data.jsonl"), "bound": _json_bound},
+        {
+            "stoker": _lines("data.jsonl"),
+            "bound": _lines_bound("data.jsonl"),
+            "texts": _lines_bound("data.jsonl", texts=True),
+        },
         {"rows_per_s": 0},
-        "0.7 of pyarrow.json",
+        "0.7 of pyarrow.json (texts: whose texts become Python's)",
     ),
     Direction(
         "csv",
@@ -510,9 +533,13 @@ DIRECTIONS = (
         (5_000, 20_000, 80_000),
         (10_000, 100_000, 1_000_000),
         _write_lines,
-        {"stoker": _lines("data.csv"), "bound": _csv_bound},
+        {
+            "stoker": _lines("data.csv"),
+            "bound": _lines_bound("data.csv"),
+            "texts": _lines_bound("data.csv", texts=True),
+        },
         {"rows_per_s": 0},
-        "0.7 of pyarrow.csv",
+        "0.7 of pyarrow.csv (texts: whose texts become Python's)",
     ),
     Direction(
         "tfrecord",
@@ -535,4 +562,6 @@ DIRECTIONS = (
         "a tenth of the bytes that one shard a sample takes",
     ),
     *STORES,
+    *SHARING,
+    *MANY,
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scaling import timing
 from scaling.directions import DIRECTIONS
 
 
@@ -19,6 +20,7 @@ def main() -> None:
         direction.prepare(folder, job["size"])
         print("{}")
     else:
+        timing.use(job["clock"], job["seconds"])
         print(json.dumps(direction.sides[job["side"]](folder)))
 
 

@@ -16,6 +16,8 @@ Loaders, which all follow the protocol ``Loader``:
 What is read, and how:
     Stream                  one source of a dataset, with its weight and subset
     ReadOptions             views, memory for decoded data, threads
+    Chain                   functions of a sample, with random numbers that belong to it
+    BadSamples              what becomes of bad samples, how many there may be, where they are listed
     Where                   samples whose column fulfils a condition
     HashSplit               a fraction of the samples, by a hash of their ids
     KeepIds                 samples of these ids alone
@@ -81,6 +83,8 @@ if TYPE_CHECKING:
     from stoker.pipeline.stats.stats import StreamStats
     from stoker.pipeline.workers.adaptive import Adaptive
     from stoker.pipeline.workers.config import StreamingConfig
+    from stoker.reading.bad_samples import BadSamples
+    from stoker.reading.chain import Chain
     from stoker.streams.conditions import Where
     from stoker.streams.streams import Stream
     from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, train_validation_split
@@ -92,6 +96,8 @@ if TYPE_CHECKING:
 
     __all__ = [
         "Adaptive",
+        "BadSamples",
+        "Chain",
         "DatasetSpec",
         "HashSplit",
         "KeepIds",
@@ -131,6 +137,8 @@ __version__ = "0.1.0"
 
 _MODULES: Final = {
     "Adaptive": "stoker.pipeline.workers.adaptive",
+    "BadSamples": "stoker.reading.bad_samples",
+    "Chain": "stoker.reading.chain",
     "DatasetSpec": "stoker.generation",
     "HashSplit": "stoker.streams.subsets",
     "KeepIds": "stoker.streams.subsets",

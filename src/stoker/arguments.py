@@ -170,6 +170,15 @@ class _Plan:
         self._name = target.__qualname__
         self._remedies = remedies
         self._names = list(self._signature.parameters)
+        parameters = self._signature.parameters.values()
+        # Where no parameter takes several arguments, most calls are bound here, in a tenth of the time of `bind`.
+        self._simple = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
+        self._by_place = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self._needed = {p.name for p in parameters if p.default is p.empty}
+        unions = (Union, types.UnionType)
+        self._optional = {
+            name for name, hint in self._hints.items() if get_origin(hint) in unions and type(None) in get_args(hint)
+        }
         rest = next((p for p in self._signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
         self._rest: str | None = None if rest is None else rest.name
         self._options: dict[str, Any] | None = None
@@ -182,6 +191,14 @@ class _Plan:
         owner = self._name
         if self._method and args:
             owner = (args[0] if isinstance(args[0], type) else type(args[0])).__name__
+        if self._simple:
+            given = dict(zip(self._by_place, args, strict=False))
+            if len(given) == len(args) and given.keys().isdisjoint(kwargs):
+                given |= kwargs
+                if given.keys() <= self._signature.parameters.keys() and self._needed <= given.keys():
+                    for name, value in given.items():
+                        given[name] = self._accepted(owner, name, value)
+                    return tuple([given.pop(name) for name in self._by_place[: len(args)]]), given
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -189,11 +206,14 @@ class _Plan:
         for name, value in bound.arguments.items():
             if name == self._rest:
                 self._check_options(owner, value)
-            elif name in self._hints:
-                bound.arguments[name] = check_argument(
-                    owner, name, self._hints[name], value, self._remedies.get(name, "")
-                )
+            else:
+                bound.arguments[name] = self._accepted(owner, name, value)
         return bound.args, bound.kwargs
+
+    def _accepted(self, owner: str, name: str, value: Any) -> Any:
+        if name not in self._hints or (value is None and name in self._optional):
+            return value
+        return check_argument(owner, name, self._hints[name], value, self._remedies.get(name, ""))
 
     def _check_options(self, owner: str, given: dict[str, Any]) -> None:
         if self._options is None:

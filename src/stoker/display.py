@@ -1,4 +1,4 @@
-"""Text for people: secrets cut out, and nothing in it that moves a terminal."""
+"""Text for people: counts and sizes, secrets cut out, and nothing in it that moves a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from stoker.errors import StokerError
 
-__all__ = ["counted", "error_text", "escape", "is_secret", "redact_url"]
+__all__ = ["counted", "decimal_bytes_text", "digits", "error_text", "escape", "is_secret", "redact_url"]
 
 _SECRET: Final = ("secret", "token", "password", "passwd", "key", "credential", "signature", "sas")
 _AZURE: Final = ("az", "azure", "abfs", "abfss", "adl")
@@ -19,6 +19,23 @@ def counted(number: int, noun: str) -> str:
     ('1 file', '1,200 files')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def digits(value: float) -> str:
+    """Three digits, without zeros at the end of a fraction."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    text = f"{value:.{2 if value < 10 else 1}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def decimal_bytes_text(size: float) -> str:
+    """A size by powers of 1000, as benchmarks of storage have it: ``1.52 GB``."""
+    for name in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{digits(size)} {name}"
+        size /= 1000
+    return f"{digits(size)} TB"
 
 
 def with_article(noun: str) -> str:

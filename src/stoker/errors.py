@@ -34,6 +34,7 @@ __all__ = [
     "StorageError",
     "StorageFullError",
     "StorageTimeoutError",
+    "TooManyBadSamplesError",
     "TransformError",
     "UnsafeDataError",
 ]
@@ -149,6 +150,10 @@ class DecodeError(SampleError, CorruptDataError):
 
 class TransformError(SampleError):
     """The caller's own function of a sample (``transform=``, ``tokenizer=``) raised an error or returned no sample."""
+
+
+class TooManyBadSamplesError(SampleError):
+    """More bad samples than :class:`~stoker.reading.bad_samples.BadSamples` allows; ``__cause__`` is the last one's error."""
 
 
 class MissingPackageError(StokerError, ImportError):

@@ -53,6 +53,10 @@ def batches(
     size = batch_size or dataset.batch_size
     if size is None:
         raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
+    if dataset.leaves_out:
+        raise ConfigError(
+            "on_bad_sample='skip' makes batches shorter, and all arrays need one shape: use on_bad_sample='replace'"
+        )
     reader = dataset.epoch_reader
     found, wanted = reader.data_rank(size), world(sharding)
     if (found.rank, found.world_size) != (wanted.rank, wanted.world_size):

@@ -44,7 +44,13 @@ Engine: TypeAlias = Literal["local", "ray"]
 
 
 class HeldBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """The bytes of a file in memory that is used again: ``bytes`` to whom slices them, an array to all others."""
+    """The bytes of a file in memory that is used again: ``bytes`` to whom slices them, an array to all others.
+
+    Attributes:
+        shared: descriptor of the anonymous file that the memory is, and its first byte there; ``None`` of other memory.
+    """
+
+    shared: tuple[int, int] | None = None
 
     def __getitem__(self, where: Any) -> Any:
         found = memoryview(self)[where]

@@ -79,7 +79,7 @@ def pid_of(folder: Path, rank: int) -> int:
 
 
 def failed(folder: Path) -> dict[str, Any]:
-    """The results of a run that did not come to its end, which must say so."""
+    """The results of a run that did not finish, which must say so."""
     result: dict[str, Any] = json.loads((folder / "r" / "results.json").read_text())
     jsonschema.validate(result, schema())
     assert not result["valid"]

@@ -233,11 +233,11 @@ def _kept(result: dict[str, Any]) -> str:
 
 
 def _when_epochs(count: int, then: Callable[[subprocess.Popen[str], Path], None]) -> Callable[..., None]:
-    """Do something once so many ranks have ended an epoch and the next one goes on."""
+    """Do something once so many ranks have ended two epochs, the first of which is then kept."""
 
     def wait(run: subprocess.Popen[str], folder: Path) -> None:
         deadline = time.monotonic() + _SECONDS
-        while len(list((folder / "r" / "steps").glob("*-train-0-0.npz"))) < count and run.poll() is None:
+        while len(list((folder / "r" / "steps").glob("*-train-0-1.npz"))) < count and run.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         then(run, folder)
@@ -307,6 +307,20 @@ def _resized(place: Place, kind: str) -> list[str]:
 def _small_data(place: Place) -> list[str]:
     """Of files that are compressed it is not known before how large they are."""
     return [f"--data={place.disk('1m')}/d", "--stages=generate,train", "dataset.record_bytes=100000"]
+
+
+def _checkpoints(place: Place, size: int) -> list[str]:
+    """Checkpoints after the first and the last of three epochs."""
+    when = "train.epochs=3", "checkpoint.every_epochs=2"
+    told = f"checkpoint.url={place.disk('1m')}/c", f"model.size_bytes={size}", *when
+    return [*told, "--stages=train,checkpoint", "reader.loader=synthetic"]
+
+
+def _fill(_: object, folder: Path) -> None:
+    """As another program may, while the run goes on."""
+    with contextlib.suppress(OSError), (folder / "small" / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
 
 
 def _full_results(place: Place) -> list[str]:
@@ -410,12 +424,15 @@ CASES: Final = (
         *("invalid", 1, "results without epochs", "small/d.*No space left on device"),
     ),
     Case(
+        "too little room for the checkpoints",
+        partial(_checkpoints, size=600_000),
+        *("error", 1, "nothing", "small/c: 2 checkpoints of this host's ranks need 1.2 MB, .* are free"),
+    ),
+    Case(
         "full disk under the checkpoints",
-        lambda place: [
-            *(f"checkpoint.url={place.disk('1m')}/c", "--stages=train,checkpoint", "model.size_bytes=6000000"),
-            *("train.epochs=2", "reader.loader=synthetic"),
-        ],
+        partial(_checkpoints, size=400_000),
         *("invalid", 1, "epochs until then", "small/c.*No space left on device"),
+        _when_epochs(1, _fill),
     ),
     Case(
         "full disk under the results",

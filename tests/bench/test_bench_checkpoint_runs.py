@@ -35,7 +35,7 @@ from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Stage
 from stoker.cli import main
 from stoker.cluster import World
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import Store, is_local, open_store
 
 SMALL_8B = (
@@ -227,7 +227,11 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.processes
-def test_a_disk_that_fills_up_leaves_what_was_whole_and_nothing_else(small: Path, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_leaves_what_was_whole_and_nothing_else(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if another program had filled it since.
+    monkeypatch.setattr("stoker.bench.preflight.check_checkpoint_space", lambda *_: None)
     chosen = ("checkpoint.every_steps=2", f"checkpoint.url={small}", "model.layers=0", "model.type=none")
     with pytest.raises(RankFailedError, match=r"rank \d .*: No space left on device\. Free some space"):
         bench(tmp_path / "r", *TRAIN, *chosen, "model.size_bytes=2000000", stages=("train", "checkpoint"))
@@ -244,10 +248,9 @@ def test_a_disk_that_fills_up_leaves_what_was_whole_and_nothing_else(small: Path
 @pytest.mark.processes
 def test_too_little_space_is_reported_before_anything_is_written(small: Path, tmp_path: Path) -> None:
     chosen = (f"checkpoint.url={small}", "checkpoint.writes=2", "model.layers=0", "model.type=none")
-    with pytest.raises(
-        RankFailedError, match=r"2 checkpoints of this host's ranks need 0\.004 GB, 0\.003\d+ GB are free"
-    ):
+    with pytest.raises(StorageFullError, match=r"2 checkpoints of this host's ranks need 4 MB, 3\.\d+ MB are free"):
         bench(tmp_path / "r", *chosen, "model.size_bytes=2000000")
+    assert not (tmp_path / "r").exists()
     assert not list(small.iterdir())
 
 

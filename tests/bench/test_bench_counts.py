@@ -150,6 +150,7 @@ def test_samples_beyond_the_last_batches_have_to_be_delivered() -> None:
     ((rule, invalid, reason),) = count_findings(told(90), made)
     assert (rule, invalid) == ("last batch", False)
     assert reason == "10 of the 100 samples of epoch 0 were not delivered"
+    assert [one[2] for one in count_findings(told(99), made)] == ["1 of the 100 samples of epoch 0 was not delivered"]
     ((rule, invalid, reason),) = count_findings(told(85), made)
     assert (rule, invalid) == ("last batch", True)
     assert "15 of the 100 samples of epoch 0 were not delivered, more than the 14 of batches" in reason

@@ -34,6 +34,7 @@ from stoker.bench.settings.workload import Stage
 from stoker.cli.bench.table import show_result
 from stoker.concurrency.request_counts import RequestCounts
 from stoker.concurrency.threads import Threads
+from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError
 from stoker.generation import generate
 from stoker.storage import open_store
@@ -429,5 +430,5 @@ def test_what_another_run_has_left_is_reported_by_the_next_and_stays(tmp_path: P
     result = bench(tmp_path / "next", *chosen, url=str(tmp_path / "d"), ranks=1, stages=("checkpoint",))
     said = next(one["reason"] for one in result["findings"] if one["rule"] == "leftovers")
     assert left[0].folder in said
-    assert f"{sum(one.bytes for one in left) / 1e9:.4g} GB" in said
+    assert decimal_bytes_text(sum(one.bytes for one in left)) in said
     assert manifests.unfinished(store) == left

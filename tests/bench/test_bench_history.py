@@ -50,6 +50,19 @@ def test_the_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFi
     assert [one["workload"] for one in found] == ["mine", "mine", ""]
 
 
+def test_on_a_narrow_terminal_nothing_is_cut(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns the utilization was 97…, and runs could not be told apart by their directories."""
+    monkeypatch.setattr("stoker.cli.terminal._WIDE", 80)
+    monkeypatch.chdir(runs)
+    assert main(["bench", "history"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert f"{history('.')[0].au:.1%}" in out
+
+
 def test_an_empty_directory_is_said_to_hold_no_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

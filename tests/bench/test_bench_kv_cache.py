@@ -20,10 +20,11 @@ from bench_example import reasons, run_stage
 from bench_faults import end_started, pid_of, small_disk, start, wait_for
 
 from s3server import Bucket
-from stoker.bench.kv_cache.entries import FileEntries, PartBuffer
+from stoker.bench.kv_cache.entries import EntryStore, FileEntries, PartBuffer
 from stoker.bench.kv_cache.requests import KvUser, draw_requests, draw_users
+from stoker.bench.kv_cache.stage import check_capacity
 from stoker.bench.kv_cache.tiers import TierTable
-from stoker.bench.kv_cache.workers import plan_request
+from stoker.bench.kv_cache.workers import KvRun, plan_request
 from stoker.bench.measure.call_times import CallTimer
 from stoker.bench.mlperf.submit import Submission, write_submission
 from stoker.bench.results.report_files import find_runs
@@ -237,12 +238,55 @@ def test_a_run_that_never_reads_the_storage_is_invalid(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_small_is_not_filled(tmp_path: Path) -> None:
-    # One thread: with several, entries that are planned to go may still be there when others are written.
-    settings = ("kv_cache.requests=80", "kv_cache.direct=false", "kv_cache.workers=1")
+    settings = ("kv_cache.requests=80", "kv_cache.direct=false", "kv_cache.workers=8")
     with small_disk(tmp_path / "disk", "3m") as folder:
         result = bench(tmp_path, *settings, url=str(folder))
     assert result["kv_cache"]["repeats"][0]["requests"] == 80
     assert "the storage was full" in reasons(result, invalid=False)["capacity"]
+
+
+class SlowToGo(EntryStore):
+    """Entries that exist in the numbers alone, and take a moment to be removed.
+
+    Attributes:
+        most: bytes that were there at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._there, self.most = threading.Lock(), dict[int, int](), 0
+
+    def prepare(self) -> None:
+        pass
+
+    def write(self, number: int, size: int, *_: object, **__: object) -> None:
+        with self._lock:
+            self._there[number] = size
+            self.most = max(self.most, sum(self._there.values()))
+
+    def read(self, number: int, size: int, *_: object) -> None:
+        assert self._there[number] == size
+        time.sleep(0.001)
+
+    def delete(self, number: int) -> None:
+        time.sleep(0.002)
+        with self._lock:
+            del self._there[number]
+
+    def clear(self) -> None:
+        self._there.clear()
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 20])
+def test_entries_that_are_to_go_and_are_still_there_take_their_room(memory: int) -> None:
+    """What was planned to be removed for it was still there when an entry was written: more than the storage may hold."""
+    capacity = 2 << 20
+    workload = settings("kv_cache.requests=300", "kv_cache.workers=16", f"kv_cache.memory_bytes={memory}")
+    store = SlowToGo()
+    run = KvRun(workload, 0, store, capacity, 1, check=lambda: None, abandon=threading.Event())
+    done = run.run()
+    assert done["requests"] == 300
+    assert done["deletes"] > 10
+    assert capacity * 0.7 < store.most <= capacity
 
 
 def test_an_entry_that_was_changed_is_an_error(tmp_path: Path) -> None:
@@ -328,10 +372,25 @@ def test_errors_have_lines(tmp_path: Path, text: str, said: str) -> None:
         read_workload(tmp_path / "w.yaml", environ={}, dotenv=None)
 
 
-def test_more_memory_than_the_host_has_is_an_error(tmp_path: Path) -> None:
-    from stoker.bench.ranks.control_client import RankFailedError
-
-    with pytest.raises(RankFailedError, match=r"kv_cache\.memory_bytes, .* ask for"):
+def test_more_memory_than_the_host_has_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache\.memory_bytes, .* ask for"):
         bench(tmp_path, "kv_cache.memory_bytes=1000tb", "kv_cache.requests=1")
-    with pytest.raises(RankFailedError, match=r"workers times part_bytes, ask for [0-9,]{15,} bytes of this host"):
+    with pytest.raises(ConfigError, match=r"two part_bytes for each worker, ask for [0-9,]{15,} bytes of this host"):
         bench(tmp_path, "kv_cache.part_bytes=1tib", "kv_cache.requests=1", name="parts")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_storage_too_small_for_an_entry_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
+    """Of 6 users of this seed the longest context has 350 tokens of 1,024 bytes."""
+    longest = max(user.context for user in draw_users(settings().kv_cache.kinds, 6, 42)) * 1024
+    said = r"may have [0-9,]+ tokens of 1,024 bytes, .*\(kv_cache\.capacity_bytes\): each rank needs at least "
+    with pytest.raises(ConfigError, match=rf"{said}{longest:,} bytes"):
+        bench(tmp_path, "kv_cache.requests=1", f"kv_cache.capacity_bytes={longest - 1}")
+    check_capacity(settings(), range(1), longest)
+    free = pytest.raises(ConfigError, match=r"a rank's part of what is free there\): each rank needs at least")
+    with small_disk(tmp_path / "disk", "256k") as folder, free:
+        bench(tmp_path, "kv_cache.requests=1", url=str(folder))
+    decode = settings("kv_cache.phase=decode")
+    with pytest.raises(ConfigError, match="may have 2,048 tokens of 1,024 bytes"):
+        check_capacity(decode, range(1), 2048 * 1024 - 1)
+    assert not (tmp_path / "results").exists()

@@ -79,6 +79,7 @@ def test_a_run_over_two_endpoints_reads_through_both_by_the_library_that_was_ask
         *("reader.loader=stoker", "train.epochs=1", f"storage.endpoints={[one.endpoint for one in proxies]}"),
         *(f"storage.endpoint_per={per}", "storage.part_bytes=1MB", "storage.part_requests=2", "storage.attempts=3"),
         *("dataset.record_bytes=1500000", "model.size_bytes=1000", "checkpoint.verify=true", "dataset.files=4"),
+        "metric.exclude_start=0",
     )
     found = resolved(client, bucket, *settings)
     stages: tuple[Stage, ...] = ("generate", "train", "checkpoint")

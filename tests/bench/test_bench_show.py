@@ -91,10 +91,12 @@ def test_show_says_the_settings_their_origins_and_the_extent(
 
 
 def test_show_says_that_no_step_is_left_and_writes_values_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "show", "unet3d-h100", "reader.batch_size=1000", "reader.checksums=true"]) == 0
-    words = " ".join(capsys.readouterr().out.split())
-    assert "nothing is trained: 168 samples make no batch of 1000 for each of 1 accelerator" in words
+    assert main(["bench", "show", "unet3d-h100", "reader.batch_size=1000", "reader.checksums=true"]) == 1
+    out, said = capsys.readouterr()
+    words = " ".join(out.split())
+    assert "0 steps an epoch" in words
     assert "reader.checksums true the argument" in words
+    assert "no step: 168 samples make no batch of 1000 (reader.batch_size) for each of 1 accelerator" in said
 
 
 @pytest.mark.parametrize("kind", ["run", "size"])
@@ -181,14 +183,14 @@ def test_room_is_looked_at_before_the_first_file_is_made(tmp_path: Path) -> None
     with small_disk(tmp_path / "small", "3m") as place:
         check_space(made(2), str(place / "d"))
         with pytest.raises(
-            StorageFullError, match=r"the data set has 0\.004 GB, of which 0 GB are there, and 0\.003\d* GB"
+            StorageFullError, match=r"the data set has 4 MB, of which 0 B are there, and 3\.\d* MB are free"
         ):
             check_space(made(4), str(place / "d"))
         (place / "d" / "train").mkdir(parents=True)
         (place / "d" / "train" / "there").write_bytes(bytes(2_000_000))
         check_space(made(3), str(place / "d"))
         (place / "d" / "train").rename(place / "d" / "checkpoints")
-        with pytest.raises(StorageFullError, match="of which 0 GB are there"):
+        with pytest.raises(StorageFullError, match="of which 0 B are there"):
             check_space(made(3), str(place / "d"))
 
 

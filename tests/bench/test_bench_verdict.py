@@ -101,6 +101,8 @@ def test_time_that_is_overslept_is_no_use(judged: Callable[..., dict[str, Any]])
     (said,) = reasons(result, "computation")
     assert "of rank 0 took 10 ms, 100% longer than the 5 ms drawn for it" in said
     assert (result["verdict"], result["passed"], exit_code([result])) == ("invalid", False, ExitCode.PROBLEMS)
+    (said,) = reasons(judged(5.12, 5.0), "computation")  # where 2 % are allowed, 2.4 % are not told as "2%"
+    assert "2.4% longer" in said
 
 
 @pytest.mark.parametrize(

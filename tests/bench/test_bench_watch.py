@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import subprocess
 import threading
 import time
@@ -18,10 +19,12 @@ from stoker.bench.loaders.base import SplitListing
 from stoker.bench.measure.training import Training
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.launch import LocalRanks
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.silence import SilenceClock
 from stoker.bench.ranks.step_watch import StepWatch
+from stoker.bench.ranks.termination import is_stopped
 from stoker.bench.ranks.worker_stacks import listen, tell_stacks, worker_stacks
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
@@ -203,3 +206,21 @@ def test_a_hanging_rank_of_a_launcher_is_named_and_results_stay(hanging: int, pa
     assert f"rank {hanging}" in result["failure"] or "hangs: no progress" in result["failure"]
     assert result["epochs"][0]["complete"]
     assert "hangs" in result["ranks"][hanging]["error"]
+
+
+def test_stopped_ranks_are_ended_at_once_and_others_have_their_time() -> None:
+    """It took 50 s until a run with a stopped rank ended: it was given the time to save what it has."""
+    launch = LocalRanks(2)
+    children = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    launch._children += children
+    try:
+        children[0].send_signal(signal.SIGSTOP)
+        while not is_stopped(children[0].pid):
+            time.sleep(0.01)
+        launch.end_stopped()
+        assert children[0].wait(60) == -signal.SIGKILL
+        assert launch.ended() == ["was killed by SIGKILL", None]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()

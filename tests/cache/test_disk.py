@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 
 from stoker import MDSWriter, StreamingDataset
-from stoker.errors import CacheError, ConfigError, CorruptDataError, ObjectNotFoundError, StorageFullError
+from stoker.cache.origin import read_origin
+from stoker.cache.quota import claim, release
+from stoker.concurrency.shared_counters import Count
+from stoker.errors import (
+    CacheError,
+    ConfigError,
+    CorruptDataError,
+    DatasetChangedError,
+    ObjectNotFoundError,
+    StorageFullError,
+)
+from stoker.storage.files import MappedFile
 from support import cache_of
 
 ROWS = 400
@@ -355,3 +366,89 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_torn(tmp_path: Path) -> None
         again.close()
     finally:
         os.system(f"umount --lazy {local}")  # the datasets hold their directory while they live
+
+
+# -- small shards, which are written from memory and need no map -----------------------------------------------------------
+
+
+def open_pool(folder: Path, **options: Any) -> Any:
+    dataset = StreamingDataset(remote=folder / "remote", local=folder / "local", **options)
+    return dataset.epoch_reader.pool
+
+
+def test_a_small_shard_is_held_as_it_was_fetched_and_is_in_the_cache(tmp_path: Path) -> None:
+    write(tmp_path / "remote", hashes=["xxh64"])
+    pool = open_pool(tmp_path)
+    readers = [pool.get(number) for number in range(3)]
+    assert all(type(reader.data) is bytes for reader in readers)
+    for number in range(3):
+        name = pool.index.shards[number].raw[0].basename
+        assert (cache_of(tmp_path / "local") / name).read_bytes() == (tmp_path / "remote" / name).read_bytes()
+        assert not pool.cache.fetch_small(pool.index.shards[number])  # it is there
+    assert not list(cache_of(tmp_path / "local").rglob("*.part"))
+    again = open_pool(tmp_path)
+    assert again.get(0).data[:] == readers[0].data
+    assert again.counts.totals()[0][Count.BYTES_FETCHED] == 0
+
+
+def test_small_shards_are_held_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write(tmp_path / "remote")
+    monkeypatch.setattr("stoker.reading.shard_pool.SMALL_SHARDS_HELD", 4000)
+    pool = open_pool(tmp_path)
+    kinds = [type(pool.get(number).data) for number in range(4)]
+    assert kinds == [bytes, bytes, bytes, MappedFile] or kinds == [bytes, bytes, MappedFile, MappedFile]
+    pool.done_with(0, close=True)
+    pool.done_with(1, close=True)
+    assert type(pool.get(5).data) is bytes
+    assert read_all(StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "local")) == dict(enumerate(rows))
+
+
+def test_what_a_killed_process_left_of_a_small_shard_is_written_over(tmp_path: Path) -> None:
+    write(tmp_path / "remote")
+    pool = open_pool(tmp_path)
+    pool.get(1)
+    name = pool.index.shards[0].raw[0].basename
+    (cache_of(tmp_path / "local") / ".stoker" / f"{name}.part").write_bytes(b"x" * 10_000)
+    pool.get(0)
+    assert (cache_of(tmp_path / "local") / name).read_bytes() == (tmp_path / "remote" / name).read_bytes()
+
+
+def test_a_small_shard_that_another_process_fetches_is_waited_for(tmp_path: Path) -> None:
+    write(tmp_path / "remote")
+    pool = open_pool(tmp_path)
+    pool.get(1)
+    info = pool.index.shards[0]
+    part = cache_of(tmp_path / "local") / ".stoker" / f"{info.raw[0].basename}.part"
+    held = claim(part)
+    assert held is not None
+    assert pool.cache.fetch_small(info) is None
+    assert not pool.cache.fetch(info, wait=False)
+    shutil.copy(tmp_path / "remote" / info.raw[0].basename, part)
+    os.rename(part, part.parent.parent / info.raw[0].basename)
+    release(held)
+    assert type(pool.get(0).data) is MappedFile
+    assert pool.counts.totals()[0][Count.CACHE_MISSES] == 1
+
+
+def test_a_cache_that_is_removed_while_small_shards_come_is_made_anew(tmp_path: Path) -> None:
+    write(tmp_path / "remote")
+    pool = open_pool(tmp_path)
+    pool.get(0)
+    shutil.rmtree(tmp_path / "local")
+    pool.get(1)
+    assert [path.name for path in shard_files(tmp_path / "local")] == [pool.index.shards[1].raw[0].basename]
+    assert read_origin(cache_of(tmp_path / "local") / ".stoker") is not None
+
+
+@pytest.mark.parametrize("hashes", [["xxh64"], None])
+def test_a_small_shard_that_arrives_damaged_is_no_part_of_the_cache(tmp_path: Path, hashes: list[str] | None) -> None:
+    write(tmp_path / "remote", hashes=hashes)
+    pool = open_pool(tmp_path)
+    pool.get(1)
+    file = tmp_path / "remote" / pool.index.shards[0].raw[0].basename
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if hashes else data[:-1])
+    with pytest.raises(CorruptDataError if hashes else (CorruptDataError, DatasetChangedError), match=file.name):
+        pool.get(0)
+    assert len(shard_files(tmp_path / "local")) == 1
+    assert not list(cache_of(tmp_path / "local").rglob("*.part"))

@@ -48,6 +48,12 @@ def write(out: Path, shards: int = SHARDS, *, fixed: bool = False) -> None:
             writer.write({"id": number, "data": data if fixed else data.tobytes()})
 
 
+def fill(cache: Path, data: Path) -> None:
+    """Bring small shards into a cache: those that are found there are mapped."""
+    for _ in StreamingDataset(remote=data, local=cache):
+        pass
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -55,6 +61,8 @@ def descriptors() -> int:
 @pytest.mark.parametrize("remote", [False, True])
 def test_open_shards_hold_no_descriptors(tmp_path: Path, remote: bool) -> None:
     write(tmp_path / "data")
+    if remote:
+        fill(tmp_path / "cache", tmp_path / "data")
     dataset = StreamingDataset(remote=tmp_path / "data", local=tmp_path / "cache" if remote else None)
     len(dataset)
     before = descriptors()
@@ -120,6 +128,7 @@ sys.stdin.read()
 def test_files_that_a_process_uses_are_not_removed_until_it_ends(tmp_path: Path) -> None:
     write(tmp_path / "data")
     cache = tmp_path / "cache"
+    fill(cache, tmp_path / "data")
     child = subprocess.Popen(
         [sys.executable, "-c", _READER, str(tmp_path / "data"), str(cache)],
         env=environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -138,6 +147,7 @@ def test_files_that_a_process_uses_are_not_removed_until_it_ends(tmp_path: Path)
 def test_a_fork_and_its_parent_use_files_each_for_itself(tmp_path: Path) -> None:
     write(tmp_path / "data", 4)
     cache = tmp_path / "cache"
+    fill(cache, tmp_path / "data")
     dataset = StreamingDataset(remote=tmp_path / "data", local=cache)
     for number in range(len(dataset)):
         dataset[number]
@@ -386,7 +396,7 @@ def test_pages_with_headers_are_there_before_a_file_is_opened_ahead(
     """Whoever touches a page that storage has yet to give holds Python's lock meanwhile, and stops all other threads."""
     names = [f"{number}.npz" for number in range(6)]
     for name in names:
-        np.savez(tmp_path / name, x=np.zeros((1, 100_000), np.float64))
+        np.savez(tmp_path / name, x=np.zeros((1, 200_000), np.float64))
     dataset = StreamingDataset(str(tmp_path), format=kind, batch_size=1)
     monkeypatch.setattr(DiskCache, "read_ahead", lambda *_: None)  # of which nobody knows how far it has got
     there: dict[str, bool] = {}

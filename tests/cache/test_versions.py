@@ -120,6 +120,42 @@ def test_parquet_files_of_two_servers_do_not_mix(
     assert default_cache(f"{bucket.url}/d", options) != one
 
 
+@HASHES
+def test_two_datasets_do_not_mix_in_memory_that_a_node_shares(tmp_path: Path, hashes: Any) -> None:
+    for tag in (1, 2):
+        write(str(tmp_path / str(tag)), tag, hashes=hashes)
+    assert len({tuple(path.stat().st_size for path in sorted((tmp_path / tag).glob("*.mds"))) for tag in "12"}) == 1
+    ranks = [_ranks(tmp_path / str(tag)) for tag in (1, 2)]
+    for both in zip(*ranks, strict=True):
+        samples = [[int(row["tag"]) for row in one] for one in both]
+        assert samples == [[tag] * (SAMPLES // 2) for tag in (1, 2)]
+
+
+def test_a_rank_that_checks_hashes_takes_nothing_from_one_that_does_not(tmp_path: Path) -> None:
+    for tag in (1, 2):
+        write(str(tmp_path / str(tag)), tag, hashes=["xxh3_64"])
+    for path in (tmp_path / "2").glob("*.mds"):
+        shutil.copyfile(path, tmp_path / "1" / path.name)
+    believes, checks = _ranks(tmp_path / "1", validate_hash=False)[0], _ranks(tmp_path / "1")[0]
+    assert {int(row["tag"]) for row in believes} == {2}
+    with pytest.raises(CorruptDataError, match="xxh3_64"):
+        next(iter(checks))
+
+
+def _ranks(folder: Path, **options: Any) -> list[StreamingDataset]:
+    """Two ranks of a node, which share what they hold in memory."""
+    return [
+        StreamingDataset(
+            remote=str(folder),
+            cache="memory",
+            storage_options={"read_by": "buffered"},
+            world=World(rank, 2, 2),
+            **options,
+        )
+        for rank in range(2)
+    ]
+
+
 # -- versions ----------------------------------------------------------------------------------------------------------
 
 
@@ -224,7 +260,7 @@ def test_a_change_in_the_middle_of_a_run_is_an_error(
     write(remote, 1, **many)
     options_of: dict[str, dict[str, Any]] = {
         "disk": {"remote": remote, "local": tmp_path / "cache"},
-        "memory": {"remote": remote, "cache": "memory"},
+        "memory": {"remote": remote, "cache": "memory", "storage_options": {"read_by": "buffered"}},
         "in place": {"local": remote},
     }
     options = options_of[how]
@@ -380,8 +416,8 @@ def test_one_shard_that_is_replaced_just_after_the_opening_is_an_error(
         (shutil.copy if times == "new" else shutil.copy2)(tmp_path / "other" / shard.name, tmp_path / "new")
     os.rename(tmp_path / "new", shard)
     seen: list[int] = []
-    # What is fetched to disk is told by its hash, as damage is.
-    error = CorruptDataError if hashes and how == "disk" else DatasetChangedError
+    # What is fetched is told by its hash, as damage is.
+    error = CorruptDataError if hashes and how != "in place" else DatasetChangedError
     with pytest.raises(error, match=shard.name):
         seen.extend(int(row["tag"]) for row in rows)
     assert set(seen) == {1}
@@ -443,7 +479,7 @@ def _options(folder: Path, how: str) -> dict[str, Any]:
     remote = str(folder / "data")
     options: dict[str, dict[str, Any]] = {
         "disk": {"remote": remote, "local": folder / "cache"},
-        "memory": {"remote": remote, "cache": "memory"},
+        "memory": {"remote": remote, "cache": "memory", "storage_options": {"read_by": "buffered"}},
         "in place": {"local": remote},
     }
     return options[how]

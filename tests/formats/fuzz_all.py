@@ -25,7 +25,7 @@ from fuzz_formats import again
 
 __all__ = ["HEAVY", "SEED", "FuzzError", "run", "run_tested"]
 
-TESTED, SEED = 40_000, 1
+TESTED, SEED = 12_000, 1
 HEAVY = ("arrow", "hdf5", "parquet")
 """Formats whose libraries take about half of the time of all."""
 SCRIPT = Path(__file__).with_name("fuzz_formats.py")

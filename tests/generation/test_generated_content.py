@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.generation import Column, DatasetSpec, file_names, words
+from stoker.generation import Column, DatasetSpec, file_names, making, words
 from stoker.generation.content import FileContent
 from stoker.generation.noise import BLOCK, Noise, noise_of
 from stoker.generation.segments import Finish, StreamBytes, assemble
@@ -90,12 +91,37 @@ def test_a_stream_is_the_same_however_it_is_read(sizes: list[int], kind: str) ->
 
 @settings(deadline=None)
 @given(
+    parts=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40_000)), min_size=1, max_size=6),
+    kind=st.sampled_from(["noise", "knobs", "text"]),
+)
+def test_rows_of_a_stream_are_its_bytes(parts: list[tuple[int, int]], kind: str) -> None:
+    def stream() -> Any:
+        if kind == "text":
+            return text_stream(noise_of(1), 1, 1)
+        return noise_stream(noise_of(1), 1, 0, 4 << 20, *((2.0, 3.0) if kind == "knobs" else (1.0, 1.0)))
+
+    one, other = stream(), stream()
+    for count, width in parts:
+        whole = np.empty(count * width, np.uint8)
+        one.fill(whole)
+        rows = np.zeros((count, width + 7), np.uint8)
+        other.fill_rows(rows[:, 3 : 3 + width])
+        assert np.array_equal(rows[:, 3 : 3 + width], whole.reshape(count, width))
+        assert not rows[:, :3].any()
+        assert not rows[:, 3 + width :].any()
+
+
+@settings(deadline=None)
+@given(
     sizes=st.lists(st.tuples(st.booleans(), st.integers(0, 5000)), max_size=20),
+    whole=st.sampled_from([None, 1, 300, 1 << 10]),
     chunk=st.sampled_from([1 << 10, 1 << 12, 1 << 20]),
     pattern=st.sampled_from([b"\x7f\xff", b"\x0f\xf0\xff\xff", b"\x01\xff\x80\xf0\x7f"]),
 )
-def test_chunks_of_any_size_give_the_same_bytes(sizes: list[tuple[bool, int]], chunk: int, pattern: bytes) -> None:
-    def data(chunk: int) -> bytes:
+def test_chunks_of_any_size_give_the_same_bytes(
+    sizes: list[tuple[bool, int]], whole: int | None, chunk: int, pattern: bytes
+) -> None:
+    def data(chunk: int, whole: int | None = None) -> bytes:
         stream = noise_stream(noise_of(2), 0, 0, 1 << 20)
         segments: list[Any] = [
             StreamBytes(size - size % len(pattern), stream, Finish(pattern, bytes(len(pattern))))
@@ -103,9 +129,9 @@ def test_chunks_of_any_size_give_the_same_bytes(sizes: list[tuple[bool, int]], c
             else b"ab" * size
             for values, size in sizes
         ]
-        return b"".join(map(bytes, assemble(segments, chunk)))
+        return b"".join(map(bytes, assemble(segments, chunk, whole)))
 
-    assert data(chunk) == data(1 << 16)
+    assert data(chunk, whole) == data(1 << 16)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.5, 2.0, 4.0, 10.0])
@@ -164,17 +190,30 @@ def test_text_is_pairs_of_words_one_after_the_other(size: int) -> None:
     drawn = np.random.default_rng(size).integers(0, 1 << 16, words.TEXT_WORDS, np.uint16)
     out = np.zeros(size, np.uint8)
     words.text_block(drawn, out)
-    pairs, lengths = words._pairs()
-    assert out.tobytes() == b"".join(bytes(pairs[one])[: lengths[one]] for one in drawn.tolist())[:size]
+    pairs = words._pairs().to_pylist()
+    assert out.tobytes() == b"".join(pairs[one] for one in drawn.tolist())[:size]
 
 
-@pytest.mark.parametrize("vocabulary", [1, 2, 50257, 1 << 20])
+def test_text_of_the_shortest_pairs_is_made_of_the_words_that_are_drawn_for_it() -> None:
+    pairs = words._pairs().to_pylist()
+    out = np.zeros(BLOCK, np.uint8)
+    shortest = pairs.index(min(pairs, key=len))
+    words.text_block(np.full(words.TEXT_WORDS, shortest, np.uint16), out)
+    assert out.tobytes() == (pairs[shortest] * words.TEXT_WORDS)[:BLOCK]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 50257, 1 << 20, 1 << 22, 5_000_000])
 def test_tokens_are_those_of_a_plain_loop(vocabulary: int) -> None:
     drawn = np.random.default_rng(vocabulary).integers(0, 1 << 32, 20_000, np.uint32)
     out = np.zeros(len(drawn), np.int32)
     words.zipf_tokens(drawn, vocabulary, out)
-    first, count = (part.tolist() for part in words._ranks(vocabulary))
-    expected = [first[one >> 16] + ((one & 0xFFFF) * count[one >> 16] % (1 << 32) >> 16) for one in drawn.tolist()]
+    ends = np.cumsum(1.0 / np.arange(1, vocabulary + 1))
+    bounds = np.searchsorted(ends, ends[-1] * (np.arange((1 << 16) + 1) / (1 << 16)), side="right")
+    first = np.minimum(bounds, vocabulary - 1).tolist()
+    expected = []
+    for one in drawn.tolist():
+        slot = one >> 16
+        expected.append(first[slot] + ((one & 0xFFFF) * (first[slot + 1] - first[slot] + 1) >> 16))
     assert out.tolist() == expected
     assert max(expected) < vocabulary
 
@@ -218,6 +257,18 @@ def test_the_bytes_of_a_seed_stay_what_they_were(name: str) -> None:
     spec = small(name)
     data = b"".join(content(spec, number) for number in range(len(file_names(spec))))
     assert hashlib.sha256(data).hexdigest()[:16] == GOLDEN[name]
+
+
+def test_chunks_that_are_compressed_stay_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def compressed(chunks: Iterable[memoryview], _: str) -> Iterator[memoryview]:
+        sizes.extend(map(len, chunks))
+        yield memoryview(b"")
+
+    monkeypatch.setattr(making, "_compressed", compressed)
+    content(DatasetSpec(format="jsonl", columns=("t=str:4000",), samples_per_file=523, compression="gz"), 0)
+    assert sizes == [1_046_610, 1_050_620]
 
 
 def test_compressible_and_repeated_bytes_of_a_seed_stay_what_they_were() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from s3server import Bucket
+from slow_store import asked, slow_store
 from stoker import MDSWriter, StreamingDataset, merge_index, rebuild_index
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, ObjectNotFoundError
 from stoker.index.index import Index
@@ -107,6 +108,27 @@ def test_a_bad_part_leaves_the_old_index(parts: Path) -> None:
     with pytest.raises(IndexFileError, match=r"01/index\.json"):
         merge_index(parts)
     assert (parts / "index.json").read_bytes() == before
+
+
+def test_an_index_that_is_a_shard_of_its_own_is_refused(parts: Path) -> None:
+    index = json.loads((parts / "01" / "index.json").read_text())
+    index["shards"][0]["zip_data"]["basename"] = "index.json"
+    (parts / "01" / "index.json").write_text(json.dumps(index))
+    for given in ((str(parts),), ([str(parts / "01")], str(parts))):
+        with pytest.raises(IndexFileError, match=r"01/index\.json: a shard's file is called 'index\.json'"):
+            merge_index(*given)
+
+
+def test_indexes_that_come_late_are_read_side_by_side(tmp_path: Path) -> None:
+    for number in range(40):
+        write(tmp_path / "data" / f"{number:02}", number, number + 1)
+    urls: list[Any] = [f"s3://bucket/{number:02}" for number in range(40)]
+    with slow_store(tmp_path / "data", 0.05) as options:
+        merged = merge_index(urls, tmp_path / "data", storage_options=options)
+        most, _ = asked(options)
+    assert most >= 8
+    assert merged.samples == 40
+    assert numbers(tmp_path / "data") == [*range(40)]
 
 
 def test_parts_with_other_columns_are_warned_of(parts: Path, caplog: pytest.LogCaptureFixture) -> None:

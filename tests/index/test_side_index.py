@@ -53,7 +53,7 @@ def side_of(folder: Path) -> SideIndex:
         folder.mkdir(exist_ok=True)
         save_side_file(folder, "side", parts)
 
-    return SideIndex(folder / "side", save)
+    return SideIndex(lambda: folder / "side", save)
 
 
 def told(loaded: LoadedIndex) -> tuple[Any, ...]:
@@ -157,6 +157,7 @@ WRONG: dict[str, Any] = {
     "entries": [[], 1, [1], [[]], {}, None],
     "content": [],
     "key": [None, 1],
+    "byteorder": [None, "big", 1],
 }
 
 
@@ -164,8 +165,8 @@ WRONG: dict[str, Any] = {
 def test_a_header_that_makes_no_sense_is_passed_over(data: Path, tmp_path: Path, name: str, value: Any) -> None:
     plain = read_index(open_store(data), side_of(tmp_path))
     whole = (tmp_path / "side").read_bytes()
-    at = 24 + int.from_bytes(whole[16:24], "little")
-    text = json.dumps({**json.loads(whole[24:at]), name: value}).encode()
+    at = 32 + int.from_bytes(whole[24:32], "little")
+    text = json.dumps({**json.loads(whole[32:at]), name: value}).encode()
     text = text.ljust(-len(text) % 8 + len(text))
     forge(tmp_path / "side", len(text).to_bytes(8, "little") + text + whole[at:])
     assert side_of(tmp_path).load(plain.version.digest) is None
@@ -175,25 +176,25 @@ def test_a_header_that_makes_no_sense_is_passed_over(data: Path, tmp_path: Path,
 
 def forge(path: Path, body: bytes) -> None:
     """Write a file whose digest is right."""
-    path.write_bytes(path.read_bytes()[:8] + xxhash.xxh3_64_digest(body) + body)
+    path.write_bytes(path.read_bytes()[:8] + xxhash.xxh3_128_digest(body) + body)
 
 
 def test_arrays_that_make_no_sense_are_passed_over(data: Path, tmp_path: Path) -> None:
     plain = read_index(open_store(data), side_of(tmp_path))
     whole = (tmp_path / "side").read_bytes()
-    at = 24 + int.from_bytes(whole[16:24], "little")
-    header = json.loads(whole[24:at])
+    at = 32 + int.from_bytes(whole[24:32], "little")
+    header = json.loads(whole[32:at])
     count, width = header["count"], header["width"]
     ends = at + 8 * count * (1 + width)
     wrong = [(place, 8, value) for place in range(at, ends + 8 * count, 8) for value in (-2, -(2**63))]
     wrong += [(place, 8, 2**62) for place in range(ends, ends + 8 * count, 8)]
     wrong += [(place, 4, value) for place in range(ends + 8 * count, ends + 12 * count, 4) for value in (-1, 9)]
     for place, size, value in wrong:
-        forge(tmp_path / "side", whole[16:place] + value.to_bytes(size, "little", signed=True) + whole[place + size :])
+        forge(tmp_path / "side", whole[24:place] + value.to_bytes(size, "little", signed=True) + whole[place + size :])
         assert side_of(tmp_path).load(plain.version.digest) is None, (place, value)
-    forge(tmp_path / "side", whole[16:] + b"x")
+    forge(tmp_path / "side", whole[24:] + b"x")
     assert side_of(tmp_path).load(plain.version.digest) is None
-    forge(tmp_path / "side", whole[16:])
+    forge(tmp_path / "side", whole[24:])
     assert side_of(tmp_path).load(plain.version.digest) is not None
 
 
@@ -201,7 +202,7 @@ def test_arrays_that_make_no_sense_are_passed_over(data: Path, tmp_path: Path) -
 def test_only_a_file_that_no_other_machine_replaces_is_mapped(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(shared_bytes, "SMALL", 1)
+    monkeypatch.setattr(shared_bytes, "SHARED", 1)
     monkeypatch.setattr(mounts, "file_system_of", lambda _: kind)
     loaded = read_index(open_store(data), side_of(tmp_path))
     maps = Path("/proc/self/maps").read_text()

@@ -104,6 +104,7 @@ def test_old_files_go_and_new_ones_stay(tmp_path: Path) -> None:
 
 def test_files_in_use_stay(tmp_path: Path) -> None:
     write("mds", tmp_path / "data")
+    fill(tmp_path / "data", tmp_path / "cache")  # small shards that a process fetches itself it holds as they came
     dataset = read(str(tmp_path / "data"), local=tmp_path / "cache")
     files = [path for path in shard_files(tmp_path / "cache") if ".stoker" not in path.parts]
     report = prune_caches([tmp_path / "cache"], everything=True)

@@ -336,7 +336,7 @@ class Broken(StreamingDataset):
 def test_what_other_libraries_have_is_named_with_its_counterpart(root: Path) -> None:
     dataset = StreamingDataset(root / "a" / "train")
     for name, remedy in (
-        ("map", "give transform="),
+        ("map_dict", "use map"),
         ("select", "KeepIds"),
         ("features", "inspect"),
         ("oddity", "$"),

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from slow_store import asked, slow_store
-from stoker import MDSWriter, ReadOptions, StreamingDataLoader, StreamingDataset
+from stoker import MDSWriter, ReadOptions, Stream, StreamingDataLoader, StreamingDataset
 from stoker.cache.disk import DiskCache
 from stoker.formats.base import ShardInfo
+from stoker.order.mixture.stream_locator import StreamLocator
 
 SAMPLES = 64
 
@@ -27,6 +28,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             writer.write_batch({"id": np.array([number])})
             writer.flush_shard()
     return folder
+
+
+def test_the_first_batch_of_many_streams_waits_for_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[int] = []
+    join = StreamLocator._concatenate
+
+    def noted(self: StreamLocator, number: int, of_pass: int) -> int:
+        met.append(number)
+        return join(self, number, of_pass)
+
+    monkeypatch.setattr(StreamLocator, "_concatenate", noted)
+    made = {"samples": 100, "columns": {"id": "int"}}
+    streams = [Stream(format="synthetic", name=str(number), format_options=made) for number in range(1000)]
+    batches = iter(StreamingDataset(streams=streams, shuffle=True, batch_size=16).batches())
+    next(batches)
+    assert len(met) < 600
+    for _ in range(50):
+        next(batches)
+    assert len(met) == 1000  # and then it is as far ahead as ever
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -104,14 +124,13 @@ def test_what_has_not_begun_ends_with_the_iteration(
     assert len(begun) <= 2 + 8 + 1
 
 
-def test_nothing_is_fetched_so_where_the_cache_is_limited_or_memory(data: Path, tmp_path: Path) -> None:
+def test_nothing_is_fetched_so_where_the_cache_is_limited(data: Path, tmp_path: Path) -> None:
     with slow_store(data, 0.0) as options:
-        for settings in ({"local": tmp_path, "cache_limit": "1mb"}, {"cache": "memory"}):
-            dataset = StreamingDataset(
-                "s3://bucket/mds", storage_options=options, batch_size=4, shuffle=True, **settings
-            )
-            asked(options)
-            reader = dataset.epoch_reader
-            reader.fetch_first(reader.upcoming(), 4, 2)
-            reader.pool.close()
-            assert asked(options) == (1, 0)
+        dataset = StreamingDataset(
+            "s3://bucket/mds", storage_options=options, batch_size=4, shuffle=True, local=tmp_path, cache_limit="1mb"
+        )
+        asked(options)
+        reader = dataset.epoch_reader
+        reader.fetch_first(reader.upcoming(), 4, 2)
+        reader.pool.close()
+        assert asked(options) == (1, 0)

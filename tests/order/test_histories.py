@@ -24,7 +24,7 @@ from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.epoch_reader import EpochReader
-from stoker.pipeline.reader_settings import EpochReaderSettings
+from stoker.pipeline.pipeline import EpochReaderSettings
 from stoker.reading.fetch_width import FetchWidth
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
@@ -59,7 +59,7 @@ class Unreadable(Exception):  # noqa: N818 - the drawn world can not read this o
 
 def make_reader(sample_order: SampleOrder, rank: int, place: Place) -> EpochReader:
     """A rank's reader, without shards to read."""
-    pool = cast("ShardPool", SimpleNamespace(most_open=1, width=FetchWidth(8)))
+    pool = cast("ShardPool", SimpleNamespace(most_open=1, width=FetchWidth(8), share=lambda _: None))
     return EpochReader(
         pool, sample_order, EpochReaderSettings(), DataRankFinder(World(rank, place.world, place.ranks_per_node))
     )

@@ -12,7 +12,7 @@ import torch
 from stoker import StreamingDataLoader, StreamingDataset
 from stoker.cluster import LoaderWorker
 from stoker.errors import StateError
-from stoker.pipeline.batch_groups import BatchGroup, pack_group, ungroup
+from stoker.pipeline.batch_groups import BatchGroup, to_message, ungroup
 from stoker.pipeline.collate import as_tensors
 from support import make_dataset
 
@@ -51,7 +51,7 @@ def equal(one: Any, other: Any) -> bool:
 def test_a_group_gives_the_tensors_of_its_batches(lengths: list[int], names: list[str]) -> None:
     group = BatchGroup({name: COLUMNS[name] for name in names}, lengths)
     expected = [as_tensors(batch) for batch in group.batches()]
-    found = list(ungroup([pack_group(group)]))
+    found = list(ungroup([to_message(group)]))
     assert [list(batch) for batch in found] == [list(batch) for batch in expected]
     for one, other in zip(found, expected, strict=True):
         for name in names:

@@ -10,7 +10,8 @@ import pytest
 
 from slow_store import asked, slow_store
 from stoker import MDSWriter, ReadOptions, StreamingDataset
-from stoker.reading.fetch_width import USUAL_WIDTH, FetchWidth
+from stoker.policy import USUAL_FETCHES
+from stoker.reading.fetch_width import FetchWidth
 
 MS = 1e-3
 SHARDS = 150
@@ -26,22 +27,22 @@ def width_after(seconds: float, work: float, size: int, *, sharers: int = 1, cou
 
 def test_as_many_as_keep_the_process_at_work() -> None:
     assert width_after(20 * MS, 0.5 * MS, 100_000) in range(40, 80)
-    assert width_after(1 * MS, 0.5 * MS, 100_000) == USUAL_WIDTH
+    assert width_after(1 * MS, 0.5 * MS, 100_000) == USUAL_FETCHES
     assert width_after(200 * MS, 0.2 * MS, 1000) == 128
 
 
 def test_bytes_under_way_and_requests_of_a_node_are_bounded() -> None:
     assert width_after(20 * MS, 0.2 * MS, 8 << 20) == 32
-    assert width_after(900 * MS, 1 * MS, 64 << 20) == USUAL_WIDTH
+    assert width_after(900 * MS, 1 * MS, 64 << 20) == USUAL_FETCHES
     assert width_after(200 * MS, 0.2 * MS, 1000, sharers=8) == 32
-    assert width_after(200 * MS, 0.2 * MS, 1000, sharers=100) == USUAL_WIDTH
+    assert width_after(200 * MS, 0.2 * MS, 1000, sharers=100) == USUAL_FETCHES
 
 
 def test_waiting_for_each_other_is_no_latency_and_slower_storage_is_noticed() -> None:
     width = FetchWidth(None)
     for number in range(500):
         width.saw((1 + number % 50) * MS, 0.5 * MS, 1000)
-    assert width.value == USUAL_WIDTH
+    assert width.value == USUAL_FETCHES
     for _ in range(5000):
         width.saw(50 * MS, 0.5 * MS, 1000)
     assert width.value > 100
@@ -83,7 +84,7 @@ def test_small_objects_of_late_storage_are_fetched_many_at_once(
         fixed, _ = asked(options)
     assert sorted(found) == list(range(SHARDS))
     assert found == few
-    assert most > 2 * USUAL_WIDTH
+    assert most > 2 * USUAL_FETCHES
     assert fixed <= 4  # and a demanded one
     assert sent >= SHARDS * 100
 

@@ -60,6 +60,15 @@ def directory(file: Path) -> None:
     file.mkdir()
 
 
+def written_over(file: Path) -> None:
+    file.write_bytes(file.with_name("shard.00039.mds").read_bytes())
+
+
+def replaced_by_an_old_one(file: Path) -> None:
+    shutil.copy2(file.with_name("shard.00039.mds"), file.with_name("new"))
+    file.with_name("new").rename(file)
+
+
 def link_to_another(file: Path) -> None:
     file.unlink()
     file.symlink_to(file.with_name("shard.00039.mds"))
@@ -74,6 +83,8 @@ def link_to_another(file: Path) -> None:
         (fifo, ObjectNotFoundError),
         (directory, StokerError),
         (os.unlink, ObjectNotFoundError),
+        (written_over, DatasetChangedError),
+        (replaced_by_an_old_one, DatasetChangedError),
         (link_to_another, DatasetChangedError),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -90,7 +101,8 @@ def test_one_bad_file_among_many_is_an_error_of_its_own(data: Path, damage: Call
         if shard == BAD:
             with pytest.raises(errors, match=file.name) as raised:
                 rows_of(pool, shard)
-            if damage is not link_to_another:  # which is as it should be for those who open the dataset afterwards
+            # One that is whole is as it should be for those who open the dataset afterwards.
+            if damage not in (written_over, replaced_by_an_old_one, link_to_another):
                 with pytest.raises(StokerError) as once_more:
                     rows_of(alone.epoch_reader.pool, shard)
                 if damage is not no_header:

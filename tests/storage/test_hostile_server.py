@@ -88,6 +88,18 @@ def test_a_byte_now_and_then_is_not_enough(call: Callable[[Store, Path], object]
         call(s3(server, stall=0.5), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [lambda store: store.get("a", max_bytes=40_000), lambda store: store.read_into("a", memoryview(bytearray(40_000)))],
+)
+def test_a_small_object_has_a_bound_on_the_whole(call: Callable[[Store], object]) -> None:
+    with (
+        serve(trickle([b"x"] * 40_000, 0.1)) as server,
+        pytest.raises(StorageTimeoutError, match="s3://bucket/x/a: the server sent nothing within the stall time"),
+    ):
+        call(s3(server, stall=0.3))
+
+
 def redirect(server: ScriptedServer, host: str) -> Script:
     port = server.endpoint.rpartition(":")[2]
     return status(302, head=f"Location: http://{host}:{port}/elsewhere\r\n")

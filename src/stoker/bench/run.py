@@ -14,16 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from stoker.bench.checkpoint.layout import layout_of
-from stoker.bench.checkpoint.saver import open_checkpoint_store
 from stoker.bench.clients import reads_objects
-from stoker.bench.loaders import check_client, get_loader, saves_objects
-from stoker.bench.measure.generation import check_space, check_spec
+from stoker.bench.loaders import saves_objects
+from stoker.bench.preflight import check_packages, check_room, check_settings
 from stoker.bench.ranks.abort import clear_unfinished, finish_without
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.control_server import Server
 from stoker.bench.ranks.launch import Launch, LocalRanks, await_ranks
-from stoker.bench.ranks.plan import RunPlan
+from stoker.bench.ranks.plan import NO_DATA, RunPlan
 from stoker.bench.ranks.rank_main import run_member
 from stoker.bench.ranks.termination import end_reason, ignore_sigterm, sigterm_interrupts
 from stoker.bench.ranks.world import find_world, forget_meeting, meet
@@ -35,10 +33,9 @@ from stoker.cache.quota import claim, release
 from stoker.cluster import World
 from stoker.display import counted
 from stoker.errors import ConfigError, StokerError, StorageError
-from stoker.storage import is_local, open_store
+from stoker.storage import is_local
 from stoker.storage.file_errors import file_errors
 
-_NO_DATA: Final = "memory://nothing"
 _LOCK: Final = ".running"
 _LEAVING_SECONDS: Final = 5.0
 """For which ranks that have ended may still say what they have."""
@@ -93,7 +90,7 @@ def run_benchmark(
     if data_url is None and needs_data:
         raise ConfigError("where is the data? Give a URL or directory (--data), or storage.url")
     nothing = data_url is None
-    data_url = _absolute(data_url or _NO_DATA)
+    data_url = _absolute(data_url or NO_DATA)
     options, notes = workload.storage.options, (*resolved.notes.changes, *resolved.notes.ignored)
     checkpoint = replace(
         workload.checkpoint,
@@ -110,16 +107,6 @@ def run_benchmark(
             why = "no data is read, and checkpoints are local" if nothing else f"{data_url} is local"
             notes = (*notes, f"{' and '.join(unused)} are not used: {why}")
     workload = replace(workload, stages=stages, storage=storage, checkpoint=checkpoint)
-    if stages == ("checkpoint",) and not (workload.checkpoint.writes or workload.checkpoint.reads):
-        raise ConfigError("nothing to do: without training, checkpoint.writes or checkpoint.reads say how many")
-    if (
-        workload.train.steps is not None
-        and workload.train.steps <= workload.metric.exclude_start + workload.metric.exclude_end
-    ):
-        raise ConfigError(
-            f"train.steps {workload.train.steps} leaves no step to measure: metric.exclude_start and exclude_end leave out "
-            f"{workload.metric.exclude_start + workload.metric.exclude_end}"
-        )
     folder = Path(results).expanduser().resolve()
     plan = RunPlan(
         workload,
@@ -132,14 +119,14 @@ def run_benchmark(
         tuple(command),
     )
     world = find_world() if launcher is None else None
-    if "checkpoint" in stages:  # whether ranks and parallelism fit is told before anything is started
-        ranks = (accelerators or 1) if world is None else world.world_size
-        layout_of(workload.model, ranks, all_write=workload.checkpoint.ranks == "all")
+    ranks = (accelerators or 1) if world is None else world.world_size
+    # What can not be done, or measured, is told before anything is started.
     if world is None:
-        _check_packages(plan)  # what is missing is told before anything is started
+        check_packages(plan)
+    check_settings(workload, ranks)
+    if world is None:
         if launcher is None:
-            _check_room(plan)
-        ranks = accelerators or 1
+            check_room(plan, World(0, ranks, ranks))
         launch = LocalRanks(ranks) if launcher is None else _on_ray(ranks, workload, folder)
         with sigterm_interrupts(), _claimed(folder):
             return _run_started(plan, folder, ranks, launch, unsaved)
@@ -168,24 +155,6 @@ def _absolute(url: str) -> str:
     if is_local(url):
         return os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
     return url
-
-
-def _check_packages(plan: RunPlan) -> None:
-    """Check that this process can do what is asked for, with what is installed here."""
-    get_loader(plan.workload.reader.loader)
-    check_client(plan.workload, None if plan.url == _NO_DATA else plan.url)
-    if plan.url != _NO_DATA:
-        open_store(plan.url, plan.workload.storage.store_options(plan.url))  # which refuses what makes no sense
-    if "checkpoint" in plan.workload.stages:
-        open_checkpoint_store(plan)
-    if "generate" in plan.workload.stages:
-        check_spec(plan.workload)
-
-
-def _check_room(plan: RunPlan) -> None:
-    """Check that the files which are to be made have room, where this process sees their directory."""
-    if "generate" in plan.workload.stages:
-        check_space(plan.workload, plan.url)
 
 
 @contextlib.contextmanager
@@ -343,10 +312,11 @@ def _agree(plan: RunPlan, folder: Path, world: World, link: Link) -> list[dict[s
     """
     trouble: StokerError | None = None
     try:
-        _check_packages(plan)
+        check_packages(plan)
         if world.rank == 0:
             _check_free(folder)
-            _check_room(plan)
+        if world.rank % world.local_world_size == 0:
+            check_room(plan, world)
     except StokerError as error:
         trouble = error
     told = link.gather("plan", {"run": plan.run, "error": None if trouble is None else str(trouble)})

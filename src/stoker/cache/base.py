@@ -11,6 +11,7 @@ from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.eviction import EvictionPolicy, least_recently_opened
+from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared_counters import Count, Counts
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StokerError
 from stoker.formats.base import FileInfo, ShardInfo
@@ -28,7 +29,7 @@ ATTEMPTS: Final = 2
 """Number of times that a shard is fetched before a corrupt one is an error."""
 
 CacheKind: TypeAlias = Literal["disk", "memory"]
-"""Storage of a remote's shards: files that all processes of a node share, or memory of each process that reads them."""
+"""Storage of a remote's shards: files that all processes of a node share, or memory, which those share that read now."""
 IfFull: TypeAlias = Literal["exceed", "evict", "give up"]
 """Treatment of a new file that exceeds a cache's limit. ``"exceed"``: remove files that are not in use; where that is not
 enough, exceed the limit. ``"evict"``: remove files that are not in use; where that is not enough, do not fetch the file.
@@ -46,7 +47,7 @@ class CacheSettings:
         keep_zip: keep compressed files next to the decompressed ones.
         limit: most bytes of shard files to keep; ``None`` for no limit.
         stall_timeout: seconds without progress after which another process's download is no longer waited for.
-        in_memory: shards of a remote are held in the memory of the process that reads them, while it reads them.
+        in_memory: shards of a remote are held in memory, while processes of the node read them.
         eviction: which files go first where there is no room; a policy of :mod:`stoker.cache.eviction`.
     """
 
@@ -73,6 +74,7 @@ class ShardCache(ABC):
         directory: makes and holds the root, where that is a directory of one version; otherwise ``None``.
         counts: where downloads are counted, if anywhere.
         early: bytes of the downloads that nobody counted, each; what opens the dataset may fetch before anything is read.
+        small_files: reads small files, where they are read in place; otherwise ``None``.
         remembered: file with the listing of a directory that is read in place, which is removed when a file is found to
             have been written to since; ``None`` where there is none.
     """
@@ -89,6 +91,7 @@ class ShardCache(ABC):
         self.directory: CacheDirectory | None = None
         self.counts: Counts | None = None
         self.early: list[int] = []
+        self.small_files: SmallFileReader | None = None
         self.remembered: Path | None = None
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -102,10 +105,6 @@ class ShardCache(ABC):
         Raises:
             CorruptDataError: a file that is read in place, in part, was replaced after it was indexed.
         """
-
-    def read_small(self, shards: Sequence[ShardInfo]) -> Sequence[bytes | None]:
-        """The raw file of each shard that is one small file, read in place; ``None`` where :meth:`open` must handle it."""
-        return [None] * len(shards)
 
     def read_ahead(self, files: Sequence[Buffer]) -> None:  # noqa: B027 - there may be nothing to do
         """Begin to read opened files into memory, before they are needed."""
@@ -150,6 +149,14 @@ class ShardCache(ABC):
             StorageFullError, CacheError, StorageError: writing or reading failed.
         """
 
+    def fetch_small(self, info: ShardInfo) -> bytes | None:  # noqa: ARG002 - see below
+        """Bring a shard that is one small file into the cache, and give its bytes: it need not be opened there.
+
+        ``None`` where :meth:`fetch` must handle it, as where another process is fetching it. Errors are those of
+        :meth:`fetch`.
+        """
+        return None
+
     def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:  # noqa: B027 - where nothing is kept
         """Put a file into the cache, whole, in place of one that may be there.
 
@@ -161,6 +168,29 @@ class ShardCache(ABC):
         Raises:
             StorageFullError, CacheError: it can not be written.
         """
+
+    def share(self, processes: int, spare: int) -> None:  # noqa: B027 - files are shared in any case
+        """Say how many processes of this node read this dataset at once.
+
+        Args:
+            processes: how many, this one included.
+            spare: bytes of shards that this process keeps for the others when it has read them, where they are in memory.
+        """
+
+    @property
+    def for_others(self) -> int:
+        """Bytes of shards that this process may fetch for other processes of its node, before they ask."""
+        return 0
+
+    def fetch_for_others(self, info: ShardInfo) -> None:
+        """Fetch a shard that this process does not read, unless another process does."""
+        self.fetch(info, wait=False)
+
+    def trim(self) -> None:  # noqa: B027
+        """Let go of what is in memory beyond that, after an iteration."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of all that is in memory."""
 
     def sweep(self) -> None:  # noqa: B027
         """Remove what killed processes left."""

@@ -21,9 +21,12 @@ import mmap
 import os
 import secrets
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 from stoker.cache.base import ATTEMPTS, CacheSettings, IfFull, ShardCache
 from stoker.cache.decompress import unpack_file
@@ -32,6 +35,7 @@ from stoker.cache.in_use import hold
 from stoker.cache.origin import PRIVATE, remove_origin_part
 from stoker.cache.quota import PART, CacheQuota, claim, part_name, release, remove_unlocked
 from stoker.cache.range_fetch import check_file, fetch_part
+from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.request_observer import fetched_by_thread, observer
 from stoker.concurrency.shared_counters import Count
 from stoker.errors import (
@@ -44,13 +48,12 @@ from stoker.errors import (
     StorageFullError,
 )
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
-from stoker.formats.common.hashing import fastest_hash, new_hash
-from stoker.index.file_index import FileShards
+from stoker.formats.common.hashing import fastest_hash, hash_hex, new_hash
 from stoker.index.version import VersionWatch
+from stoker.policy import SMALL_OBJECT
 from stoker.storage import ObjectInfo, Store
+from stoker.storage.copying import write_all
 from stoker.storage.files import (
-    READ_FLAGS,
-    READ_WHOLE,
     MappedFile,
     make_own_directory,
     map_open_file,
@@ -63,6 +66,8 @@ from stoker.types import Buffer
 
 logger = logging.getLogger(__name__)
 
+# Seconds for which the directories of a cache that were there are taken to be there.
+_TRUSTED: Final = 1.0
 # Assumed ratio of decompressed to compressed bytes where it is not known: text gives three to five.
 _USUAL_RATIO = 4
 
@@ -92,10 +97,13 @@ class DiskCache(ShardCache):
         self.directory = directory
         # As text: making a Path takes longer than all else that opening a small file takes.
         self._folder = str(root)
+        self.small_files = SmallFileReader(self._folder, watch) if store is None else None
         self._private = root / PRIVATE
         self._quota: CacheQuota | None = None
         self._warned = False
         self._seen = False
+        # Until when the directories for files without one of their own are taken to be there.
+        self._made_until = 0.0
         # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
         self._watches: dict[Path, _Watch] = {}
         if settings.limit is not None and known is not None:
@@ -109,6 +117,9 @@ class DiskCache(ShardCache):
                 f"cache_limit= is for shards that are copied to a cache, and those of {root} are read where they lie: leave "
                 "it out, or, for a copy on a faster disk, give remote= this directory and local= another"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made_until": 0.0}  # the copy holds the directory by itself
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -127,40 +138,6 @@ class DiskCache(ShardCache):
         if self.store is None and self.watch is not None and info.zip:
             self.watch.look()
         return files
-
-    def read_listed(self, files: FileShards, number: int) -> bytes | None:
-        """All of a small file that is read in place, if it is the very one that was listed.
-
-        ``None`` for another one, which :meth:`open` must handle.
-        """
-        size = files.size(number)
-        found = _read_once(f"{self._folder}/{files.path(number)}", size)
-        return found[0] if found is not None and len(found[0]) == size and files.is_same(number, found[1]) else None
-
-    def read_small(self, shards: Sequence[ShardInfo]) -> Sequence[bytes | None]:
-        """See :class:`~stoker.cache.base.ShardCache`: the index is looked at once for all of them."""
-        watch = self.watch
-        if self.store is not None or observer() is not None or (watch is not None and watch.version.files):
-            return [None] * len(shards)
-        found = [self._read_small(info, watch) for info in shards]
-        try:
-            if watch is not None:
-                watch.look()
-        except StokerError:
-            return [None] * len(shards)
-        return found
-
-    def _read_small(self, info: ShardInfo, watch: VersionWatch | None) -> bytes | None:
-        file = info.raw[0] if len(info.raw) == 1 and not info.zip else None
-        if file is None or file.part is not None or not 0 < file.bytes <= READ_WHOLE:
-            return None
-        # Where a link leads may be old, and the link new.
-        found = _read_once(f"{self._folder}/{file.basename}", file.bytes, os.O_NOFOLLOW)
-        if found is None:
-            return None
-        data, status = found
-        same = len(data) == file.bytes == status.st_size and stat.S_ISREG(status.st_mode)
-        return data if same and (watch is None or watch.is_older(status.st_ctime_ns or status.st_mtime_ns)) else None
 
     def read_ahead(self, files: Sequence[Buffer]) -> None:
         """Have the kernel read whole mapped files from disk in the background, before their pages are needed."""
@@ -204,6 +181,10 @@ class DiskCache(ShardCache):
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
+    @property
+    def for_others(self) -> int:
+        return 0 if self.store is None or self.settings.limit is not None else sys.maxsize
+
     def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
         """See :class:`~stoker.cache.base.ShardCache`; it waits for other processes of this node."""
         missing = [k for k, file in enumerate(info.raw) if not self._present(file)]
@@ -211,23 +192,47 @@ class DiskCache(ShardCache):
             return True
         return all(self._fetch_file(info, k, wait=wait, if_full=if_full) for k in missing)
 
+    def fetch_small(self, info: ShardInfo) -> bytes | None:
+        """See :class:`~stoker.cache.base.ShardCache`; not where there is a limit."""
+        file = info.raw[0] if len(info.raw) == 1 and not info.zip else None
+        if file is None or file.part is not None or not 0 < file.bytes <= SMALL_OBJECT or self.store is None:
+            return None
+        if self.settings.limit is not None or (self.store.transfer.part_size or SMALL_OBJECT) < SMALL_OBJECT:
+            return None
+        part = self._private / part_name(file.basename)
+        held = self._claim(file.basename, part)
+        if held is None:
+            return None
+        found: list[bytes] = []
+        self._fill(info, 0, part, held, "exceed", partial(self._download_small, file, held, found))
+        return found[0] if found else None
+
+    def _claim(self, name: str, part: Path) -> int | None:
+        """Create and lock the part file of a file; see :func:`~stoker.cache.quota.claim`."""
+        with self._named_errors("write to"):
+            if "/" not in name and time.monotonic() < self._made_until:
+                try:
+                    return claim(part)
+                except FileNotFoundError:  # someone has removed the cache
+                    pass
+            self._make_directories(self.root / name)
+            return claim(part)
+
     def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
         """Claim the part file of a missing file and fill it; or wait for the process that does."""
         file = info.raw[number]
-        target = self.root / file.basename
         part = self._private / part_name(file.basename)
+        fill = self._decompress if info.zip else self._download
         delay = 0.001
         while True:
-            with self._named_errors("write to"):
-                self._make_directories(target)
-                held = claim(part)
+            held = self._claim(file.basename, part)
             if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
                 # Its holder is alive but stopped: fetch it here too. Both write the same bytes, and each rename is whole.
                 part = self._private / part_name(file.basename, secrets.token_hex(8))
                 continue
             if held is not None:
                 self._watches.pop(part, None)
-                return self._fill(info, number, part, held, if_full)
+                return self._fill(info, number, part, held, if_full, partial(fill, info, number, part))
             if self._present(file):
                 self._watches.pop(part, None)
                 return True
@@ -236,10 +241,11 @@ class DiskCache(ShardCache):
             time.sleep(delay)
             delay = min(delay * 1.5, 0.05)
 
-    def _fill(self, info: ShardInfo, number: int, part: Path, held: int, if_full: IfFull) -> bool:
+    def _fill(
+        self, info: ShardInfo, number: int, part: Path, held: int, if_full: IfFull, fill: Callable[[], None]
+    ) -> bool:
         """Fill a part file that we hold, and rename it into place; ``False`` where there is no space."""
         file = info.raw[number]
-        fill = self._decompress if info.zip else self._download
         try:
             if self._present(file):
                 _unlink(part)
@@ -249,12 +255,12 @@ class DiskCache(ShardCache):
                 return False
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    fill(info, number, part)
+                    fill()
                     break
                 except (CorruptDataError, StorageError) as error:
                     self._check_retry(error, attempt)
             with self._named_errors("write to"):
-                os.rename(part, self.root / file.basename)
+                os.rename(part, f"{self._folder}/{file.basename}")
             return True
         except BaseException:
             _unlink(part)
@@ -278,6 +284,21 @@ class DiskCache(ShardCache):
             self._warned = True
             logger.warning("cache_limit=%d is too small for what is read at once from %s", quota.limit, self.root)
         return exceed
+
+    def _download_small(self, file: FileInfo, held: int, found: list[bytes]) -> None:
+        """Fetch and check a whole file in memory, write it into its part file that we hold, and add it to ``found``."""
+        assert self.store is not None
+        data, arrived = self.store.read(file.basename, max_bytes=file.bytes)
+        self._count(Count.BYTES_FETCHED, len(data))
+        self._check_size(file, len(data))
+        name = self._hash_of(file)
+        if name is not None:
+            self._check_digest(file, name, hash_hex(name, data), self.store.url_of(file.basename))
+        self._check_version(file, arrived)
+        with self._named_errors("write to"):
+            write_all(held, data)
+            os.ftruncate(held, len(data))  # a killed process may have left more
+        found.append(data)
 
     def _download(self, info: ShardInfo, number: int, part: Path) -> None:
         file, store = info.raw[number], self.store
@@ -389,10 +410,8 @@ class DiskCache(ShardCache):
             if file.part is not None and file.part.in_place and self.store is None:
                 try:
                     check_file(path, status, file.part)
-                except CorruptDataError:
-                    if self.remembered is not None:  # the next start lists the files anew
-                        _unlink(self.remembered)
-                    raise
+                except CorruptDataError as error:
+                    raise self._since_listed(path, error) from error
             elif file.whole not in (end, UNKNOWN):
                 return None
             if file.part is not None and file.part.in_place and file.whole != UNKNOWN:
@@ -415,6 +434,21 @@ class DiskCache(ShardCache):
         finally:
             os.close(descriptor)
 
+    def _since_listed(self, path: str, error: CorruptDataError) -> CorruptDataError:
+        """The error for a file in place that is not the one that was indexed. A remembered listing that has it is removed."""
+        if self.remembered is None:
+            return error
+        with contextlib.suppress(OSError):
+            listed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.stat(self.remembered).st_mtime))
+            os.unlink(self.remembered)
+            return CorruptDataError(
+                f"{path} was written to after its directory was listed, which was at {listed}. The listing was remembered in "
+                f"{self.remembered}, and taken as no folder has changed since; it is removed now. Open the dataset again, "
+                "and the files are listed anew; a run that began with the old file can not continue with the new one. Rename "
+                "new files into place: then a start sees that they changed"
+            )
+        return error
+
     def _make_directories(self, target: Path) -> None:
         there = self._private.is_dir()
         if not (there and self._seen):
@@ -426,6 +460,7 @@ class DiskCache(ShardCache):
             self.directory.make()
         self._stay_inside(target)
         target.parent.mkdir(parents=True, exist_ok=True)
+        self._made_until = time.monotonic() + _TRUSTED
 
     def _stay_inside(self, path: Path) -> None:
         """Check that no symbolic link on the way to a file of the cache leads out of it, before it is written or removed."""
@@ -486,21 +521,6 @@ class _Watch:
         if seen != self._seen:
             self._seen, self._since = seen, now
         return now - self._since > self._patience
-
-
-def _read_once(path: str, size: int, flags: int = 0) -> tuple[bytes, os.stat_result] | None:
-    """A file by one read, up to a byte more than ``size``, and its status; ``None`` where it can not be read."""
-    try:
-        descriptor = os.open(path, READ_FLAGS | flags)
-    except OSError:
-        return None
-    try:
-        # The status is asked last, as the file may be written over meanwhile.
-        return os.read(descriptor, size + 1), os.fstat(descriptor)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
 
 
 def _not_opened(error: OSError, path: str) -> CacheError:

@@ -1,26 +1,35 @@
-"""Shards in memory: each process holds those that it reads, while it reads them, and nothing is written."""
+"""Shards in memory: held while they are read, shared by the processes of a node that read together, written nowhere."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
+import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from stoker.cache.base import ATTEMPTS, CacheSettings, IfFull, ShardCache
+from stoker.cache.node_shards import NodeShards, SharedAllocation, node_shards, shard_key
 from stoker.cache.range_fetch import fetch_part
 from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.node_file import path_for_others
 from stoker.concurrency.shared_counters import Count
-from stoker.errors import CorruptDataError, StorageError
-from stoker.formats.base import ShardInfo
+from stoker.errors import CorruptDataError, StokerError, StorageError, StorageFullError
+from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.formats.common.reused_memory import LEAST, ReusedBlocks
 from stoker.index.version import VersionWatch
+from stoker.policy import SHARED_SHARDS
 from stoker.storage import Store
+from stoker.storage.files import CACHE_NAME
 from stoker.types import Buffer, HeldBytes
+
+logger = logging.getLogger(__name__)
 
 # Memory of shards that were let go, kept for those to come, of this dataset or the next: no more than was in use at once.
 _BLOCKS: Final = ReusedBlocks(1 << 30)
@@ -29,10 +38,11 @@ _LARGE: Final = 256 << 20
 
 
 class MemoryCache(ShardCache):
-    """Shard files of one dataset in the memory of this process, from when they are fetched until no reader has them.
+    """Shard files of one dataset in memory, from when they are fetched until no reader has them.
 
-    Files that several shards share are fetched once for readers that are open together. A head that a file's pieces share
-    stays.
+    A process that reads alone holds them in memory of its own. Where several processes of a node share them, one of them
+    fetches a file, and all map it; see :mod:`stoker.cache.node_shards`. Files that several shards share are fetched once for
+    readers that are open together. A head that a file's pieces share stays.
 
     Args: see :class:`~stoker.cache.base.ShardCache`; there must be a store.
     """
@@ -52,9 +62,20 @@ class MemoryCache(ShardCache):
         # Those that were fetched, and wait for their first reader; and heads.
         self._fresh: dict[str, HeldBytes] = {}
         self._heads: dict[str, HeldBytes] = {}
+        # Since when others have been fetching what is waited for: if a process is stopped, all that it fetches stalls.
+        self._awaited: dict[str, float] = {}
+        # The shards of this node, and the same where other processes of it read this dataset, too.
+        self._node: NodeShards | None = None
+        self._shared: NodeShards | None = None
+        # Names are those of one version of one dataset; memory:// is another one in each process.
+        self._may_share = (
+            self.store is not None
+            and not self.store.url.startswith("memory:")
+            and CACHE_NAME.fullmatch(self.root.name) is not None
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_lock", "_busy", "_shards", "_fresh", "_heads")
+        own = ("_lock", "_busy", "_shards", "_fresh", "_heads", "_awaited", "_node", "_shared")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -62,16 +83,78 @@ class MemoryCache(ShardCache):
         self.after_fork()
         reset_in_children(self)
 
+    def share(self, processes: int, spare: int) -> None:
+        """See :class:`~stoker.cache.base.ShardCache`. Workers that a process starts later find what it has opened here."""
+        if self._node is None and self._may_share:
+            try:
+                self._node = node_shards()
+            except (StokerError, OSError) as error:
+                if processes > 1:
+                    self._may_share = False
+                    logger.warning(
+                        "%d processes of this node read the same dataset, and this one fetches all of its shards itself: "
+                        "cache='memory' is not shared here, as %s. cache='disk' is",
+                        processes,
+                        error,
+                    )
+        self._shared = self._node if processes > 1 else None
+        if self._node is not None:
+            self._node.offer()
+            self._node.spare = spare if processes > 1 else 0
+            if processes == 1:
+                self._node.trim()
+
+    def close(self) -> None:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        self._node = self._shared = None
+        with self._lock:
+            self._fresh.clear()
+            self._heads.clear()
+
+    @property
+    def for_others(self) -> int:
+        return 0 if (shared := self._shared) is None else shared.spare
+
+    def fetch_for_others(self, info: ShardInfo) -> None:
+        self.fetch(info, wait=False)
+        with self._lock:
+            for file in info.raw:
+                self._fresh.pop(file.basename, None)
+
+    def trim(self) -> None:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        if (shared := self._shared) is not None:
+            shared.trim()
+
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def open(self, info: ShardInfo) -> list[Buffer] | None:
-        with self._lock:
-            found = [self._shards.get(file.basename) for file in info.raw]
-            if any(one is None for one in found):
+        found: list[Buffer] = []
+        for file in info.raw:
+            held = self._held(file)
+            if held is None:
                 return None
+            found.append(held if held.size else b"")
+        with self._lock:
             for file in info.raw:
                 self._fresh.pop(file.basename, None)
-        return [one if one is not None and one.size else b"" for one in found]
+        return found
+
+    def _held(self, file: FileInfo) -> HeldBytes | None:
+        """A raw file that this process holds, or another one of the node."""
+        with self._lock:
+            held = self._shards.get(file.basename)
+        if held is None and (shared := self._shared) is not None:
+            held = shared.find(self._key(file))
+            if held is not None:
+                with self._lock:
+                    self._awaited.pop(file.basename, None)
+                    held = self._shards.setdefault(file.basename, held)
+        return held
+
+    def _key(self, file: FileInfo) -> bytes:
+        """The key of a raw file among those of the node's processes: of this version of this dataset, and checked alike."""
+        return shard_key(self.root.name, file.basename, file.bytes, self.settings.validate_hash)
 
     def describe(self, info: ShardInfo) -> str:
         file = info.stored[0]
@@ -84,6 +167,8 @@ class MemoryCache(ShardCache):
                 self._shards.pop(file.basename, None)
                 self._fresh.pop(file.basename, None)
                 self._heads.pop(file.basename, None)
+                if (shared := self._shared) is not None:
+                    shared.forget(self._key(file))
         return True
 
     def used(self, shards: Iterable[ShardInfo]) -> int:
@@ -94,7 +179,7 @@ class MemoryCache(ShardCache):
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:  # noqa: ARG002 - no limit
-        """See :class:`~stoker.cache.base.ShardCache`; those who fetch meanwhile are threads of this process."""
+        """See :class:`~stoker.cache.base.ShardCache`; those who fetch meanwhile are threads, and processes that share it."""
         return all(self._hold(info, number, wait=wait) for number in range(len(info.raw)))
 
     def _hold(self, info: ShardInfo, number: int, *, wait: bool) -> bool:
@@ -107,10 +192,15 @@ class MemoryCache(ShardCache):
             return False
         try:
             if name not in self._shards:
-                data = self._content(info, number)
+                data = self._fetch_shared(info, number, wait=wait)
+                if data is None:
+                    return False
+                is_head = info.raw[number].part is not None and number + 1 < len(info.raw)
+                if is_head and self._shared is not None:  # what stays must not keep the shards beside it
+                    data = np.array(data).view(HeldBytes)
                 with self._lock:
                     self._shards[name] = self._fresh[name] = data
-                    if info.raw[number].part is not None and number + 1 < len(info.raw):
+                    if is_head:
                         self._heads[name] = data
             return True
         finally:
@@ -118,20 +208,57 @@ class MemoryCache(ShardCache):
                 self._busy.pop(name, None)
             busy.release()
 
-    def _memory(self, size: int) -> HeldBytes:
-        found = np.empty(size, np.uint8) if size < LEAST else _BLOCKS.take(size)
-        return found.view(HeldBytes)
+    def _fetch_shared(self, info: ShardInfo, number: int, *, wait: bool) -> HeldBytes | None:
+        """The bytes of a raw file, fetched by one of the processes that share it; ``None`` where that is not waited for.
 
-    def _content(self, info: ShardInfo, number: int) -> HeldBytes:
-        """The bytes of a raw file."""
+        A process that ends leaves its claim to the next. One that does not end is waited for so long only, from when its
+        claim was first met.
+        """
+        file, shared = info.raw[number], self._shared
+        if shared is None or not file.bytes:
+            return self._content(info, number, _Memory())
+        key = self._key(file)
+        delay = 0.001
+        while not shared.claim(key):
+            if (found := self._held(file)) is not None:
+                return found
+            until = self._awaited.setdefault(file.basename, time.monotonic()) + self.settings.stall_timeout
+            if not wait:
+                return None
+            if time.monotonic() > until:
+                return self._content(info, number, _Memory())
+            time.sleep(delay)
+            delay = min(delay * 1.5, 0.05)
+        self._awaited.pop(file.basename, None)
+        try:
+            found = shared.find(key)
+            return self._publish(shared, key, info, number) if found is None else found
+        finally:
+            shared.release(key)
+
+    def _publish(self, shared: NodeShards, key: bytes, info: ShardInfo, number: int) -> HeldBytes:
+        memory = _Memory(shared)
+        try:
+            data = self._content(info, number, memory)
+        except BaseException as error:
+            if memory.allocation is not None:
+                shared.leave(memory.allocation)
+            if not isinstance(error, StorageFullError):
+                raise
+            logger.warning("%s is not shared with other processes: %s", self.describe(info), error)
+            return self._content(info, number, _Memory())
+        return data if memory.allocation is None else shared.publish(key, memory.allocation)
+
+    def _content(self, info: ShardInfo, number: int, memory: _Memory) -> HeldBytes:
+        """The bytes of a raw file, in memory that ``memory`` gives."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._fetched(info, number)
+                return self._fetched(info, number, memory)
             except (CorruptDataError, StorageError) as error:
                 self._check_retry(error, attempt)
         raise AssertionError("unreachable")
 
-    def _fetched(self, info: ShardInfo, number: int) -> HeldBytes:
+    def _fetched(self, info: ShardInfo, number: int, memory: _Memory) -> HeldBytes:
         """The same, fetched and checked."""
         file, store = info.raw[number], self.store
         assert store is not None
@@ -139,22 +266,69 @@ class MemoryCache(ShardCache):
             packed = info.zip[number]
             zipped, arrived = store.read(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(zipped))
-            raw = self._decompressed(info, number, zipped, store.url_of(packed.basename), self._memory)
+            raw = self._decompressed(info, number, zipped, store.url_of(packed.basename), memory.take)
             self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
             return raw
         if file.part is not None:
-            data = self._memory(file.bytes)
+            data = memory.take(file.bytes)
             fetch_part(store, file.part, memoryview(data))
             self._count(Count.BYTES_FETCHED, sum(file.part.ends) - sum(file.part.starts))
             return data
         if file.bytes > _LARGE:  # before memory is taken for what a damaged index claims
             self._check_size(file, store.head(file.basename).size)
-        data = self._memory(file.bytes)
         name = self._hash_of(file)
-        arrived = store.read_into(file.basename, memoryview(data), new_hash=None if name is None else new_hash(name))
+        hashing = None if name is None else new_hash(name)
+        found = memory.file(file.bytes)
+        if found is None:
+            data = memory.take(file.bytes)
+            arrived = store.read_into(file.basename, memoryview(data), new_hash=hashing)
+        else:
+            path, data = found
+            arrived = store.download(file.basename, path, max_bytes=file.bytes, new_hash=hashing)
         self._count(Count.BYTES_FETCHED, min(arrived.size, file.bytes))
         self._check_size(file, arrived.size)
         if name is not None:
             self._check_digest(file, name, arrived.digest, store.url_of(file.basename))
         self._check_version(file, arrived)
         return data
+
+
+class _Memory:
+    """Memory for a raw file that is fetched: shared, or of this process alone.
+
+    Attributes:
+        allocation: where it is among what processes share; ``None`` where it is not.
+    """
+
+    def __init__(self, shared: NodeShards | None = None) -> None:
+        self._shared = shared
+        self.allocation: SharedAllocation | None = None
+
+    def take(self, size: int) -> HeldBytes:
+        """So many bytes, to be filled.
+
+        Raises:
+            StorageFullError: there are none that can be shared.
+        """
+        if self._shared is None:
+            return (np.empty(size, np.uint8) if size < LEAST else _BLOCKS.take(size)).view(HeldBytes)
+        with _as_full():
+            self.allocation = self._shared.allocate(size)
+            self.allocation.reserve()
+        return self.allocation.data
+
+    def file(self, size: int) -> tuple[Path, HeldBytes] | None:
+        """The same as a file, which can be written to without getting its memory page by page; ``None`` where it is none."""
+        if self._shared is None or size < SHARED_SHARDS // 4:
+            return None
+        with _as_full():
+            self.allocation = self._shared.allocate(size)
+        return Path(path_for_others(self.allocation.file.number)), self.allocation.data
+
+
+@contextlib.contextmanager
+def _as_full() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFullError(f"there is no memory that can be shared: {error}") from error

@@ -165,8 +165,9 @@ def open_indexed(
         opened = opening_time(base if address.source is None else address.source)
     if address.in_place:
         store = open_store(base)
-        home = default_cache(os.path.realpath(base), None)
-        loaded = load(store, _side_index(home, os.path.realpath(base)))
+        real = os.path.realpath(store.url)
+        home = default_cache(real, None)
+        loaded = load(store, _side_index(home, real))
         if local is not None or not loaded.index.compressed:
             # What is given as the remote is not written to.
             beside = (base,) if local is not None else ()
@@ -177,7 +178,7 @@ def open_indexed(
                 cache,
                 keep,
                 loaded.version.text,
-                origin_of(address.source or address.root, None),
+                CacheOrigin(real),
                 listed=loaded.version.written,
             )
         # A remote is not written to: its shards are decompressed into a cache.
@@ -240,12 +241,14 @@ def _load(
 
 def _side_index(home: Path, url: str) -> SideIndex:
     """The file that keeps a parsed index: in a directory of its own in the user's cache, never in the dataset."""
-    directory = default_cache(home.name, None, "index")
+
+    def directory() -> Path:
+        return default_cache(home.name, None, "index")
 
     def save(parts: Sequence[bytes | memoryview]) -> None:
-        save_side_file(make_private(directory, url), "index", parts)
+        save_side_file(make_private(directory(), url), "index", parts)
 
-    return SideIndex(directory / PRIVATE / "index", save)
+    return SideIndex(lambda: directory() / PRIVATE / "index", save)
 
 
 def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory) -> None:

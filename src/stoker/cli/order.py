@@ -13,6 +13,7 @@ from stoker.cli.render.page import page
 from stoker.cli.render.tables import show
 from stoker.cli.running import arguments_of, print_json
 from stoker.cli.runs import PARTITIONS, RunArgs, open_run
+from stoker.cli.step import show_step
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
@@ -80,6 +81,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
 
     output = parser.add_argument_group("output")
+    output.add_argument(
+        "--step",
+        type=integer(0),
+        metavar="N",
+        help="show what the ranks get in this step, numbered from 0, and no more",
+    )
+    output.add_argument("--rank", type=integer(0), metavar="R", help="with --step: of this rank alone")
+    output.add_argument("--samples", action="store_true", help="with --step: each sample; default: the shards")
     output.add_argument("--json", action="store_true", help="print everything as JSON")
     output.add_argument(
         "--list-shards", action="store_true", help="with --json: each node's shards and their first use"
@@ -94,8 +103,15 @@ def run(chosen: argparse.Namespace) -> None:
         StokerError: there is no such dataset, or the arguments do not go together.
     """
     if chosen.size is not None or chosen.predict:
+        if chosen.step is not None or chosen.samples or chosen.rank is not None:
+            raise ConfigError("--step, --rank and --samples are not for predictions: leave them out")
         predict_run(chosen)
         return
+    if chosen.step is not None:
+        show_step(chosen)
+        return
+    if chosen.samples or chosen.rank is not None:
+        raise ConfigError("--samples and --rank are of one step: add --step N")
     opened = open_run(RunArgs(**arguments_of(RunArgs, chosen)))
     cluster = Cluster(chosen.nodes, chosen.ranks)
     model = CostModel(

@@ -16,9 +16,7 @@ from stoker.order.native import NativeOrder
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES
-from stoker.pipeline.reader_settings import EpochReaderSettings
-from stoker.reading.fetch_width import most_at_once
-from stoker.reading.shard_pool import MOST_OPEN
+from stoker.policy import MOST_OPEN, ReadAmounts, most_fetches
 from stoker.simulate import Cluster
 from stoker.simulate.footprint import Footprint, ReadAhead, TotalSizes, predict
 
@@ -74,7 +72,7 @@ def predict_footprint(args: RunArgs, size: TotalSizes, fetches: int | None = Non
 
     sharers = max(1, args.workers) * args.ranks
     shard_bytes = size.bytes // size.shards
-    reading = EpochReaderSettings(
+    reading = ReadAmounts(
         sample_bytes=size.bytes // size.samples,
         shard_bytes=shard_bytes,
         limit=args.cache_limit,
@@ -85,7 +83,7 @@ def predict_footprint(args: RunArgs, size: TotalSizes, fetches: int | None = Non
         samples=reading.lookahead(args.batch_size),
         chunk=reading.chunk(args.batch_size, one_by_one=False),
         open_shards=MOST_OPEN,
-        fetches=fetches or most_at_once(shard_bytes, sharers),
+        fetches=fetches or most_fetches(shard_bytes, sharers),
         cache_limit=args.cache_limit,
     )
     cluster = Cluster(args.nodes, args.ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from stoker.index.index import Index, load_index
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.build_order import OrderOptions, make_order
-from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.pipeline.state.state import read_state
+from stoker.policy import ReadAmounts
 from stoker.simulate import Shards
 from stoker.simulate.settings import RankRun
 from stoker.storage import Store, join_url, open_store
@@ -62,6 +62,7 @@ class OpenedRun:
         settings: everything that is in force, by name, for people.
         num_canonical_nodes: C of the order; 0 where ranks own parts of the data.
         lookahead: samples of a rank that it looks ahead.
+        shard_url: where a shard lies.
     """
 
     shards: Shards
@@ -69,6 +70,7 @@ class OpenedRun:
     settings: Mapping[str, Any]
     num_canonical_nodes: int
     lookahead: int
+    shard_url: Callable[[int], str]
 
 
 def open_index(args: RunArgs) -> tuple[str, Store, Index]:
@@ -134,7 +136,12 @@ def open_run(args: RunArgs) -> OpenedRun:
         "predownload": lookahead,
     }
     canonical = 0 if options.partition.static else int(order.get("num_canonical_nodes") or args.nodes)
-    return OpenedRun(Shards.of(index), rank_run, said, canonical, lookahead)
+
+    def shard_url(shard: int) -> str:
+        file = index.shards[shard].stored[0]
+        return store.url_of(file.basename if file.part is None else file.part.key)
+
+    return OpenedRun(Shards.of(index), rank_run, said, canonical, lookahead, shard_url)
 
 
 def partition_of(args: RunArgs) -> Partition:
@@ -151,7 +158,7 @@ def partition_of(args: RunArgs) -> Partition:
 def _lookahead(args: RunArgs, index: Index) -> int:
     """Samples of a rank, over all of its workers, as the loader would have it with a remote."""
     workers = max(1, args.workers)
-    sizing = EpochReaderSettings(
+    sizing = ReadAmounts(
         sample_bytes=index.total_bytes // max(1, index.samples),
         shard_bytes=index.total_bytes // max(1, len(index)),
         limit=args.cache_limit,

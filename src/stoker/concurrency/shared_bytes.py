@@ -5,18 +5,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import resource
 from collections.abc import Callable, Sequence
 from multiprocessing import reduction
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from stoker.concurrency.shared_file import spawning
 from stoker.errors import StokerError
-
-SMALL: Final = 1 << 20
-"""Bytes that are copied rather than shared: a process can have, and be handed, only so many files."""
-
-_MOST_MAPPED: Final = 64
+from stoker.policy import SHARED, most_shared
 
 
 class SharedBytes:
@@ -92,9 +87,8 @@ class SharedBytes:
 
 
 def _is_mapped(size: int) -> bool:
-    """Whether so many bytes are worth two of the descriptors that a process can have: at most an eighth of them."""
-    most = min(_MOST_MAPPED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16)
-    return size >= SMALL and len(SharedBytes._mapped) < most
+    """Whether so many bytes are worth two of the descriptors that a process can have."""
+    return size >= SHARED and len(SharedBytes._mapped) < most_shared()
 
 
 def _identity_of(file: int) -> tuple[int, int, int]:

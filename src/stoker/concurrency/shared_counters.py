@@ -54,6 +54,7 @@ class Count(IntEnum):
     TOKEN_SLOTS = 26
     CUT_DOCUMENTS = 27
     CUT_TOKENS = 28
+    BAD_SAMPLES = 29
 
 
 BUCKETS: Final = 192

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import cramjam
 
@@ -13,8 +13,10 @@ from stoker.formats.common.compression import parse_compression
 from stoker.formats.common.hashing import _HASHES
 from stoker.generation.formats.base import layout_of
 from stoker.generation.names import Output, output
-from stoker.generation.segments import assemble
+from stoker.generation.segments import CHUNK, assemble
 from stoker.generation.spec import DatasetSpec
+
+_WHOLE: Final = CHUNK // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,12 @@ class FileBuilder:
         """The file's bytes, from its begin; each chunk is valid until the next is asked for."""
         spec = self._spec
         self._raw = self._stored = _Tally(spec.hashes)
-        chunks: Iterator[memoryview] = assemble(layout_of(spec).segments(self._out.index))
+        segments = layout_of(spec).segments(self._out.index)
         if spec.compression is None or not spec.form.compressed_whole:
-            return self._stored.watch(chunks)
+            return self._stored.watch(assemble(segments, whole=_WHOLE))
         self._stored = _Tally(spec.hashes)
-        return self._stored.watch(_compressed(self._raw.watch(chunks), spec.compression))
+        # Where the chunks end is part of what a compressor makes of them: these stay as they are.
+        return self._stored.watch(_compressed(self._raw.watch(assemble(segments)), spec.compression))
 
     @property
     def facts(self) -> GeneratedFile:

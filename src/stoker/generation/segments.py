@@ -94,12 +94,32 @@ class StreamBytes:
         if self.tap is not None:
             self.tap(out.data)
 
+    def make_rows(self, rows: NDArray[np.uint8], scratch: NDArray[np.uint8]) -> None:
+        """Write as many as rows of shape ``(n, width)`` have, which may lie apart, from a multiple of 8 on.
+
+        ``scratch`` is memory of at least as many bytes.
+        """
+        self.stream.align()
+        if self.finish is None and self.tap is None:
+            self.stream.fill_rows(rows)
+            return
+        made = scratch[: rows.size]
+        self.make(made)
+        rows[:] = made.reshape(rows.shape)
+
 
 Segment = bytes | bytearray | memoryview | StreamBytes
 
 
-def assemble(segments: Iterable[Segment], chunk: int = CHUNK) -> Iterator[memoryview]:
-    """The bytes of segments that follow each other, in chunks, each of which is valid until the next is asked for."""
+def assemble(segments: Iterable[Segment], chunk: int = CHUNK, whole: int | None = None) -> Iterator[memoryview]:
+    """The bytes of segments that follow each other, in chunks, each of which is valid until the next is asked for.
+
+    Args:
+        segments: the content.
+        chunk: bytes of a chunk.
+        whole: bytes of a segment from which on it is a chunk of its own, which saves a copy; ``None``: as a chunk.
+    """
+    whole = chunk if whole is None else whole
     store = np.empty(chunk + _LEAD + 8, np.uint8)
     view = store.data
     begin = at = 0
@@ -125,7 +145,7 @@ def assemble(segments: Iterable[Segment], chunk: int = CHUNK) -> Iterator[memory
                     begin = at = 0
                 segment.make(store[at : at + count])
                 at += count
-        elif size >= chunk:
+        elif size >= whole:
             if at > begin:
                 yield view[begin:at]
                 begin = at = 0
@@ -187,10 +207,7 @@ def rows_of(parts: list[Segment], count: int, seal: Seal | None = None) -> Itera
     for first in range(0, count, batch):
         here = rows[: min(batch, count - first)]
         for at, part in located:
-            made = scratch[: len(here) * part.size]
-            part.stream.align()
-            part.make(made)
-            here[:, at : at + part.size] = made.reshape(len(here), part.size)
+            part.make_rows(here[:, at : at + part.size], scratch)
         if seal is not None:
             seal(here, first)
         yield here.reshape(-1).data

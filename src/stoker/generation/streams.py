@@ -59,6 +59,22 @@ class ByteStream:
             self._at += count
             done += count
 
+    def fill_rows(self, rows: NDArray[np.uint8]) -> None:
+        """Write the next bytes into rows of shape ``(n, width)``, which may lie apart; each is contiguous."""
+        count, width = rows.shape
+        done = 0
+        while done < count:
+            number, inside = divmod(self._at, BLOCK)
+            several = min((BLOCK - inside) // width, count - done)
+            if several < 2:  # it may go beyond the block
+                self.fill(rows[done])
+                done += 1
+                continue
+            block = self._whole(number)[inside : inside + several * width]
+            rows[done : done + several] = block.reshape(several, width)
+            self._at += several * width
+            done += several
+
     def align(self) -> None:
         """Go on at a multiple of 8, so that a pattern of bytes fits the words of what follows."""
         self._at += -self._at % 8

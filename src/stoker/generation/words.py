@@ -11,13 +11,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.types import Array
 
 _SLOTS: Final = 1 << 16
 _VOCABULARY: Final = 8192
 _WIDEST: Final = 24
 # So many words and what is made of them stay in the processor's cache.
-_AT_A_TIME: Final = 1 << 13
+_AT_A_TIME: Final = 1 << 15
+# Bytes of a pair of words, a little less than the mean.
+_PAIR_BYTES: Final = 12
 
 TEXT_WORDS: Final = 1 << 17
 """Random words of two bytes that :func:`text_block` wants for 1 MiB of text: each stands for two words of text, which with
@@ -25,12 +28,15 @@ their spaces have at least 8 bytes."""
 
 
 @lru_cache(maxsize=4)
-def _ranks(count: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """For each 65,536th of all draws: the first rank that falls into it, and how many do."""
-    ends = np.cumsum(1.0 / np.arange(1, count + 1))  # division and addition are exact everywhere; powers would not be
+def _ranks(vocabulary: int) -> tuple[NDArray[Any], int]:
+    """For each 65,536th of all draws the first rank in it, the number of its ranks in the lowest bits; and these bits."""
+    # Division and addition are exact everywhere; powers would not be.
+    ends = np.cumsum(1.0 / np.arange(1, vocabulary + 1))
     bounds = np.searchsorted(ends, ends[-1] * (np.arange(_SLOTS + 1) / _SLOTS), side="right")
-    bounds = np.minimum(bounds, count - 1)
-    return bounds[:-1].astype(np.uint32), (np.diff(bounds) + 1).astype(np.uint32)
+    bounds = np.minimum(bounds, vocabulary - 1)
+    counts = np.diff(bounds) + 1
+    bits = int(counts.max()).bit_length()
+    return (bounds[:-1] << bits | counts).astype(np.uint32 if vocabulary < 1 << 32 - bits else np.uint64), bits
 
 
 def zipf_tokens(words: NDArray[np.uint32], vocabulary: int, out: Array) -> None:
@@ -41,15 +47,16 @@ def zipf_tokens(words: NDArray[np.uint32], vocabulary: int, out: Array) -> None:
         vocabulary: ids are below it.
         out: integers of any dtype that holds them, shape ``(n,)``.
     """
-    first, count = _ranks(vocabulary)
+    ranks, bits = _ranks(vocabulary)
+    kind = ranks.dtype.type
     for begin in range(0, len(words), _AT_A_TIME):
         part = words[begin : begin + _AT_A_TIME]
-        slot = (part >> np.uint32(16)).astype(np.intp)
-        ids = part & np.uint32(0xFFFF)
-        ids *= count.take(slot, mode="clip")
-        ids >>= np.uint32(16)
-        ids += first.take(slot, mode="clip")
-        out[begin : begin + _AT_A_TIME] = ids
+        found = ranks.take((part >> np.uint32(16)).astype(np.intp), mode="clip")
+        within = (part & np.uint32(0xFFFF)).astype(kind, copy=False)
+        within *= found & kind((1 << bits) - 1)
+        within >>= kind(16)
+        found >>= kind(bits)
+        np.add(found, within, out=out[begin : begin + _AT_A_TIME], casting="unsafe")
 
 
 def text_block(words: NDArray[np.uint16], out: NDArray[np.uint8]) -> None:
@@ -59,36 +66,27 @@ def text_block(words: NDArray[np.uint16], out: NDArray[np.uint8]) -> None:
         words: random; :data:`TEXT_WORDS` for 1 MiB.
         out: uint8.
     """
-    pairs, lengths = _pairs()
-    text = np.empty(len(out) + _WIDEST, np.uint8)
-    # At each byte a pair may begin. It is written with the spaces behind it, which the next one covers.
-    anywhere = np.ndarray((len(out) + 1,), pairs.dtype, text.data, strides=(1,))
-    at = 0
-    for first in range(0, len(words), _AT_A_TIME):
-        chosen = words[first : first + _AT_A_TIME].astype(np.intp)
-        sizes = lengths.take(chosen, mode="clip")
-        ends = at + np.cumsum(sizes)
-        count = int(np.searchsorted(ends - sizes, len(out)))
-        anywhere[(ends - sizes)[:count]] = pairs.take(chosen[:count], mode="clip")
-        at = int(ends[-1])
-        if at >= len(out):
-            out[:] = text[: len(out)]
-            return
-    raise AssertionError("too few random words")  # pragma: no cover - eight bytes each
+    pa, pairs = pyarrow(), _pairs()
+    at = first = 0
+    while at < len(out):
+        chosen = words[first : first + (len(out) - at) // _PAIR_BYTES + 1]
+        first += len(chosen)
+        _, offsets, data = pairs.take(pa.array(chosen)).buffers()
+        size = min(int(np.frombuffer(offsets, np.int32)[len(chosen)]), len(out) - at)
+        assert size, "too few random words"
+        out[at : at + size] = np.frombuffer(data, np.uint8)[:size]
+        at += size
 
 
 @lru_cache(maxsize=1)
-def _pairs() -> tuple[NDArray[np.void], NDArray[np.int64]]:
-    """65,536 pairs of words, each word as often as Zipf's law has it, of 24 bytes with spaces at their ends; and their
-    lengths."""
+def _pairs() -> Any:
+    """65,536 pairs of words, each word as often as Zipf's law has it; a ``pyarrow.BinaryArray``."""
     draws = np.random.SFC64(20261121).random_raw(_SLOTS).view(np.uint32)
     chosen = np.empty(2 * _SLOTS, np.int64)
     zipf_tokens(draws, _VOCABULARY, chosen)
     vocabulary = _vocabulary()
-    pairs = [vocabulary[a] + vocabulary[b] for a, b in chosen.reshape(-1, 2).tolist()]
-    lengths = np.fromiter(map(len, pairs), np.int64, _SLOTS)
-    text = b"".join([pair.ljust(_WIDEST) for pair in pairs])
-    return np.frombuffer(text, f"V{_WIDEST}"), lengths
+    pa = pyarrow()
+    return pa.array([vocabulary[a] + vocabulary[b] for a, b in chosen.reshape(-1, 2).tolist()], pa.binary())
 
 
 def _vocabulary() -> list[bytes]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from stoker.formats.base import ShardInfo
+from stoker.index.columnar_shards import LazyShards, shard_bytes
 from stoker.index.index import Index, ShardList
-from stoker.index.packed_shards import LazyShards
 from stoker.types import Ids
 
 
@@ -35,11 +35,16 @@ class ConcatShards(LazyShards):
         part = bisect_right(self._firsts, number) - 1
         return self._parts[part].shards[number - self._firsts[part]]
 
+    def size(self, number: int) -> int:
+        """See :meth:`~stoker.index.columnar_shards.LazyShards.size`."""
+        part = bisect_right(self._firsts, number) - 1
+        return shard_bytes(self._parts[part].shards, number - self._firsts[part])
+
     def __iter__(self) -> Iterator[ShardInfo]:
         return chain.from_iterable(part.shards for part in self._parts)
 
 
-class JoinedIndex(ShardList):
+class ConcatIndex(ShardList):
     """Shards of several indexes, numbered through. Names of files may repeat, as every part has a root of its own.
 
     Attributes:
@@ -97,4 +102,4 @@ class JoinedIndex(ShardList):
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def __repr__(self) -> str:
-        return f"<JoinedIndex of {len(self.parts)} indexes, {len(self)} shards, {self.samples} samples>"
+        return f"<ConcatIndex of {len(self.parts)} indexes, {len(self)} shards, {self.samples} samples>"

@@ -1,39 +1,37 @@
-"""The index of files of this machine that are a sample each: arrays that processes share, and no object a file."""
+"""The index of files that are a sample each: arrays that processes share, and no Python object a file."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 
+from stoker.concurrency.shared_arrays import cut_arrays
 from stoker.concurrency.shared_bytes import SharedBytes
 from stoker.formats.base import ShardInfo
-from stoker.formats.common.entries import identity_of
 from stoker.formats.common.file_shards import whole_file
-from stoker.index.index import Index
-from stoker.index.packed_shards import LazyShards
+from stoker.index.columnar_shards import LazyShards
+from stoker.index.index import Index, identity_line, identity_text
 from stoker.storage import ObjectInfo
 from stoker.storage.versions import version_text
 from stoker.types import Ids
 
 _FACTS: Final = 4
+WRITTEN: Final = 1
+"""The column of :attr:`FileShards.facts` with the time of the last write."""
 _CHUNK: Final = 4096
 
 
-class FileShards(LazyShards):
+class SampleFiles(LazyShards):
     """Files that are a shard and a sample each, in the order of their paths. Immutable; picklable.
 
-    The memory holds the end of each file's path (int64), for each file its bytes, the times of its last write and of its
-    last change of status in nanoseconds, and its inode (int64), and the paths as UTF-8, each ended by a zero byte.
-
     Args:
-        data: memory that holds them.
-        at: where they begin in it; a multiple of 8.
+        data: memory that holds what is known of them.
+        at: where that begins in it; a multiple of 8.
         count: number of files, at least 1.
         format: their format.
         spec: what it needs to read them.
@@ -42,41 +40,18 @@ class FileShards(LazyShards):
         ValueError: the memory does not hold such files.
 
     Attributes:
-        facts: bytes, both times and inode of each file; int64, shape ``(count, 4)``, read-only.
+        file_bytes: bytes of each file; int64, shape ``(count,)``, read-only.
     """
+
+    file_bytes: Ids
 
     def __init__(self, data: SharedBytes, at: int, count: int, format: str, spec: Mapping[str, Any]) -> None:  # noqa: A002
         if count < 1:
             raise ValueError(f"{count} files are no dataset")
         self._given = data, at, count, format, spec
-        facts_at = at + 8 * count
-        paths_at = facts_at + 8 * _FACTS * count
-        self.facts: Ids = np.frombuffer(data.view, np.int64, _FACTS * count, facts_at).reshape(count, _FACTS)
-        # What single elements are taken from: four times as fast as arrays.
-        self._ends = data.view[at:facts_at].cast("q")
-        self._one_facts = data.view[facts_at:paths_at].cast("q")
-        self._paths = data.view[paths_at:]
-        ends = np.frombuffer(data.view, np.int64, count, at)
-        if (
-            min(self.facts[:, 0].min(), ends[0]) < 0
-            or bool((ends[1:] <= ends[:-1]).any())
-            or ends[-1] != len(self._paths) - 1
-        ):
-            raise ValueError("the arrays of files do not go together")
-
-    @staticmethod
-    def pack(paths: bytes, facts: Ids) -> list[bytes]:
-        """The bytes that the memory holds, in parts.
-
-        Args:
-            paths: the paths as UTF-8, each ended by a zero byte.
-            facts: see above.
-        """
-        ends = np.flatnonzero(np.frombuffer(paths, np.uint8) == 0).astype(np.int64)
-        return [ends.tobytes(), facts.tobytes(), paths]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FileShards, self._given
+        return type(self), self._given
 
     def __len__(self) -> int:
         return self._given[2]
@@ -90,6 +65,52 @@ class FileShards(LazyShards):
     def spec(self) -> Mapping[str, Any]:
         """The description of the files that their format needs."""
         return self._given[4]
+
+    @abstractmethod
+    def lines(self, template: str) -> Iterator[str]:
+        """Text about all files in order, in pieces of some thousand files.
+
+        Args:
+            template: what is said of a file, with ``%s`` for its path and ``%d`` for its bytes.
+        """
+
+
+class FileShards(SampleFiles):
+    """Files of this machine.
+
+    The memory holds the end of each file's path (int64), for each file its bytes, the times of its last write and of its
+    last change of status in nanoseconds, and its inode (int64), and the paths as UTF-8, each ended by a zero byte.
+
+    Args:
+        data, at, count, format, spec: see :class:`SampleFiles`.
+
+    Attributes:
+        facts: bytes, both times and inode of each file; int64, shape ``(count, 4)``, read-only.
+    """
+
+    def __init__(self, data: SharedBytes, at: int, count: int, format: str, spec: Mapping[str, Any]) -> None:  # noqa: A002
+        super().__init__(data, at, count, format, spec)
+        self._ends, self._one_facts, self._paths = cut_arrays(data.view, at, [("q", count), ("q", _FACTS * count)])
+        self.facts: Ids = np.frombuffer(self._one_facts, np.int64).reshape(count, _FACTS)
+        self.file_bytes = self.facts[:, 0]
+        ends = np.frombuffer(self._ends, np.int64)
+        if (
+            min(self.facts[:, 0].min(), ends[0]) < 0
+            or bool((ends[1:] <= ends[:-1]).any())
+            or ends[-1] != len(self._paths) - 1
+        ):
+            raise ValueError("the arrays of files do not go together")
+
+    @staticmethod
+    def pack(paths: bytes | bytearray, facts: Ids) -> list[memoryview]:
+        """The bytes that the memory holds, in parts.
+
+        Args:
+            paths: the paths as UTF-8, each ended by a zero byte.
+            facts: see above.
+        """
+        ends = np.flatnonzero(np.frombuffer(paths, np.uint8) == 0).astype(np.int64)
+        return [ends.data.cast("B"), facts.ravel().data.cast("B"), memoryview(paths)]
 
     def path(self, number: int) -> str:
         """A file's path below the root."""
@@ -111,14 +132,15 @@ class FileShards(LazyShards):
             and status.st_ino == inode
         )
 
-    def files(self) -> Iterator[tuple[str, int, int]]:
-        """Path, size and time of the last write, in nanoseconds, of all files in order."""
+    def lines(self, template: str, *more: int) -> Iterator[str]:
+        """See :class:`SampleFiles`; ``more`` are columns of :attr:`facts`, with a further ``%d`` for each."""
         begin = 0
         for low in range(0, len(self), _CHUNK):
             high = min(len(self), low + _CHUNK)
             end = self._ends[high - 1]
             paths = str(self._paths[begin:end], "utf-8").split("\0")
-            yield from zip(paths, self.facts[low:high, 0].tolist(), self.facts[low:high, 1].tolist(), strict=True)
+            columns = [self.facts[low:high, fact].tolist() for fact in (0, *more)]
+            yield template * (high - low) % tuple(chain.from_iterable(zip(paths, *columns, strict=True)))
             begin = end + 1
 
     def _get(self, number: int) -> ShardInfo:
@@ -128,43 +150,37 @@ class FileShards(LazyShards):
 
 
 class FileIndex(Index):
-    """The index of files of this machine that are a sample each, and are read where they lie.
+    """The index of files that are a sample each.
 
     Args:
         shards: the files.
         fingerprint: see :attr:`~stoker.index.index.Index.fingerprint`; ``None`` where it is not known yet.
     """
 
-    shards: FileShards
+    shards: SampleFiles
 
-    def __init__(self, shards: FileShards, fingerprint: str | None = None) -> None:
+    def __init__(self, shards: SampleFiles, fingerprint: str | None = None) -> None:
         self._set_shards(shards)
         self.extra, self._fingerprint, self._content = {}, fingerprint, {}
 
     def _set_shards(self, shards: Sequence[ShardInfo]) -> None:
-        assert isinstance(shards, FileShards)
+        assert isinstance(shards, SampleFiles)
         self.shards = shards
         self.sizes = np.ones(len(shards), np.int64)
         self.sizes.flags.writeable = False
 
-    @property
-    def fingerprint(self) -> str:
-        if self._fingerprint is None:
-            digest = hashlib.blake2b(json.dumps(identity_of(self.shards[0]), sort_keys=True).encode(), digest_size=16)
-            lines = (f"{path}\0{size}\0001\0000\n" for path, size, _ in self.shards.files())
-            while text := "".join(islice(lines, _CHUNK)):
-                digest.update(text.encode())
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
+    def _identity(self) -> Iterator[str]:
+        yield identity_text(self.shards[0])
+        yield from self.shards.lines(identity_line("%s\0%d", 1, 0))
 
     @property
-    def kinds(self) -> Sequence[ShardInfo]:
+    def distinct_shards(self) -> Sequence[ShardInfo]:
         return self.shards[:1]
 
     @property
     def total_bytes(self) -> int:
-        return int(self.shards.facts[:, 0].sum())
+        return int(self.shards.file_bytes.sum())
 
     @property
     def largest_shard(self) -> int:
-        return int(self.shards.facts[:, 0].max())
+        return int(self.shards.file_bytes.max())

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import IndexFileError, IndexSyntaxError
@@ -16,10 +17,11 @@ from stoker.formats.common.entries import check_empty, column_names, entry_of, i
 from stoker.formats.common.hashing import fastest_hash
 from stoker.formats.litdata.index import Sizes, is_litdata, shards_of
 from stoker.formats.registry import format_names, get_format
-from stoker.index.packed_shards import FEW, LazyShards, PackedShards, different_kinds, pack_shards, sample_counts
+from stoker.index.columnar_shards import FEW, ColumnarShards, LazyShards, different_kinds, sample_counts, to_columnar
 from stoker.types import Ids
 
 if TYPE_CHECKING:
+    from stoker.order.shuffle.shard_table import ShardTable
     from stoker.storage import Store
 
 INDEX_NAME: Final = "index.json"
@@ -50,11 +52,18 @@ class ShardList:
         self.sizes: Ids = sample_counts(shards)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "sizes"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("sizes", "table")}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
         self._set_shards(self.shards)
+
+    @cached_property
+    def table(self) -> ShardTable:
+        """The first sample of each shard, computed once for all who ask."""
+        from stoker.order.shuffle.shard_table import ShardTable  # a writer, which has an index too, needs no order
+
+        return ShardTable(self.sizes)
 
     @property
     def distinct_shards(self) -> Sequence[ShardInfo]:
@@ -84,14 +93,14 @@ class ShardList:
     @property
     def total_bytes(self) -> int:
         """Bytes of all raw files, and of files that are read in part, of these parts."""
-        if isinstance(self.shards, PackedShards):
+        if isinstance(self.shards, ColumnarShards):
             return int(self.shards.raw_bytes.sum())
         return sum(shard.size for shard in self.shards)
 
     @property
     def largest_shard(self) -> int:
         """Bytes of the raw files of the largest shard, 0 without shards."""
-        if isinstance(self.shards, PackedShards):
+        if isinstance(self.shards, ColumnarShards):
             return int(self.shards.raw_bytes.max(initial=0))
         return max((sum(file.bytes for file in shard.raw) for shard in self.shards), default=0)
 
@@ -146,20 +155,11 @@ class Index(ShardList):
             CorruptDataError: a shard of 0 samples is too large to have none.
             FormatError: a shard's format or a column's encoding is unknown.
         """
-        with _collector_paused():
-            obj = _parse_json(data, where)
-            if is_litdata(obj):
-                obj = shards_of(obj, where, sizes or _no_sizes(where), block_size)
-            version = obj.pop("version", None)
-            if version != 2 or isinstance(version, bool):
-                raise IndexFileError(f"{where}: index version {version!r} is not supported, only 2")
-            entries = obj.pop("shards", None)
-            if not isinstance(entries, list):
-                raise IndexFileError(f"{where}: 'shards' should be a list, found {type(entries).__name__}")
-            entries.reverse()  # entries are taken from the end, so each is freed once it is parsed
-            index = cls(parse_entries(entries, where), extra=obj, where=where)
-            packed = pack_shards(index.shards) if len(index) >= FEW else None
-        return index if packed is None else cls.checked(packed, index.extra, index.fingerprint, index.content)
+        with collector_paused():
+            shards, extra = parse_index(data, where, sizes, block_size)
+            index = cls(shards, extra=extra, where=where)
+            columnar = to_columnar(index.shards) if len(index) >= FEW else None
+        return index if columnar is None else cls.checked(columnar, index.extra, index.fingerprint, index.content)
 
     def to_json(self) -> bytes:
         """The index file, keys sorted; for what the reference implementation wrote, the same bytes."""
@@ -174,24 +174,29 @@ class Index(ShardList):
         """
         if self._fingerprint is None:
             digest = hashlib.blake2b(digest_size=16)
-            kinds: dict[str, int] = {}
-            kind_of: dict[int, int] = {}
-            lines: list[str] = []
-            for shard in self.shards:
-                if id(shard.spec) not in kind_of:
-                    text = json.dumps(identity_of(shard), sort_keys=True)
-                    if text not in kinds:
-                        kinds[text] = len(kinds)
-                        digest.update(text.encode())
-                    kind_of[id(shard.spec)] = kinds[text]
-                if shard.detail is not None:
-                    files = shard.detail.identity
-                else:
-                    files = "/".join([f"{_name_of(file)}\0{file.bytes}" for file in shard.raw])
-                lines.append(f"{files}\0{shard.samples}\0{kind_of[id(shard.spec)]}\n")
-            digest.update("".join(lines).encode())
+            for text in self._identity():
+                digest.update(text.encode())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+    def _identity(self) -> Iterator[str]:
+        """The text that the fingerprint is a hash of: of each kind of shards how they are read, then a line a shard."""
+        kinds: dict[str, int] = {}
+        kind_of: dict[int, int] = {}
+        lines: list[str] = []
+        for shard in self.shards:
+            if id(shard.spec) not in kind_of:
+                text = identity_text(shard)
+                if text not in kinds:
+                    kinds[text] = len(kinds)
+                    yield text
+                kind_of[id(shard.spec)] = kinds[text]
+            if shard.detail is not None:
+                files = shard.detail.identity
+            else:
+                files = "/".join([f"{_name_of(file)}\0{file.bytes}" for file in shard.raw])
+            lines.append(identity_line(files, shard.samples, kind_of[id(shard.spec)]))
+        yield "".join(lines)
 
     @property
     def content(self) -> dict[str, str]:
@@ -237,6 +242,39 @@ class Index(ShardList):
 
     def __repr__(self) -> str:
         return f"<Index of {len(self.shards)} shards, {self.samples} samples>"
+
+
+def parse_index(
+    data: bytes, where: str, sizes: Sizes | None = None, block_size: int | None = None
+) -> tuple[Iterator[ShardInfo], dict[str, Any]]:
+    """The shards of an index file, parsed and checked one by one, and its other keys; see :meth:`Index.from_json`."""
+    obj = _parse_json(data, where)
+    if is_litdata(obj):
+        obj = shards_of(obj, where, sizes or _no_sizes(where), block_size)
+    version = obj.pop("version", None)
+    if version != 2 or isinstance(version, bool):
+        raise IndexFileError(f"{where}: index version {version!r} is not supported, only 2")
+    entries = obj.pop("shards", None)
+    if not isinstance(entries, list):
+        raise IndexFileError(f"{where}: 'shards' should be a list, found {type(entries).__name__}")
+    entries.reverse()  # entries are taken from the end, so each is freed once it is parsed
+    return parse_entries(entries, where), obj
+
+
+def identity_text(shard: ShardInfo) -> str:
+    """The text of a fingerprint for all shards that are read as this one is."""
+    return json.dumps(identity_of(shard), sort_keys=True)
+
+
+def identity_line(files: str, samples: int, kind: int) -> str:
+    """The text of a fingerprint for one shard.
+
+    Args:
+        files: name and bytes of each raw file.
+        samples: how many it holds.
+        kind: number of its :func:`identity_text` among those before it.
+    """
+    return f"{files}\0{samples}\0{kind}\n"
 
 
 def load_index(store: Store, key: str = INDEX_NAME) -> Index:
@@ -321,7 +359,7 @@ def parse_entries(reversed_entries: list[Any], where: str) -> Iterator[ShardInfo
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """No garbage collection: an index makes many objects and no cycles; collecting would double the time."""
     enabled = gc.isenabled()
     gc.disable()

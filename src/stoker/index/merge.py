@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from stoker.arguments import checked
-from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.concurrency.threads import map_in_order
+from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.entries import identity_of
-from stoker.index.index import INDEX_NAME, Index, load_index
+from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, collector_paused, parse_index, sizes_in
+from stoker.policy import INDEXES_AT_ONCE
 from stoker.storage import Store, is_local, open_store
 from stoker.types import StorageOptions
 
@@ -20,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 Url = str | os.PathLike[str]
 UrlOrPair = Url | tuple[Url, Url]
-
-_THREADS = 16
 
 
 @checked
@@ -70,14 +69,12 @@ def merge_index(
         parts = _found(roots)
     if not parts:
         raise ConfigError(f"found no {INDEX_NAME} to merge in sub-directories of {roots[-1].url}")
-    # Threads cost more than they save where files are local.
-    local = all(is_local(url) is not None for url in {store.url for _, store, _ in parts})
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-merge") as pool:
-        read = map if local else pool.map
-        indexes = list(read(lambda part: load_index(part[1], part[2]), parts))
-    merged = Index(_prefixed(parts, indexes), where=roots[-1].url_of(INDEX_NAME))
-    _warn_if_mixed(merged, roots[-1])
-    data = merged.to_json()
+    with collector_paused():
+        local = all(is_local(url) is not None for url in {store.url for _, store, _ in parts})
+        shards = map_in_order(_shards_of, parts, at_hand=local, most=INDEXES_AT_ONCE, name="merge")
+        merged = Index(chain.from_iterable(shards), where=roots[-1].url_of(INDEX_NAME))
+        _warn_if_mixed(merged, roots[-1])
+        data = merged.to_json()
     for store in roots if keep_local else roots[-1:]:
         store.put(INDEX_NAME, data)
     return merged
@@ -100,7 +97,7 @@ def _found(roots: list[Store]) -> list[_Part]:
     """The sub-directories of the root that hold an index; not those inside of others."""
     store = roots[-1]
     ending = f"/{INDEX_NAME}"
-    folders = {item.key.removesuffix(ending) for item in store.list() if item.key.endswith(ending)}
+    folders = {key.removesuffix(ending) for key in store.keys_named(INDEX_NAME) if key != INDEX_NAME}
     # What lies inside of a sub-dataset was merged into its index.
     outermost = sorted(folder for folder in folders if not any(outer in folders for outer in _parents(folder)))
     return [(folder, store, f"{folder}/{INDEX_NAME}") for folder in outermost]
@@ -113,8 +110,7 @@ def _parents(folder: str) -> Iterator[str]:
 
 
 def _listed(urls: list[UrlOrPair], roots: list[Store], options: StorageOptions | None, timeout: float) -> list[_Part]:
-    parts: list[_Part] = []
-    for url in urls:
+    def find(url: UrlOrPair) -> _Part:
         last: Exception | None = None
         for choice in url if isinstance(url, tuple) else (url,):
             folder_url = os.fspath(choice).strip().rstrip("/").removesuffix(INDEX_NAME).rstrip("/")
@@ -124,11 +120,11 @@ def _listed(urls: list[UrlOrPair], roots: list[Store], options: StorageOptions |
             except ObjectNotFoundError as error:  # no such bucket
                 last, exists = error, False
             if exists:
-                parts.append((_below(store, roots), store, INDEX_NAME))
-                break
-        else:
-            raise ObjectNotFoundError(f"there is no index at {url!r}; write its dataset first") from last
-    return parts
+                return _below(store, roots), store, INDEX_NAME
+        raise ObjectNotFoundError(f"there is no index at {url!r}; write its dataset first") from last
+
+    local = all(is_local(one) is not None for url in urls for one in (url if isinstance(url, tuple) else (url,)))
+    return map_in_order(find, urls, at_hand=local, most=INDEXES_AT_ONCE, name="merge")
 
 
 def _below(store: Store, roots: list[Store]) -> str:
@@ -143,18 +139,22 @@ def _below(store: Store, roots: list[Store]) -> str:
     return name
 
 
-def _prefixed(parts: Iterable[_Part], indexes: Iterable[Index]) -> Iterator[ShardInfo]:
-    for (folder, _, _), index in zip(parts, indexes, strict=True):
-        for shard in index.shards:
-            yield replace(
-                shard,
-                raw=tuple(_moved(file, folder) for file in shard.raw),
-                zip=tuple(_moved(file, folder) for file in shard.zip),
-            )
+def _shards_of(part: _Part) -> list[ShardInfo]:
+    """The shards of a sub-dataset, as they are from the root."""
+    folder, store, key = part
+    where = store.url_of(key)
+    shards, _ = parse_index(store.get(key, max_bytes=MOST_BYTES), where, sizes_in(store, key))
 
+    def moved(files: tuple[FileInfo, ...]) -> tuple[FileInfo, ...]:
+        return tuple([FileInfo(f"{folder}/{one.basename}", one.bytes, one.hashes, one.part) for one in files])
 
-def _moved(file: FileInfo, folder: str) -> FileInfo:
-    return replace(file, basename=f"{folder}/{file.basename}")
+    found = []
+    for shard in shards:
+        raw, packed = moved(shard.raw), moved(shard.zip)
+        if any(one.basename == f"{folder}/{INDEX_NAME}" for one in (*raw, *packed)):
+            raise IndexFileError(f"{where}: a shard's file is called {INDEX_NAME!r}, which is the index")
+        found.append(ShardInfo(shard.format, shard.samples, raw, packed, shard.compression, shard.spec, shard.detail))
+    return found
 
 
 def _warn_if_mixed(index: Index, store: Store) -> None:

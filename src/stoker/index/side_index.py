@@ -1,34 +1,30 @@
 """Keeps the parsed index of a dataset with many shards in a file that all processes of a machine map.
 
 ``index.json`` stays the only truth: it is read each time, and a file that was made of other bytes, has another layout, or is
-damaged is passed over, and replaced.
-
-    magic (8) | xxh3 of all that follows (8) | length of the header (8) | header, JSON, spaces up to a multiple of 8 | arrays
+damaged is passed over, and replaced. The layout is that of :mod:`stoker.concurrency.shared_arrays`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import xxhash
-
+from stoker.concurrency.shared_arrays import pack_arrays, unpack_arrays
 from stoker.concurrency.shared_bytes import SharedBytes
 from stoker.errors import StokerError
 from stoker.formats.common.entries import entry_of
+from stoker.index.columnar_shards import ColumnarShards, kind_of
 from stoker.index.index import Index, parse_entries
-from stoker.index.packed_shards import PackedShards, kind_of
 from stoker.storage.mounts import UNREADABLE, share_file
 
 logger = logging.getLogger(__name__)
 
 # The number at its end rises when the arrays change, and when shards that were kept would be refused today.
-_MAGIC: Final = b"stokidx\1"
-_BEGIN: Final = 24
+_MAGIC: Final = b"stokidx\2"
 # The index says of these shards not all that there is to say: a listing does.
 _LISTED: Final = "litdata"
 
@@ -37,13 +33,17 @@ class SideIndex:
     """The file that keeps a parsed index.
 
     Args:
-        path: the file.
+        find: tells the file. It is asked only where there is an index to keep: most are small.
         save: puts a file of these parts there, whole, in place of one that may be there.
     """
 
-    def __init__(self, path: Path, save: Callable[[Sequence[bytes | memoryview]], object]) -> None:
-        self._path = path
+    def __init__(self, find: Callable[[], Path], save: Callable[[Sequence[bytes | memoryview]], object]) -> None:
+        self._find = find
         self._save = save
+
+    @cached_property
+    def _path(self) -> Path:
+        return self._find()
 
     def load(self, digest: str) -> Index | None:
         """The index that was kept, its arrays mapped.
@@ -55,7 +55,7 @@ class SideIndex:
             ``None`` where the file is missing, damaged, of another layout, or made of other bytes.
         """
         try:
-            return _read(share_file(self._path), _key(digest))
+            return _read(share_file(self._path), digest)
         except FileNotFoundError:
             return None
         except UNREADABLE as error:
@@ -65,32 +65,25 @@ class SideIndex:
     def keep(self, index: Index, digest: str) -> Index:
         """Write the file, unless it can not be written or another process did; the same index, its arrays mapped if so."""
         found = self.load(digest)
-        header = None if found is not None else _header(index, _key(digest))
+        header = None if found is not None else _header(index, digest)
         if header is None:
             return found or index
-        assert isinstance(index.shards, PackedShards)
-        head = len(header).to_bytes(8, "little") + header
-        check = xxhash.xxh3_64(head)
-        check.update(index.shards.arrays)
+        assert isinstance(index.shards, ColumnarShards)
         try:
-            self._save([_MAGIC + check.digest() + head, index.shards.arrays])
+            self._save(pack_arrays(_MAGIC, header, [index.shards.arrays]))
         except (OSError, StokerError) as error:
             logger.debug("%s can not be written: %s", self._path, error)
             return index
         return self.load(digest) or index
 
 
-def _key(digest: str) -> list[str]:
-    return [sys.byteorder, digest]
-
-
-def _header(index: Index, key: list[str]) -> bytes | None:
+def _header(index: Index, digest: str) -> dict[str, Any] | None:
     """The header; ``None`` where the index can not be made of it again."""
     shards = index.shards
-    if not isinstance(shards, PackedShards) or any(kind.format == _LISTED for kind in shards.kinds):
+    if not isinstance(shards, ColumnarShards) or any(kind.format == _LISTED for kind in shards.kinds):
         return None
-    obj = {
-        "key": key,
+    header = {
+        "key": digest,
         "count": len(shards),
         "width": shards.width,
         "firsts": [kind.first for kind in shards.kinds],
@@ -99,32 +92,27 @@ def _header(index: Index, key: list[str]) -> bytes | None:
         "fingerprint": index.fingerprint,
         "content": index.content,
     }
-    header = json.dumps(obj).encode()
-    made = _shards(json.loads(header), shards.data, shards.at)
-    return header.ljust(-len(header) % 8 + len(header)) if made.kinds == shards.kinds else None
+    made = _shards(json.loads(json.dumps(header)), shards.data, shards.at)
+    return header if made.kinds == shards.kinds else None
 
 
-def _read(data: SharedBytes, key: list[str]) -> Index:
+def _read(data: SharedBytes, digest: str) -> Index:
     """The index in the bytes of a file.
 
     Raises:
-        One of :data:`~stoker.storage.mounts.UNREADABLE`: it is none, or of another key.
+        One of :data:`~stoker.storage.mounts.UNREADABLE`: it is none, or of another ``index.json``.
     """
-    view = data.view
-    at = _BEGIN + int.from_bytes(view[16:_BEGIN], "little")
-    if bytes(view[:8]) != _MAGIC or xxhash.xxh3_64_digest(view[16:]) != bytes(view[8:16]):
-        raise ValueError("it is damaged")
-    header = json.loads(bytes(view[_BEGIN:at]))
-    if header["key"] != key:
+    header, at = unpack_arrays(_MAGIC, data)
+    if header["key"] != digest:
         raise ValueError("it is of another index")
     return Index.checked(_shards(header, data, at), header["extra"], header["fingerprint"], header["content"])
 
 
-def _shards(header: dict[str, Any], data: SharedBytes, at: int) -> PackedShards:
+def _shards(header: dict[str, Any], data: SharedBytes, at: int) -> ColumnarShards:
     """The shards that a header tells of. The first of each kind is parsed anew: what it needs may not be there today."""
     infos = list(parse_entries(header["entries"][::-1], "the kept index"))
     kinds = [kind_of(info, first) for info, first in zip(infos, header["firsts"], strict=True)]
-    shards = PackedShards(data, at, header["count"], header["width"], kinds)
+    shards = ColumnarShards(data, at, header["count"], header["width"], kinds)
     if any(shards[first] != info for info, first in zip(infos, header["firsts"], strict=True)):
         raise ValueError("its arrays are not those of its header")
     return shards

@@ -9,7 +9,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
-from stoker.index.concat_index import JoinedIndex
+from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
 from stoker.loaders.dataset_checks import no_attribute
 from stoker.loaders.overrides import SAMPLE_METHODS
@@ -157,7 +157,7 @@ class DatasetAttributes:
         return np.repeat(np.arange(self.num_streams), self.shards_per_stream)
 
     @property
-    def index(self) -> Index | JoinedIndex:
+    def index(self) -> Index | ConcatIndex:
         """The index of all shards."""
         return self._streams.index
 
@@ -239,8 +239,8 @@ class DatasetAttributes:
     def predownload(self) -> int:
         """Samples ahead of the current one whose shards are fetched."""
         reader = self._epoch_reader
-        found: int | None = reader.settings.predownload
-        return reader.settings.lookahead(self._given["batch_size"] or 1) if found is None else found
+        found: int | None = reader.settings.amounts.predownload
+        return reader.settings.amounts.lookahead(self._given["batch_size"] or 1) if found is None else found
 
     @property
     def cache_limit(self) -> int | None:

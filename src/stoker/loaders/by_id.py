@@ -1,4 +1,4 @@
-"""Samples of a dataset by their ids, one by one or as columns, whatever the order."""
+"""Samples of a dataset by their ids: read, one by one or as columns, located, and when they come."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError
-from stoker.loaders.consumers import fetches_by_id
+from stoker.loaders.trainers.consumers import fetches_by_id
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.epoch_reader import EpochReader
+from stoker.reading.sample_errors import SampleLocation, location_of
 from stoker.reading.samples import iterate_samples, read_sample, read_samples
 from stoker.streams.streams import Streams
 from stoker.types import Batch, Ids
@@ -30,6 +32,8 @@ class SamplesById:
     _streams: Streams
     _table: ShardTable
     _epoch_reader: EpochReader
+    batch_size: int | None
+    """Samples in a batch of a rank; ``None`` counts as 1."""
     _at_hand: dict[int, Any]
     """Samples that iteration has read, for a subclass's method that is about to ask for them."""
     _length_told: int | None = None
@@ -96,6 +100,42 @@ class SamplesById:
             return {name: [] for name in (wanted or self._streams.index.columns)}
         return read_samples(self._epoch_reader.pool, shards, rows, wanted)
 
+    def where(self, sample_id: int) -> SampleLocation:
+        """The URL, shard and row of a sample.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        shards, rows = self._table.locate(self._ids([sample_id]))
+        return location_of(self._epoch_reader.pool, int(shards[0]), int(rows[0]))
+
+    @checked
+    def ids_of(self, step: int, rank: int | None = None, epoch: int | None = None) -> Ids:
+        """The ids of the samples in a batch of any rank and epoch, from the order alone: nothing is read.
+
+        They are those that this world delivers with these settings, in batches of ``batch_size``. What a wrapper of a
+        trainer divides once more (``dispatch_batches``), a sampler or a subclass's own ``__iter__`` changes is not in it.
+
+        >>> dataset.ids_of(340)                # doctest: +SKIP
+        >>> dataset.where(dataset.ids_of(340, rank=2)[0])  # doctest: +SKIP
+
+        Args:
+            step: number of the batch, from 0. In the epoch that was begun last it is counted from where its iteration
+                began, which after a resume is where the state was taken; in other epochs from their beginning.
+            rank: of those that read different samples; default: all, one after the other.
+            epoch: number of the epoch; default: the one that was begun last, or that the next iteration begins.
+
+        Returns:
+            int64, shape ``(batch_size,)``, or ``(ranks * batch_size,)`` without ``rank``; fewer in an epoch's last batch.
+
+        Raises:
+            ConfigError: there is no such step, rank or epoch.
+        """
+        if step < 0 or (epoch is not None and epoch < 0):
+            raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
+        shards, rows = self._epoch_reader.batch_of(step, rank, epoch, self.batch_size or 1)
+        return self._table.starts[shards] + rows
+
     def _check_length_told(self) -> None:
         """Warn of a dataset around this one that may take this rank's length for the number of samples. Once."""
         length, self._length_told = self._length_told, None
@@ -127,10 +167,9 @@ class SamplesById:
 
     def _read(self, ids: Ids) -> list[Any]:
         shards, rows = self._table.locate(ids)
-        settings = self._epoch_reader.settings
-        return list(
-            iterate_samples(self._epoch_reader.pool, shards, rows, settings.columns, settings.transform).samples
-        )
+        reader = self._epoch_reader
+        transform = reader.transform_of(shards, rows)
+        return list(iterate_samples(reader.pool, shards, rows, reader.settings.columns, transform).samples)
 
     @cached_property
     def _starts(self) -> list[int]:

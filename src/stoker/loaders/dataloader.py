@@ -4,74 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing.context import BaseContext
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from stoker.arguments import checked
 from stoker.cluster import World
-from stoker.cluster.outer_division import REMEDY, outer_division
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, MissingPackageError, StateError
-from stoker.loaders.consumers import looks_only, reads_ahead
 from stoker.loaders.dataset import StreamingDataset
-from stoker.loaders.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.loaders.protocol import CloseOnExit
+from stoker.loaders.trainers.consumers import looks_only, reads_ahead
+from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
-from stoker.pipeline.batch_groups import BatchGroup, pack_group, ungroup
+from stoker.pipeline.batch_groups import ungroup
 from stoker.pipeline.collate import as_tensors, collate
 from stoker.pipeline.state.resume import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
-from stoker.types import Batch
 
 try:
-    from torch import Generator
-    from torch.utils.data import DataLoader, IterableDataset
+    from torch.utils.data import DataLoader
+
+    from stoker.loaders.column_batches import CollatePresent, ColumnBatches, SamplesInPlaces, to_send
+    from stoker.loaders.loader_options import LoaderOptions, check_options
 except ModuleNotFoundError as error:
     raise MissingPackageError(f"StreamingDataLoader needs torch ({error}): pip install 'stoker[torch]'") from error
 
 __all__ = ["StreamingDataLoader", "as_tensors", "collate"]
-
-
-class LoaderOptions(TypedDict, total=False):
-    """The arguments of torch's ``DataLoader`` that a :class:`StreamingDataLoader` takes, too.
-
-    Attributes:
-        num_workers: processes that read; 0: this one.
-        collate_fn: makes a batch of a list of samples (or of an ``LMBatch``).
-        pin_memory: copy tensors into memory that a GPU reads directly.
-        drop_last: leave out the last batch of an epoch if it is not full.
-        timeout: seconds to wait for a worker's batch; needs workers.
-        worker_init_fn: called with the worker's number in each.
-        multiprocessing_context: how workers are started; needs workers.
-        generator: random numbers from which the workers' seeds are drawn.
-        prefetch_factor: batches that each worker prepares ahead (``columnar=True``: groups of small ones); needs workers.
-        persistent_workers: keep the workers from epoch to epoch; needs workers.
-        pin_memory_device: see torch.
-        in_order: only True; states count batches in order.
-        shuffle, sampler, batch_sampler: only False or None; the order is the dataset's.
-    """
-
-    num_workers: int
-    collate_fn: Callable[..., Any] | None
-    pin_memory: bool
-    drop_last: bool
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: str | BaseContext | None
-    generator: Generator | None
-    prefetch_factor: int | None
-    persistent_workers: bool
-    pin_memory_device: str
-    in_order: bool
-    shuffle: bool | None
-    sampler: Iterable[Any] | None
-    batch_sampler: Iterable[Any] | None
 
 
 class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
@@ -108,7 +71,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         columnar: bool = False,
         **options: Unpack[LoaderOptions],
     ) -> None:
-        _check(options)
+        check_options(options)
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
         if batch_size is None:
@@ -146,13 +109,23 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             if options.get("collate_fn") is not None:
                 raise ConfigError("columnar=True reads whole columns, so there is nothing for collate_fn to collate")
             dataset.check_columns_allowed("columnar=True")
-            options["collate_fn"] = _to_send
+            if self._drop_last and dataset.leaves_out:
+                raise ConfigError(
+                    "drop_last=True can not tell a partial batch from one of which bad samples are left out: give "
+                    "remainder='drop' to the dataset"
+                )
+            options["collate_fn"] = to_send
             options["drop_last"] = False  # torch drops nothing where it does not batch; see _most
-            self._init(_Columns(dataset, full_only=self._drop_last), None, options)
+            self._init(ColumnBatches(dataset, full_only=self._drop_last), None, options)
         else:
-            if options.get("collate_fn") is None:
-                options["collate_fn"] = collate
-            self._init(dataset, batch_size, options)
+            if dataset.leaves_out and dataset.overrides("__iter__"):
+                raise ConfigError(
+                    f"{type(dataset).__name__}.__iter__() hides which samples are left out of a batch: with it "
+                    "on_bad_sample='skip' can not keep ranks in step; use 'replace'"
+                )
+            make = options.get("collate_fn") or collate
+            options["collate_fn"] = CollatePresent(make) if dataset.leaves_out else make
+            self._init(SamplesInPlaces(dataset) if dataset.leaves_out else dataset, batch_size, options)
 
     def _init(self, dataset: Any, batch_size: int | None, options: LoaderOptions) -> None:
         try:
@@ -205,7 +178,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 # Before the workers are there: they would claim the shards first, and then make their connections.
                 self._fetched_first = True
                 self._stream.epoch_reader.fetch_first(current.start, self._stream.batch_size or 1, self.num_workers)
-        columns = self.dataset if self.num_workers and isinstance(self.dataset, _Columns) else None
+        columns = self.dataset if self.num_workers and isinstance(self.dataset, ColumnBatches) else None
         with contextlib.nullcontext() if columns is None else columns.grouping():
             batches = self._open = super().__iter__()
         try:
@@ -230,7 +203,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             if pid != os.getpid():
                 _abandoned.append(batches)
             if self.num_workers and isinstance(self._stream, StreamingDataset):
-                self._stream.epoch_reader.pool.fetch(())  # what has not begun is not needed any more
+                self._stream.epoch_reader.end_first()  # what has not begun is not needed any more
             if self._pass is current:
                 self._end_look()
         current.ended = True
@@ -391,80 +364,3 @@ _abandoned: list[Any] = []
 
 def _as_it_is(batch: LMBatch) -> LMBatch:
     return batch
-
-
-def _to_send(found: Batch | BatchGroup) -> Any:
-    return pack_group(found) if isinstance(found, BatchGroup) else as_tensors(found)
-
-
-def _check(options: LoaderOptions) -> None:
-    """Check that options of torch's DataLoader have a meaning for batches whose order and number are the dataset's."""
-    for name, given in (
-        ("shuffle", options.get("shuffle")),
-        ("sampler", options.get("sampler") is not None),
-        ("batch_sampler", options.get("batch_sampler") is not None),
-    ):
-        if given:
-            raise ConfigError(
-                f"{name}= has no meaning here: the order is the dataset's, see StreamingDataset(shuffle=)"
-            )
-    if not options.get("in_order", True):
-        raise ConfigError(
-            "in_order=False would make states wrong, which count batches in the dataset's order: leave it out"
-        )
-    workers = options.get("num_workers", 0)
-    if workers < 0:
-        raise ConfigError(f"num_workers must be at least 0, got {workers}")
-    if not 0 <= options.get("timeout", 0) < float("inf"):
-        raise ConfigError(f"timeout is seconds, at least 0, got {options['timeout']}")
-    prefetch = options.get("prefetch_factor")
-    if prefetch is not None and prefetch < 1:
-        raise ConfigError(f"prefetch_factor must be at least 1, got {prefetch}")
-    if workers == 0:
-        for name in ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
-            if options.get(name):
-                raise ConfigError(
-                    f"{name}={options.get(name)!r} is for worker processes, and num_workers is 0: give num_workers= or "
-                    "leave it out"
-                )
-
-
-class _Columns(IterableDataset[Batch | BatchGroup]):
-    """A dataset's batches as the items of a DataLoader that does not batch.
-
-    ``full_only`` is for trainers that make a DataLoader of their own over this: :class:`StreamingDataLoader` counts.
-    """
-
-    def __init__(self, dataset: StreamingDataset, *, full_only: bool) -> None:
-        self._dataset = dataset
-        self._full_only = full_only
-        self._grouped = False
-
-    @contextlib.contextmanager
-    def grouping(self) -> Iterator[None]:
-        """Let the workers that are started inside send groups of batches, all of them whatever their lengths."""
-        self._grouped = True
-        try:
-            yield
-        finally:
-            self._grouped = False
-
-    def __iter__(self) -> Iterator[Batch | BatchGroup]:
-        if self._grouped:
-            if self._dataset.overrides("batches"):
-                # One length alone cuts nothing: a subclass may give values that have none.
-                return (BatchGroup(batch, [1]) for batch in self._dataset.batches())
-            return self._dataset.epoch_reader.groups(self._dataset.batch_size or 1)
-        batches = self._dataset.batches()
-        if not self._full_only:
-            return batches
-        division = outer_division()
-        if division is not None:
-            raise ConfigError(
-                f"{division.wrapper} is not told of drop_last=True with columnar=True: use remainder='drop' of the dataset, "
-                f"or {REMEDY}"
-            )
-        return (batch for batch in batches if len(next(iter(batch.values()))) == self._dataset.batch_size)
-
-    def set_epoch(self, epoch: int) -> None:
-        self._dataset.set_epoch(epoch)

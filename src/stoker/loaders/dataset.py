@@ -20,8 +20,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.attributes import DatasetAttributes
 from stoker.loaders.by_id import SamplesById
-from stoker.loaders.composer_progress import ended_by_composer, nothing_left_for_composer
-from stoker.loaders.consumers import check_divides_by_id, check_sampling
+from stoker.loaders.chained import ChainMethods
 from stoker.loaders.dataset_checks import OTHER_ARGUMENTS, check_columns, check_limit
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.overrides import (
@@ -32,18 +31,23 @@ from stoker.loaders.overrides import (
     overridden,
 )
 from stoker.loaders.protocol import CloseOnExit
+from stoker.loaders.trainers.composer_progress import ended_by_composer, nothing_left_for_composer
+from stoker.loaders.trainers.consumers import check_divides_by_id, check_sampling
+from stoker.order.capabilities import repeats_samples
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import EpochPosition
-from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.build_order import OrderOptions, make_order, set_weights
 from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.order_sources import needed_columns
-from stoker.pipeline.reader_settings import EpochReaderSettings
+from stoker.pipeline.pipeline import EpochReaderSettings
 from stoker.pipeline.stats.stats import StreamStats
+from stoker.policy import HELD_IN_MEMORY, ReadAmounts
+from stoker.reading.bad_samples import BadSamples, OnBadSample
+from stoker.reading.chain import SampleIdentity
 from stoker.reading.sample_errors import apply_override
 from stoker.streams.agreement import check_agreement
 from stoker.streams.features import warn_of_stored_files
@@ -57,11 +61,10 @@ __all__ = ["StreamingDataset"]
 
 logger = logging.getLogger(__name__)
 
-_HELD_BYTES: Final = 8 << 30
 _ABSENT: Final = object()
 
 
-class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterable[Any]):
+class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit, TorchIterable[Any]):
     """A dataset of shards, read by any number of nodes, ranks and workers in one order.
 
     Iterating gives this rank's samples of the next epoch, as dicts; inside a torch ``DataLoader`` worker, those batches
@@ -87,15 +90,17 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
             docs/formats/options.md.
         storage_options: credentials and settings for ``remote``, by obstore's names; they go before the environment's.
         columns: read only these.
-        transform: function of a sample, run where samples are read: in the loader's workers, or by several threads at once,
-            see ``ReadOptions.read_threads``.
+        transform: function of a sample, or a :class:`~stoker.reading.chain.Chain` of them, run where samples are read: in the
+            loader's workers, or by several threads at once, see ``ReadOptions.read_threads``.
         read: :class:`~stoker.formats.base.ReadOptions`: views instead of copies, the memory for decoded data, threads.
+        on_bad_sample: what becomes of samples that are damaged, do not decode, or of which ``transform`` raises an error: an
+            error (``"raise"``), ``"skip"``, ``"replace"`` by another, or :class:`~stoker.reading.bad_samples.BadSamples` with
+            limits and a file that lists them. See docs/bad_samples.md. ``dataset[i]`` always raises.
         allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
         cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
-            ``"memory"``: each process holds those that it reads in its own memory, from before it needs them until it
-            does not, and they are written nowhere: less work where an epoch is all there is, or there is no disk. Processes
-            that read the same shard each fetch it. ``cache_limit`` is then what the node's processes hold together; default
-            8 GiB.
+            ``"memory"``: they are held in memory from before a process of the node needs them until none does, and written
+            nowhere: less work where an epoch is all there is, or there is no disk. ``cache_limit`` is then what the node's
+            processes hold together; default 8 GiB.
         cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
             first. Needs a remote.
         predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth, in
@@ -169,6 +174,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
         columns: Sequence[str] | None = None,
         transform: Transform | None = None,
         read: ReadOptions = ReadOptions(),
+        on_bad_sample: OnBadSample | BadSamples = "raise",
         allow_unsafe_types: bool = False,
         cache: CacheKind = "disk",
         cache_limit: int | str | None = None,
@@ -248,7 +254,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
         index = self._streams.index
         self.batch_size = batch_size
         self._remainder: Remainder = remainder
-        self._table = ShardTable(index.sizes)
+        self._table = index.table
         total_bytes = index.total_bytes
         check_agreement(self._streams, columns)
         if transform is None:
@@ -280,17 +286,26 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
             EpochReaderSettings(
                 columns=None if columns is None else tuple(columns),
                 transform=transform,
-                predownload=predownload,
+                identity=SampleIdentity(
+                    seed=shuffle_seed,
+                    streams=self._streams.names if len(self._streams.names) > 1 else ("",),
+                    first_shards=tuple(self._streams.shard_offsets[:-1].tolist()),
+                    repeats=repeats_samples(sample_order),
+                ),
                 read_threads=options.read_threads,
-                sample_bytes=total_bytes // max(1, self._table.total),
-                shard_bytes=total_bytes // max(1, len(self._table)),
-                near=self._streams.near,
-                held=held,
-                limit=_HELD_BYTES if held and limit is None else limit,
+                bad_samples=BadSamples.of(on_bad_sample),
+                amounts=ReadAmounts(
+                    sample_bytes=total_bytes // max(1, self._table.total),
+                    shard_bytes=total_bytes // max(1, len(self._table)),
+                    near=self._streams.near,
+                    held=held,
+                    limit=HELD_IN_MEMORY if held and limit is None else limit,
+                    predownload=predownload,
+                ),
             ),
             self._rank_finder,
         )
-        group_bytes = None if options.views else self._epoch_reader.settings.group_bytes
+        group_bytes = None if options.views else self._epoch_reader.settings.amounts.group_bytes
         check_limit(limit, index, sample_order, group_bytes)
         set_weights(self._streams, sample_order)
         self._given: dict[str, Any] = {
@@ -357,12 +372,25 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch."""
+        return self._samples_of_epoch(keep_places=False)
+
+    def samples_in_places(self) -> Iterator[Any]:
+        """The same for a DataLoader, with :data:`~stoker.pipeline.good_samples.LEFT_OUT` for each that is left out."""
+        return self._samples_of_epoch(keep_places=True)
+
+    def _samples_of_epoch(self, *, keep_places: bool) -> Iterator[Any]:
         if self._resumed_between and nothing_left_for_composer(self):
             return iter(())
         override = None
         if self.overrides("__getitem__", "get_item"):
             override = partial(apply_override, self.__getitem__, self._at_hand)
-        return self._epoch_reader.samples(self.batch_size or 1, override)
+        return self._epoch_reader.samples(self.batch_size or 1, override, keep_places=keep_places)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether bad samples are left out, so that a batch may be shorter than ``batch_size``."""
+        bad = self._epoch_reader.settings.bad_samples
+        return bad is not None and bad.on_bad_sample == "skip"
 
     @checked
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from stoker.arguments import unknown_name
 from stoker.errors import ConfigError
-from stoker.index.concat_index import JoinedIndex
+from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
 from stoker.order.capabilities import shards_at_once
 from stoker.order.sample_order import SampleOrder
@@ -38,7 +38,7 @@ OTHER_ARGUMENTS: Final[Mapping[str, str]] = {
     "urls": "it is remote=",
     "shardshuffle": "it is shuffle=True",
     "resampled": "it is epoch_size=, or repeat= of a Stream",
-    "handler": 'files that can not be read are left out by format_options={"on_bad_files": "skip"}',
+    "handler": 'it is on_bad_sample="skip" or "replace"',
     "nodesplitter": _DIVIDED,
     "workersplitter": _DIVIDED,
     "cache_dir": "it is local=",
@@ -50,9 +50,7 @@ _TRANSFORM: Final = "give transform= to the constructor"
 _COLUMNS: Final = "give columns= to the constructor"
 _BATCHES: Final = "give batch_size= to the constructor, and iterate batches()"
 _METHODS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("map", "map_dict", "map_tuple", "rename", "to_tuple", "rename_column", "set_transform"), _TRANSFORM
-    ),
+    **dict.fromkeys(("map_dict", "map_tuple", "rename", "to_tuple", "rename_column", "set_transform"), "use map()"),
     "decode": f'{_TRANSFORM}; of tars, format_options={{"encodings": {{"jpg": "jpeg"}}}} decodes images',
     "filter": "give subset=Where(...) to the constructor",
     "take": "give subset=KeepIds(range(n)) to the constructor",
@@ -83,7 +81,7 @@ def check_columns(columns: Sequence[str] | None, known: Collection[str]) -> None
 
 
 def check_limit(
-    limit: int | None, index: Index | JoinedIndex, sample_order: SampleOrder, group_bytes: int | None
+    limit: int | None, index: Index | ConcatIndex, sample_order: SampleOrder, group_bytes: int | None
 ) -> None:
     """Check that a cache of ``limit`` bytes can hold a shard; one that can not hold those read at once is logged.
 

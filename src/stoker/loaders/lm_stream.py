@@ -17,10 +17,10 @@ from stoker.concurrency.shared_counters import Counts
 from stoker.concurrency.user_code import pass_exits
 from stoker.display import with_article
 from stoker.errors import ConfigError, StateError, TransformError
-from stoker.loaders.consumers import reads_ahead
 from stoker.loaders.iterable import TorchIterable
-from stoker.loaders.lightning_progress import follow_lightning, load_for_lightning
 from stoker.loaders.protocol import CloseOnExit
+from stoker.loaders.trainers.consumers import reads_ahead
+from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.state.resume import superseded_error
@@ -128,6 +128,11 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
             raise ConfigError(
                 f"batch_size={batch_size} here and {dataset.batch_size} in the dataset: with layout={layout!r} a row is a "
                 "sample, so they must be the same"
+            )
+        if self._rows and getattr(dataset, "leaves_out", False):
+            raise ConfigError(
+                f"on_bad_sample='skip' makes batches shorter, and with layout={layout!r} each has {batch_size} rows: use "
+                "on_bad_sample='replace'"
             )
         self._dataset = dataset
         self._column = column

@@ -20,10 +20,10 @@ from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.loaders.consumers import reads_ahead
 from stoker.loaders.iterable import TorchIterable
-from stoker.loaders.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
 from stoker.loaders.protocol import CloseOnExit
+from stoker.loaders.trainers.consumers import reads_ahead
+from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PartPlan
 from stoker.order.protocols import Plan
@@ -39,6 +39,7 @@ from stoker.tokens.order.division import Granularity, PartFiles, TokenDivision
 from stoker.tokens.order.token_order import TokenSampleOrder
 from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
 from stoker.tokens.sources.open_source import open_source
+from stoker.tokens.sources.parquet import ParquetSource
 from stoker.tokens.sources.source import SkippedFile, TokenSource
 from stoker.types import StorageOptions
 from stoker.units import parse_bytes, parse_count
@@ -100,8 +101,8 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
             that is delivered (default 1); ``download_threads``. The others have no meaning here.
         local: directory of the cache for remote files; default below ``$STOKER_CACHE`` or ``~/.cache/stoker``.
         cache_limit: bytes that it may take.
-        cache: ``"disk"``, or ``"memory"``: row groups of remote files are held by each process that reads them, while it
-            reads them, and written nowhere; see :class:`~stoker.StreamingDataset`.
+        cache: ``"disk"``, or ``"memory"``: row groups of remote files are held in memory while processes of the node read
+            them, and written nowhere; see :class:`~stoker.StreamingDataset`.
         storage_options: credentials and settings for remote files.
         format_options: ``{"on_bad_files": "skip"}`` leaves damaged files out, and lists them in :attr:`skipped_files`; of a
             table also which version, see docs/formats.md.
@@ -423,6 +424,8 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         self._warn(run, point)
         delivery = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
+        if isinstance(self._source, ParquetSource):
+            self._source.share(worker.count * self._rank_finder.world.local_world_size)
         progress = self._progress = _EpochProgress(point, run.plan, begun, reads_ahead())
         batches = self._builder.batches(run, worker, begun, self.batch_size, self._threads)
         with closing(batches):

@@ -13,9 +13,9 @@ from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.coordination import EpochProgress, WorkerHealth
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
-from stoker.loaders.consumers import reads_ahead
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.protocol import CloseOnExit
+from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.data_rank import DataRankFinder
@@ -34,6 +34,7 @@ from stoker.pipeline.workers.replayed import ReplayedSource
 from stoker.pipeline.workers.sample_source import PoolSource, SampleSource
 from stoker.pipeline.workers.worker_order import changed_order, order_of_arrays
 from stoker.pipeline.workers.worker_reader import WorkerReader
+from stoker.reading.chain import Chain
 from stoker.streams.streams import Stream
 from stoker.types import Transform
 
@@ -78,6 +79,12 @@ class StreamingShardLoader(CloseOnExit):
             dataset = [dataset]
         if not isinstance(dataset, StreamingDataset | Mapping):
             dataset, transform = StreamingDataset(streams=dataset, transform=transform), None
+        chosen = dataset.chain if isinstance(dataset, StreamingDataset) else transform
+        if isinstance(chosen, Chain) and chosen.draws:
+            raise ConfigError(
+                "a StreamingShardLoader does not tell a chain which epoch a sample is of: use transform= or map() with "
+                "functions that draw no random numbers, or iterate over a dataset"
+            )
         if config is not None and (world is not None or remainder is not None):
             raise ConfigError(
                 "the config has rank=, world_size= and remainder=: give world= and remainder= without a config"
@@ -86,6 +93,11 @@ class StreamingShardLoader(CloseOnExit):
             if transform is not None:
                 raise ConfigError("give transform= to the StreamingDataset")
             dataset.check_columns_allowed("StreamingShardLoader")
+            if dataset.epoch_reader.settings.bad_samples is not None:
+                raise ConfigError(
+                    "a StreamingShardLoader delivers each sample of its ranges, or raises its error: give on_bad_sample= to "
+                    "a dataset that is iterated without it"
+                )
             self._counts = dataset.counts
         else:
             self._arrays = ArraySource(dataset, transform)

@@ -97,6 +97,21 @@ class StreamHistory(Protocol):
         ...
 
 
+@runtime_checkable
+class OncePerEpoch(Protocol):
+    """It is known whether an epoch may have a sample more than once."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it may."""
+        ...
+
+
+def repeats_samples(order: SampleOrder) -> bool:
+    """Whether an epoch may have a sample more than once, those aside that are repeated at its end. Default: it may."""
+    return order.repeats if isinstance(order, OncePerEpoch) else True
+
+
 def origin_of(order: SampleOrder) -> dict[str, Any]:
     """The arguments with which the order was restarted. Default: none."""
     return order.origin if isinstance(order, StreamHistory) else {}

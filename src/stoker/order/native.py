@@ -99,6 +99,12 @@ class NativeOrder:
         return self._epoch_size
 
     @property
+    def repeats(self) -> bool:
+        """Whether an epoch may have a sample more than once: it is not just all of every stream."""
+        whole = self.settings.schedule is None and not self._origin
+        return not whole or any(quota.count != quota.total for quota in self._quotas)
+
+    @property
     def num_canonical_nodes(self) -> int:
         """C, how many spans of each stream are interleaved."""
         return self._nodes

@@ -36,13 +36,13 @@ class BatchGroup:
         return split_batch(self.columns, self.lengths)
 
 
-PackedGroup: TypeAlias = Sequence[Any]
+GroupMessage: TypeAlias = Sequence[Any]
 """A message of a group: lengths of batches, a tensor of bytes, and for each column its name with its offset in them, dtype
 and shape, or with the column itself where that is no array of numbers. Built-in types and tensors alone, of which torch pins
 the memory."""
 
 
-def pack_group(group: BatchGroup) -> PackedGroup:
+def to_message(group: BatchGroup) -> GroupMessage:
     """A group as it is sent by the DataLoader worker that this process is."""
     columns: list[tuple[str, Any, Any, Any]] = []
     arrays: list[tuple[int, Array]] = []
@@ -61,11 +61,11 @@ def pack_group(group: BatchGroup) -> PackedGroup:
     return [list(group.lengths), data, columns]
 
 
-def _unpack(packed: PackedGroup) -> list[dict[str, Any]]:
+def _batches_of(message: GroupMessage) -> list[dict[str, Any]]:
     """The batches of a group, their arrays as tensors that share its memory."""
     import torch
 
-    lengths, data, columns = packed
+    lengths, data, columns = message
     memory = data.numpy()
     batch: Batch = {}
     numbers: set[str] = set()
@@ -83,11 +83,11 @@ def _unpack(packed: PackedGroup) -> list[dict[str, Any]]:
     ]
 
 
-def ungroup(groups: Iterable[PackedGroup]) -> Iterator[dict[str, Any]]:
+def ungroup(groups: Iterable[GroupMessage]) -> Iterator[dict[str, Any]]:
     """The batches of groups, in order."""
-    for packed in groups:
-        batches = _unpack(packed)
-        del packed
+    for message in groups:
+        batches = _batches_of(message)
+        del message
         batches.reverse()
         while batches:
             yield batches.pop()

@@ -10,12 +10,11 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.formats.common.merge import check_types, scatter
+from stoker.policy import GROUP_BYTES
 from stoker.reading.samples import distinct, iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
 
-GROUP_BYTES: Final = 1 << 28
-"""Bytes of samples that the processes of a node hold for such an order."""
 # A group has so many times the samples of the one before it, so that the first batch waits for few shards.
 _GROWTH: Final = 8
 _USUAL_BATCH: Final = 256

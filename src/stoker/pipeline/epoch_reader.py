@@ -13,23 +13,34 @@ import numpy as np
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
-from stoker.cluster.outer_division import REMEDY, OuterDivision, skipped_batches
+from stoker.cluster.outer_division import REMEDY, OuterDivision
 from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once, loaded
 from stoker.order.capabilities import shards_at_once
 from stoker.order.native import NativeOrder
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.order.step import samples_of_step
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.good_samples import LEFT_OUT, Override
+from stoker.pipeline.iteration_checks import (
+    check_as_begun,
+    check_division,
+    check_skipped,
+    tell_of_filling,
+    tell_of_padding,
+    tell_of_sending,
+)
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
-from stoker.pipeline.pipeline import Override, Pipeline
-from stoker.pipeline.reader_settings import EpochReaderSettings
+from stoker.pipeline.pipeline import EpochReaderSettings, Pipeline, make_transforms
 from stoker.pipeline.state.resume import Progress, ResumeState
+from stoker.policy import FETCHED_FOR_WORKER
+from stoker.reading.chain import Chain
 from stoker.reading.shard_pool import ShardPool
-from stoker.types import Batch, Transform
+from stoker.types import Batch, Ids, Transform
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +52,6 @@ _SENDS, _FILLS, _PADS = range(3)
 _LOOK_AGAIN: Final = 2
 """Batch before which it is looked again for a wrapper that divides, as before each power of two; an epoch that has fewer
 looks at its end. A thread may have read some batches ahead by then."""
-
-_FETCHED_FIRST: Final = 8
-"""Shards that the main process fetches for each DataLoader worker; by then these have connections of their own."""
 
 
 class EpochReader:
@@ -81,11 +89,35 @@ class EpochReader:
         """The sample order of the run."""
         return self._resume.sample_order
 
+    def with_settings(self, settings: EpochReaderSettings) -> EpochReader:
+        """Another reader of the same shards in the same order, from the beginning."""
+        return EpochReader(self.pool, self.sample_order, settings, self._rank_finder)
+
+    @property
+    def begun(self) -> bool:
+        """Whether an epoch was begun or named, or a state loaded."""
+        return bool(self.loads) or self.upcoming() != EpochPosition(0, start=self.upcoming().start)
+
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def samples(self, batch_size: int, override: Override | None = None) -> Iterator[Any]:
-        """This rank's (and loader worker's) samples of the next epoch, changed by ``override`` where there is one."""
+    def transform_of(self, shards: Ids, rows: Ids) -> Transform | None:
+        """A function that is applied to samples that are read by id, once to each of these, in this order.
+
+        Random numbers are those of the epoch that was begun last, or that the next iteration begins.
+        """
+        made = make_transforms(self.pool.index.table, self.settings, self._resume.current_epoch)
+        return None if made is None else made(np.zeros_like(rows), shards, rows)
+
+    def samples(self, batch_size: int, override: Override | None = None, *, keep_places: bool = False) -> Iterator[Any]:
+        """This rank's (and loader worker's) samples of the next epoch, changed by ``override`` where there is one.
+
+        Args:
+            batch_size: of this rank.
+            override: changes samples as they are made, given their ids.
+            keep_places: whether :data:`~stoker.pipeline.good_samples.LEFT_OUT` stands for each bad sample that is left out.
+        """
         skip, delivery, pipeline = self._start(batch_size, by_sample=True, override=override)
+        leaves_out = self._leaves_out(keep_places)
         if self._division is not None and self._division.kept is not None:
             samples = chain.from_iterable(part.samples for part in pipeline.sample_runs())
             yield from deliver_kept(samples, delivery.plan, self._division, LoaderWorker.detect())
@@ -94,23 +126,47 @@ class EpochReader:
         for part in pipeline.sample_runs():
             number += 1
             if number >= _LOOK_AGAIN and not number & (number - 1):
-                self._check_as_begun(division, ranks, batch_size)
+                check_as_begun(self._rank_finder, division, ranks, batch_size)
             delivery.enter(part)
-            if skip:
-                # The state was taken inside the first batch: skip the samples of it that were delivered.
-                for _ in islice(part.samples, skip):
-                    pass
-                skip = 0
-            # `yield from` costs nothing a sample; the run counts how many the consumer took.
-            try:
-                yield from part.samples
-            except Exception:
-                delivery.failed()
-                raise
+            while True:
+                try:
+                    # The state was taken inside the first batch: skip the samples of it that were delivered.
+                    for _ in islice(part.samples, skip) if skip else ():
+                        skip -= 1
+                    # `yield from` costs nothing a sample; the run counts how many the consumer took.
+                    yield from filter(_is_there, part.samples) if leaves_out and part.gaps else part.samples
+                    break
+                except Exception as error:  # noqa: BLE001 - raised again where it is final
+                    try:
+                        if part.recover is None:
+                            raise
+                        part = part.recover(part, error)  # noqa: PLW2901
+                    except BaseException:
+                        delivery.failed()
+                        raise
+                    delivery.go_on(part)
             delivery.check()
         if number < _LOOK_AGAIN:
-            self._check_as_begun(division, ranks, batch_size)
+            check_as_begun(self._rank_finder, division, ranks, batch_size)
         delivery.finished = True
+
+    def _leaves_out(self, keep_places: bool) -> bool:
+        """Whether bad samples are left out of those that are delivered one by one, and nothing stands for them.
+
+        Raises:
+            ConfigError: batches are made of them elsewhere, which would then hold samples of the batch that follows, and
+                ranks would take more or fewer steps.
+        """
+        bad = self.settings.bad_samples
+        if bad is None or bad.on_bad_sample != "skip":
+            return False
+        alone = LoaderWorker.detect().token is None and self._ranks == 1
+        if self._division is not None or not (keep_places or alone):
+            raise ConfigError(
+                "on_bad_sample='skip' leaves ranks and workers with different numbers of samples, of which others make "
+                "batches here: use 'replace', a StreamingDataLoader that nothing wraps, or batches()"
+            )
+        return not keep_places
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """This rank's (and loader worker's) batches of the next epoch, as dicts of columns."""
@@ -126,35 +182,13 @@ class EpochReader:
         for found in read(pipeline):
             number += 1
             if number >= _LOOK_AGAIN and not number & (number - 1):
-                self._check_as_begun(division, ranks, batch_size)
+                check_as_begun(self._rank_finder, division, ranks, batch_size)
             delivery.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
             yield found
             delivery.check()
         if number < _LOOK_AGAIN:
-            self._check_as_begun(division, ranks, batch_size)
+            check_as_begun(self._rank_finder, division, ranks, batch_size)
         delivery.finished = True
-
-    def _check_as_begun(self, division: OuterDivision | None, ranks: int, batch_size: int) -> None:
-        """See that no wrapper has come around an iteration that began without one, and no other ranks beside it.
-
-        Raises:
-            ConfigError: one has, and would divide samples that the dataset has divided; or there are other ranks, which read
-                the same samples.
-        """
-        if division is not None:
-            return
-        if (now := self._rank_finder.division()) is not None:
-            raise ConfigError(
-                f"this iteration began, and gave its first sample, before {now.wrapper} was around it: the dataset has "
-                f"divided its samples among the ranks, and {now.wrapper} divides once more. Begin the iteration where the "
-                "loader asks for samples, such as in __iter__ of an iterable between"
-            )
-        joined = self._rank_finder.data_rank(batch_size).world_size
-        if joined > ranks:
-            raise ConfigError(
-                f"this iteration began as that of 1 rank of {ranks}, and this process has become 1 of {joined} since, so "
-                "that samples would come more than once: begin iterations after init_process_group"
-            )
 
     def count(self, batch_size: int) -> int:
         """Samples that are delivered here in the next epoch, if that is delivered from its beginning.
@@ -179,6 +213,31 @@ class EpochReader:
     def plan(self, point: EpochPosition, batch_size: int) -> Plan:
         """This rank's batches from ``point`` on."""
         return self.sample_order.run(point, self.data_rank(batch_size)).plan
+
+    def batch_of(self, step: int, rank: int | None, epoch: int | None, batch_size: int) -> tuple[Ids, Ids]:
+        """Shard and row of each sample of a batch; two int64 arrays of shape ``(n,)``.
+
+        Args:
+            step: batches before it.
+            rank: of those that read different samples; ``None``: all, one after the other.
+            epoch: its number; see :meth:`~stoker.pipeline.state.resume.ResumeState.latest`.
+            batch_size: of a rank.
+
+        Raises:
+            ConfigError: there is no such rank, or no such step.
+        """
+        mine = self.data_rank(batch_size)
+        if rank is not None and not 0 <= rank < mine.world_size:
+            raise ConfigError(f"rank={rank}: {mine.world_size} ranks read different samples, numbered from 0")
+        point = self._resume.latest(epoch, mine)
+        _, shards, rows = samples_of_step(
+            lambda number: self._resume.run(point, replace(mine, rank=number)),
+            range(mine.world_size) if rank is None else [rank],
+            step,
+            f"epoch {point.epoch}"
+            + (f" from position {point.position} on, where it was resumed" if point.position else ""),
+        )
+        return shards, rows
 
     def data_rank(self, batch_size: int) -> DataRank:
         """This process's data rank."""
@@ -227,6 +286,7 @@ class EpochReader:
             sharers=sharers,
             threads=threads,
             skip=begun,
+            epoch=point.epoch,
             one_by_one=by_sample and not threads,
             override=override,
         )
@@ -238,96 +298,34 @@ class EpochReader:
 
     def fetch_first(self, point: EpochPosition, batch_size: int, workers: int) -> None:
         """Begin to fetch the first batches of DataLoader workers, which have no connection to the store before they run."""
-        fetched = all(cache.store is not None and cache.keeps for cache in self.pool.caches)
-        if not fetched or self.settings.limit is not None or not isinstance(self.sample_order, NativeOrder):
+        self.pool.share(workers * self._rank_finder.world.local_world_size)
+        if not all(cache.for_others for cache in self.pool.caches) or not isinstance(self.sample_order, NativeOrder):
             return
         run = self.sample_order.run(point, self.data_rank(batch_size))
         for batches in run.plan.chunks(workers * batch_size, 0, 1, 0):
             shards = dict.fromkeys(run.order.locate(np.concatenate(batches[:workers]))[0].tolist())
-            self.pool.fetch(list(shards)[: _FETCHED_FIRST * workers])
+            self.pool.fetch(list(shards)[: FETCHED_FOR_WORKER * workers])
             return
+
+    def end_first(self) -> None:
+        """Fetch no more for DataLoader workers, and keep nothing of it in memory: their iteration has ended."""
+        self.pool.fetch(())
+        self.pool.share(self._rank_finder.world.local_world_size)
 
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:
-            self._check_division(division)
+            check_division(self.sample_order, division)
             if division.sends and division.ranks > 1 and self._resume.first_to_tell(_SENDS):
-                logger.warning(
-                    "%s of accelerate: rank 0 reads for all %d ranks, and sends them their samples. dispatch_batches=False "
-                    "lets each rank read its own",
-                    division.wrapper,
-                    division.ranks,
-                )
+                tell_of_sending(division)
         run = self._resume.run(point, data_rank)
         if self._read_ahead:
-            self._check_skipped(point, run.plan, division)
+            check_skipped(point, run.plan, division)
         again = 0 if division is None or self._rank_finder.world.rank else repeated_by_wrapper(run.plan, division)
         if again and division is not None and self._resume.first_to_tell(_FILLS):
-            logger.warning(
-                "epoch %d: %s of accelerate repeats %d samples to fill its last batch, as in all epochs like this "
-                '(drop_last=True of the loader, or remainder="drop" of the dataset, repeats none)',
-                point.epoch,
-                division.wrapper,
-                again,
-            )
+            tell_of_filling(point.epoch, division, again)
         if run.plan.padding and run.plan.rank == 0 and self._resume.first_to_tell(_PADS):
-            native = "like" not in self.sample_order.as_dict()["order"]  # mosaicml orders always repeat some
-            logger.warning(
-                "epoch %d: %d samples come twice, so that all %d ranks take the same number of steps, as in all epochs like "
-                "this%s",
-                point.epoch,
-                run.plan.padding,
-                run.plan.world_size,
-                ' (remainder="uneven" or "drop" repeats none)'
-                if native
-                else ", and all canonical nodes, as in mosaicml-streaming (fewer num_canonical_nodes= repeat fewer)",
-            )
+            tell_of_padding(point.epoch, run.plan, self.sample_order)
         return run
-
-    @staticmethod
-    def _check_skipped(point: EpochPosition, plan: Plan, division: OuterDivision | None) -> None:
-        """See that accelerate leaves out nothing but what training has had of this epoch.
-
-        Raises:
-            ConfigError: a state is left out once more, or there is less than accelerate leaves out.
-        """
-        skipped = skipped_batches()
-        if skipped and point.position:
-            raise ConfigError(
-                f"accelerate leaves out {skipped} batches, and the dataset resumes from a state at position {point.position} "
-                f"of epoch {point.epoch}, which leaves them out already: do one of the two. transformers.Trainer skips none "
-                "with ignore_data_skip=True"
-            )
-        steps = 0 if division is None else -(-plan.samples // (division.batch_size or plan.batch_size))
-        if division is None or not skipped > steps > 0:
-            return
-        said = (
-            f"accelerate leaves out {skipped} batches, and epoch {point.epoch} has {steps}. transformers.Trainer counts so "
-            "where it does not know the length of an epoch, and then trains on the next one from its beginning: call "
-            "dataset.set_epoch(...) with the epoch to resume in, then "
-            "dataset.load_state_dict(dataset.state_dict(num_samples=...)) with the samples of it that all ranks had, and set "
-            "ignore_data_skip=True"
-        )
-        if division.direct:
-            raise ConfigError(said)
-        logger.warning("%s. (An iterable between may make more batches of them.)", said)
-
-    def _check_division(self, division: OuterDivision) -> None:
-        """See that the order leaves it to a wrapper which rank gets which samples of a global batch.
-
-        Raises:
-            ConfigError: it does not.
-        """
-        order = self.sample_order.as_dict()["order"]
-        partition = order.get("partition")
-        if isinstance(partition, Mapping) and partition.get("name") != "elastic":
-            said = f"partition={partition.get('name')!r}"
-        elif order.get("batching_method") == "device_per_stream":
-            said = "batching_method='device_per_stream'"
-        else:
-            return
-        raise ConfigError(
-            f"{said} says which rank gets which samples, and {division.wrapper} divides them itself: {REMEDY}"
-        )
 
     def _threads(self, worker: LoaderWorker) -> int:
         if self.settings.read_threads is not None:
@@ -343,6 +341,7 @@ class EpochReader:
         sharers: int,
         threads: int,
         skip: int = 0,
+        epoch: int = 0,
         one_by_one: bool = False,
         override: Override | None = None,
     ) -> Pipeline:
@@ -354,27 +353,29 @@ class EpochReader:
             sharers: processes on this node that read through the same cache.
             threads: threads that read ahead.
             skip: batches of this worker to leave out at the beginning.
+            epoch: number of the epoch, for random numbers.
             one_by_one: whether samples are made one at a time, on request.
             override: changes samples as they are made, given their ids.
         """
         transform = self.settings.transform
         if worker.token is not None:
             transform, override = _and_load(transform), _then_load(override)
+        amounts = replace(self.settings.amounts, sharers=sharers)
         settings = replace(
-            self.settings, transform=transform, sharers=sharers, read_threads=threads, by_shard=self._is_wide()
+            self.settings, transform=transform, amounts=amounts, read_threads=threads, by_shard=self._is_wide()
         )
-        return Pipeline(self.pool, run, settings, worker, skip, one_by_one=one_by_one, override=override)
+        return Pipeline(self.pool, run, settings, worker, skip, epoch=epoch, one_by_one=one_by_one, override=override)
 
     def _is_wide(self) -> bool:
         """Whether the order reads more shards at once than a limited cache holds."""
-        settings = self.settings
-        if settings.limit is None or self.pool.options.views:  # a view would keep its shard
+        amounts = self.settings.amounts
+        if amounts.limit is None or self.pool.options.views:  # a view would keep its shard
             return False
-        return min(shards_at_once(self.sample_order), len(self.pool.index)) * settings.shard_bytes > settings.limit
+        return min(shards_at_once(self.sample_order), len(self.pool.index)) * amounts.shard_bytes > amounts.limit
 
     def _limit_open(self, sharers: int) -> None:
-        self.pool.width.sharers = sharers
-        self.pool.most_open = min(self.pool.most_open, replace(self.settings, sharers=sharers).most_shards)
+        self.pool.share(sharers)
+        self.pool.most_open = min(self.pool.most_open, replace(self.settings.amounts, sharers=sharers).most_shards)
 
     def _sharers(self, worker: LoaderWorker) -> int:
         return worker.count * self._rank_finder.world.local_world_size
@@ -455,8 +456,14 @@ class EpochReader:
         self.pool.close()
 
 
+def _is_there(sample: Any) -> bool:
+    return sample is not LEFT_OUT
+
+
 def _and_load(transform: Transform | None) -> Transform | None:
     """A transform whose images are loaded, for a DataLoader worker."""
+    if isinstance(transform, Chain):
+        return transform.map(loaded, "the loading of images")
     return None if transform is None else lambda sample: loaded(transform(sample))
 
 

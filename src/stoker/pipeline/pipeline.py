@@ -2,57 +2,80 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.threads import Threads
 from stoker.errors import CacheError, StateError, StokerError, StorageError
+from stoker.formats.mds.encodings.images import left_to_load
 from stoker.order.sample_order import Run
+from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.by_shard import ShardByShard
 from stoker.pipeline.columns import stack_samples
+from stoker.pipeline.good_samples import LEFT_OUT, GoodSampleReader, GoodSamples, Override, TransformOf
 from stoker.pipeline.outer_plan import OuterRun
-from stoker.pipeline.reader_settings import EpochReaderSettings
+from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, ReadAmounts
+from stoker.reading.bad_samples import BadSampleLog, BadSamples, is_of_sample
+from stoker.reading.chain import Chain, SampleIdentity, SampleKeys
 from stoker.reading.sample_errors import apply_transform, location_at
 from stoker.reading.samples import SampleRun, distinct, iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
-from stoker.types import Batch, Ids
-
-Override: TypeAlias = Callable[[Sequence[int], Iterator[Any]], Iterator[Any]]
-"""A function from samples and their ids to samples, applied lazily."""
+from stoker.types import Batch, Ids, Transform
 
 _T = TypeVar("_T")
 
 _LOCATE_SAMPLES = 4096
-# The first batch waits until this much is located: samples of so many shards, or so many samples.
-_FIRST_SAMPLES = 1 << 14
-_FIRST_SHARDS = 16
-_FIRST_SAMPLES_OF_FEW_SHARDS = 1 << 16
 # After it, this many times as much is located as is delivered, until the whole lookahead is located.
 _GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Batches that are read together: their lengths, and shards and rows of their samples.
+    """Batches that are read together: their lengths, and positions, shards and rows of their samples.
 
     Attributes:
         values: the samples, where they were read already, as columns or one by one. Then ``distinct`` is empty.
     """
 
     lengths: list[int]
+    positions: Ids
     shards: Ids
     rows: Ids
     distinct: tuple[int, ...]
     values: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReaderSettings:
+    """Settings of an :class:`~stoker.pipeline.epoch_reader.EpochReader`; nothing here changes which samples come when.
+
+    Attributes:
+        columns: columns to read; ``None`` for all.
+        transform: applied to each sample, on the reading threads.
+        identity: what the random numbers of a chain belong to.
+        read_threads: threads that read ahead; 0 reads in the consumer's thread; ``None``: some if there is a transform.
+        amounts: how far ahead and how much at a time.
+        by_shard: whether many samples are read together, shard by shard, as the order is too wide for the limit.
+        bad_samples: what becomes of bad samples; ``None``: they are errors.
+    """
+
+    columns: Sequence[str] | None = None
+    transform: Transform | None = None
+    identity: SampleIdentity = SampleIdentity()  # noqa: RUF009 - frozen
+    read_threads: int | None = None
+    amounts: ReadAmounts = field(default_factory=ReadAmounts)
+    by_shard: bool = False
+    bad_samples: BadSamples | None = None
 
 
 class Pipeline:
@@ -61,9 +84,10 @@ class Pipeline:
     Args:
         pool: the dataset's open shards.
         run: the rank's batches, and where their samples lie.
-        settings: see :class:`~stoker.pipeline.reader_settings.EpochReaderSettings`.
+        settings: see :class:`~stoker.pipeline.pipeline.EpochReaderSettings`.
         worker: the DataLoader worker that reads; it takes every ``worker.count``-th batch.
         skip: batches of this worker to leave out at the beginning.
+        epoch: number of the epoch, for the random numbers of a chain.
         one_by_one: whether samples are made as they are asked for.
         override: changes samples as they are asked for, given their ids.
     """
@@ -76,6 +100,7 @@ class Pipeline:
         worker: LoaderWorker,
         skip: int = 0,
         *,
+        epoch: int = 0,
         one_by_one: bool = False,
         override: Override | None = None,
     ) -> None:
@@ -85,20 +110,38 @@ class Pipeline:
         self._worker = worker
         self._skip = skip
         self._override = override
-        self._starts = None if override is None else np.concatenate(([0], np.cumsum(pool.index.sizes)))
         batch_size = run.plan.batch_size
-        self._threads = settings.read_threads or 0
-        self._lookahead = settings.lookahead(batch_size)
-        self._chunk = settings.chunk(batch_size, one_by_one=one_by_one)
+        # A method of a subclass runs in the consumer's thread.
+        alone = override is not None and settings.bad_samples is not None
+        self._threads = 0 if alone else settings.read_threads or 0
+        self._lookahead = settings.amounts.lookahead(batch_size)
+        self._chunk = settings.amounts.chunk(batch_size, one_by_one=one_by_one)
+        self._chunk_bytes = max(self._chunk, batch_size) * settings.amounts.sample_bytes
         self._worker_takes_groups = False
+        self._transform_of = make_transforms(pool.index.table, settings, epoch)
+        self._first = True
+        self._good: GoodSampleReader | None = None
+        if settings.bad_samples is not None:
+            replaces = settings.bad_samples.on_bad_sample == "replace"
+            self._good = GoodSampleReader(pool, run, settings.columns, self._transform_of, override, replace=replaces)
 
     def sample_runs(self) -> Iterator[SampleRun]:
-        """The samples in order, transformed."""
-        return self._chunks(self._sample_list if self._threads else self._sample_run)
+        """The samples in order, transformed; :data:`~stoker.pipeline.good_samples.LEFT_OUT` for each that is left out."""
+        if self._good is None:
+            return self._chunks(self._sample_list if self._threads else self._sample_run)
+        if self._threads:
+            told = self._told(self._chunks(self._good_samples))
+            return (_run_of(found) for _, found in told)
+        return self._recoverable()
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order, as columns. With a transform its results are stacked into columns again."""
-        return chain.from_iterable(group.batches() for group in self._chunks(self._read_group))
+        return chain.from_iterable(group.batches() for group in self._groups())
+
+    def _groups(self) -> Iterator[BatchGroup]:
+        if self._good is None:
+            return self._chunks(self._read_group)
+        return (self._group_of(found) for found in self._told(self._chunks(self._good_batches)))
 
     def groups(self) -> Iterator[BatchGroup]:
         """The same batches, those together that are read in one step; of several workers each takes every n-th group.
@@ -111,7 +154,7 @@ class Pipeline:
                 "batches: save and load the state of the StreamingDataLoader, not that of one worker"
             )
         self._worker_takes_groups = True
-        return self._chunks(self._read_group)
+        return self._groups()
 
     def _sample_run(self, chunk: _Chunk) -> SampleRun:
         with self._pool.counted(chunk.shards, chunk.distinct):
@@ -122,19 +165,20 @@ class Pipeline:
             return self._overridden(chunk, SampleRun.of(list(self._transformed(chunk).samples)))
 
     def _transformed(self, chunk: _Chunk) -> SampleRun:
-        settings = self._settings
-        if chunk.values is not None:
-            run, origin = SampleRun.of(chunk.values), partial(location_at, self._pool, chunk.shards, chunk.rows)
-            if settings.transform is None:
-                return run
-            made = apply_transform(settings.transform, run.samples, run.remaining, origin)
-            return SampleRun(made, run.remaining)
-        return iterate_samples(self._pool, chunk.shards, chunk.rows, settings.columns, settings.transform)
+        shards, rows = chunk.shards, chunk.rows
+        transform = None if self._transform_of is None else self._transform_of(chunk.positions, shards, rows)
+        if chunk.values is None:
+            return iterate_samples(self._pool, shards, rows, self._settings.columns, transform)
+        run = SampleRun.of(chunk.values)
+        if transform is None:
+            return run
+        made = apply_transform(transform, run.samples, run.remaining, partial(location_at, self._pool, shards, rows))
+        return SampleRun(made, run.remaining)
 
     def _overridden(self, chunk: _Chunk, run: SampleRun) -> SampleRun:
-        if self._override is None or self._starts is None:
+        if self._override is None:
             return run
-        ids = self._starts[chunk.shards] + chunk.rows
+        ids = self._pool.index.table.starts[chunk.shards] + chunk.rows
         return SampleRun(self._override(ids.tolist(), run.samples), run.remaining)
 
     def _read_group(self, chunk: _Chunk) -> BatchGroup:
@@ -146,17 +190,106 @@ class Pipeline:
                 batch = stack_samples(list(self._transformed(chunk).samples), partial(location_at, pool, shards, rows))
             return BatchGroup(batch, chunk.lengths)
 
+    # -- with bad samples --------------------------------------------------------------------------------------------
+
+    def _good_samples(self, chunk: _Chunk) -> tuple[_Chunk, GoodSamples]:
+        assert self._good is not None
+        with self._pool.counted(chunk.shards, chunk.distinct):
+            return chunk, self._good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
+
+    def _good_batches(self, chunk: _Chunk) -> tuple[_Chunk, GoodSamples]:
+        assert self._good is not None
+        with self._pool.counted(chunk.shards, chunk.distinct):
+            return chunk, self._good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values)
+
+    def _told(self, read: Iterator[tuple[_Chunk, GoodSamples]]) -> Iterator[tuple[_Chunk, GoodSamples]]:
+        """The same, with bad samples counted and listed as they would be delivered."""
+        log = self._bad_sample_log()
+        for chunk, found in read:
+            log.enter(len(chunk.rows))
+            for number, error in found.bad:
+                log.note(number, error)
+            yield chunk, found
+
+    def _bad_sample_log(self) -> BadSampleLog:
+        assert self._settings.bad_samples is not None
+        return BadSampleLog(self._settings.bad_samples, self._pool.counts)
+
+    def _recoverable(self) -> Iterator[SampleRun]:
+        """Samples that are made as they are asked for: lists of small ones would cost more than the samples do."""
+        log = self._bad_sample_log()
+        for chunk, run in self._chunks(self._begun):
+            log.enter(len(chunk.rows))
+            yield self._with_recovery(log, chunk, 0, run)
+
+    def _begun(self, chunk: _Chunk) -> tuple[_Chunk, SampleRun | GoodSamples]:
+        with self._pool.counted(chunk.shards, chunk.distinct):
+            return chunk, self._begin(chunk)
+
+    def _begin(self, chunk: _Chunk) -> SampleRun | GoodSamples:
+        """The samples of a chunk, made as they are asked for; or all of them, where one is met before that is bad."""
+        assert self._good is not None
+        first, self._first = self._first, False
+        if first or left_to_load():  # after the first ones it is known whether there are images
+            return self._good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
+        try:
+            return self._overridden(chunk, self._transformed(chunk))
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+        return self._good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
+
+    def _with_recovery(self, log: BadSampleLog, chunk: _Chunk, first: int, run: SampleRun | GoodSamples) -> SampleRun:
+        """The samples of a chunk from the ``first`` on."""
+        if isinstance(run, SampleRun):
+            return replace(run, recover=partial(self._recover, log, chunk))
+        for number, error in run.bad:
+            log.note(first + number, error)
+        return _run_of(run)
+
+    def _recover(self, log: BadSampleLog, chunk: _Chunk, run: SampleRun, error: Exception) -> SampleRun:
+        assert self._good is not None
+        if not is_of_sample(error):
+            raise error
+        number = len(chunk.rows) - operator.length_hint(run.remaining) - 1
+        position, shard, row = (int(values[number]) for values in (chunk.positions, chunk.shards, chunk.rows))
+        named = self._good.named(shard, row, error)
+        log.note(number, named)
+        stands = self._good.instead(position, named)
+        rest = slice(number + 1, None)
+        left = replace(
+            chunk,
+            positions=chunk.positions[rest],
+            shards=chunk.shards[rest],
+            rows=chunk.rows[rest],
+            values=None if chunk.values is None else chunk.values[rest],
+        )
+        after = (
+            SampleRun.of([]) if not len(left.rows) else self._with_recovery(log, chunk, rest.start, self._begin(left))
+        )
+        return replace(after, samples=chain([stands], after.samples), gaps=after.gaps or stands is LEFT_OUT)
+
+    def _group_of(self, found: tuple[_Chunk, GoodSamples]) -> BatchGroup:
+        chunk, good = found
+        if len(good.kept) == len(chunk.rows):
+            return BatchGroup(good.values, chunk.lengths)
+        ends = np.searchsorted(good.kept, np.cumsum(chunk.lengths))
+        return BatchGroup(good.values, np.diff(ends, prepend=0).tolist())
+
+    # -- chunks --------------------------------------------------------------------------------------------------------
+
     def _chunks(self, read: Callable[[_Chunk], _T]) -> Iterator[_T]:
         """All chunks in order, read by ``read`` in this thread, or in threads ahead of the consumer."""
         counts = self._pool.counts
         needed: dict[int, int] = {}
-        self._pool.expect(needed.keys())
+        # One chunk is delivered while the next one is read.
+        self._pool.expect(needed.keys(), 2 * self._chunk_bytes)
         threads = Threads(self._threads, "read") if self._threads else None
         # One more than there are threads, so that none waits for the consumer to ask.
         ahead = self._threads + 1 if threads else 0
         running: deque[tuple[_Chunk, Callable[[], _T]]] = deque()
         try:
-            whole = read == self._read_group and self._settings.transform is None
+            whole = read in (self._read_group, self._good_batches) and self._settings.transform is None
             ready = self._read_by_shard(whole) if self._settings.by_shard else self._fetched_ahead(needed)
             for chunk in chain(ready, repeat(None)):
                 if chunk is not None:
@@ -185,14 +318,14 @@ class Pipeline:
 
     def _fetched_ahead(self, needed: dict[int, int]) -> Iterator[_Chunk]:
         """Chunks in order, while shards of the next ones are fetched; ``needed`` counts the chunks that need each."""
-        lookahead, most_shards = self._lookahead, self._settings.most_shards
+        lookahead, most_shards = self._lookahead, self._settings.amounts.most_shards
         window: deque[_Chunk] = deque()
-        ahead, allowed = 0, _FIRST_SAMPLES
+        ahead, allowed, allowed_shards = 0, FIRST_SAMPLES, FIRST_MOST_SHARDS
 
         def enough() -> bool:
-            if ahead > lookahead or len(needed) > most_shards:
+            if ahead > lookahead or len(needed) > min(most_shards, allowed_shards):
                 return True
-            return ahead > allowed and (len(needed) >= _FIRST_SHARDS or ahead > _FIRST_SAMPLES_OF_FEW_SHARDS)
+            return ahead > allowed and (len(needed) >= FIRST_SHARDS or ahead > FIRST_SAMPLES_OF_FEW_SHARDS)
 
         for chunk in self._located():
             window.append(chunk)
@@ -203,6 +336,7 @@ class Pipeline:
                 first = window.popleft()
                 ahead -= len(first.rows)
                 allowed += (_GROWTH - 1) * len(first.rows)
+                allowed_shards += (_GROWTH - 1) * len(first.distinct)
                 yield first
             self._pool.prefetch(chunk.distinct)
         while window:
@@ -215,9 +349,9 @@ class Pipeline:
             self._pool,
             settings.columns,
             whole=whole,
-            most_shards=settings.most_shards,
-            most_bytes=settings.group_bytes,
-            sample_bytes=settings.sample_bytes,
+            most_shards=settings.amounts.most_shards,
+            most_bytes=settings.amounts.group_bytes,
+            sample_bytes=settings.amounts.sample_bytes,
         )
         chunks = self._located()
         following = next(chunks, None)
@@ -261,7 +395,10 @@ class Pipeline:
 
     def _located(self) -> Iterator[_Chunk]:
         count = len(self._pool.index)
-        for groups in self._position_groups():
+        lists = self._position_groups()
+        # The first batch waits for no other to be located: of many streams, each costs something when it is first met.
+        first = next(lists, [])
+        for groups in chain(([group] for group in first), lists):
             positions = np.concatenate([batch for group in groups for batch in group])
             shards, rows = self._run.order.locate(positions)
             start = 0
@@ -270,20 +407,22 @@ class Pipeline:
                 here = slice(start, start + sum(lengths))
                 start = here.stop
                 numbers = tuple(distinct(shards[here], count)[0].tolist())
-                yield _Chunk(lengths, shards[here], rows[here], numbers)
+                yield _Chunk(lengths, positions[here], shards[here], rows[here], numbers)
 
     def _position_groups(self) -> Iterator[list[list[Ids]]]:
         """Positions of the batches of each chunk, in lists of chunks that are located together."""
         plan, worker, in_groups = self._run.plan, self._worker, self._worker_takes_groups
-        # Locating has a cost a call as well as a cost a sample, so it is done for many chunks at once.
-        together_located = max(self._chunk, _LOCATE_SAMPLES)
+        most = max(1, self._chunk // plan.batch_size)
+        # Locating has a cost a call as well as a cost a sample, so it is done for many chunks at once: for whole ones, as
+        # memory of one size is used again.
+        whole = most * plan.batch_size
+        together_located = whole * -(-_LOCATE_SAMPLES // whole)
         if in_groups:  # all workers cut all batches alike
             lists = plan.chunks(together_located * worker.count)
         else:
             lists = plan.chunks(together_located, worker.number, worker.count, self._skip)
         turns, turn = (worker.count, worker.number) if in_groups else (1, 0)
         # Chunks begin with one batch and double, so that the first batch waits for few shards and the rest is efficient.
-        most = max(1, self._chunk // plan.batch_size)
         together, number = 1, 0
         for batches in lists:
             groups: list[list[Ids]] = []
@@ -297,3 +436,32 @@ class Pipeline:
                     together = min(2 * together, most)
             if groups:
                 yield groups
+
+
+def _run_of(found: GoodSamples) -> SampleRun:
+    return SampleRun.of(found.values, gaps=len(found.kept) < len(found.values))
+
+
+def make_transforms(table: ShardTable, settings: EpochReaderSettings, epoch: int) -> TransformOf | None:
+    """The function that says what is applied to samples of an epoch, by their places; ``None`` where nothing is.
+
+    Args:
+        table: where the samples of each shard begin.
+        settings: with the function or the chain.
+        epoch: number of the epoch.
+    """
+    transform, identity = settings.transform, settings.identity
+    if transform is None:
+        return None
+    if not isinstance(transform, Chain) or not transform.draws:
+        return lambda *_: transform
+    keys = SampleKeys(transform, identity, epoch)
+    starts = table.starts
+    firsts = np.array(identity.first_shards, np.int64)
+
+    def of_samples(positions: Ids, shards: Ids, rows: Ids) -> Transform:
+        streams = np.searchsorted(firsts, shards, side="right") - 1
+        ids = starts[shards] + rows - starts[firsts[streams]]
+        return keys.transform(streams, ids, positions if identity.repeats else np.zeros_like(rows))
+
+    return of_samples

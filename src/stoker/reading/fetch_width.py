@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
-USUAL_WIDTH: Final = 8
-"""Shards that are fetched at once before anything was seen, and at least."""
-# Requests of all processes of a node that read through one cache.
-_MOST_OF_NODE: Final = 256
-_MOST: Final = 128
-# Bytes under way in all of them.
-_BYTES: Final = 256 << 20
+from stoker.policy import USUAL_FETCHES, most_fetches
+
 # Fetches that are seen before the first choice: those of the first connections take longer.
-_LEAST_SEEN: Final = 2 * USUAL_WIDTH
+_LEAST_SEEN: Final = 2 * USUAL_FETCHES
 # What one more fetch weighs in the means.
 _WEIGHT: Final = 1 / 16
 # The shortest time is forgotten by so much with each fetch, so that a store that becomes slower is noticed.
@@ -22,16 +17,6 @@ _FORGET: Final = 1.001
 _LEAST_WORK: Final = 50e-6
 # More than what fits exactly: times vary.
 _SPARE: Final = 1.5
-
-
-def most_at_once(size: float, sharers: int) -> int:
-    """The bound for the shards that a process fetches at once, whatever the latency.
-
-    Args:
-        size: bytes of a shard.
-        sharers: processes on this node that read through the same cache.
-    """
-    return max(USUAL_WIDTH, min(_MOST, _MOST_OF_NODE // sharers, int(_BYTES / sharers / max(size, 1.0))))
 
 
 class FetchWidth:
@@ -62,9 +47,9 @@ class FetchWidth:
         if self.fixed is not None:
             return self.fixed
         if self._seen < _LEAST_SEEN:
-            return USUAL_WIDTH
+            return USUAL_FETCHES
         enough = math.ceil(_SPARE * self._time / max(self._work, _LEAST_WORK))
-        return min(max(USUAL_WIDTH, enough), most_at_once(self._bytes, self.sharers))
+        return min(max(USUAL_FETCHES, enough), most_fetches(self._bytes, self.sharers))
 
     def saw(self, seconds: float, work: float, size: int) -> None:
         """Note a shard that was fetched and opened.

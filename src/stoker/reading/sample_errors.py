@@ -38,7 +38,7 @@ class SampleLocation:
 def location_of(pool: ShardPool, shard: int, row: int) -> SampleLocation:
     """The location of the sample in a row of a shard."""
     url = pool.cache_of(shard).describe(pool.index.shards[shard])
-    return SampleLocation(url, shard, row, int(pool.index.sizes[:shard].sum()) + row)
+    return SampleLocation(url, shard, row, int(pool.index.table.starts[shard]) + row)
 
 
 def location_at(pool: ShardPool, shards: Ids, rows: Ids, number: int) -> SampleLocation:

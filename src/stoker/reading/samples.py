@@ -28,19 +28,26 @@ class SampleRun:
     Attributes:
         samples: the samples, each made when it is asked for.
         remaining: an iterator whose length hint is the number of samples not yet taken.
+        gaps: whether something stands among them for samples that are left out.
+        recover: makes a run of what is left after a sample has raised an error, with something in its place; raises the error
+            where it is final. ``None``: all errors are.
     """
 
     samples: Iterator[Any]
     remaining: Iterator[Any]
+    gaps: bool = False
+    recover: Callable[[SampleRun, Exception], SampleRun] | None = None
 
     @classmethod
-    def of(cls, samples: list[Any]) -> SampleRun:
+    def of(cls, samples: list[Any], *, gaps: bool = False) -> SampleRun:
         """Samples that are all there already."""
         iterator = iter(samples)
-        return cls(iterator, iterator)
+        return cls(iterator, iterator, gaps)
 
 
-def read_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+def read_samples(
+    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None, *, named: bool = True
+) -> Batch:
     """Decode the samples at ``(shards[i], rows[i])``, in that order.
 
     Args:
@@ -48,6 +55,7 @@ def read_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str]
         shards: shard numbers, int64, shape ``(n,)``, n ≥ 1.
         rows: rows in those shards, int64, shape ``(n,)``.
         columns: names to read, default all.
+        named: whether an error of a decoder says which sample it is of, which takes reading each again.
 
     Returns:
         Column name to column of n values.
@@ -61,9 +69,11 @@ def read_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str]
             return get_format(readers[0].format).read_many(readers, which, rows, columns)
         kinds = list(_kinds(readers, which))
         parts = [get_format(chosen[0].format).read_many(chosen, here, rows[at], columns) for at, chosen, here in kinds]
-    except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
-        named, cause = decode_error(pool, shards, rows, columns, error)
-        raise named from cause
+    except Exception as error:
+        if not named:
+            raise
+        told, cause = decode_error(pool, shards, rows, columns, error)
+        raise told from cause
     check_types(parts, [chosen[0].where for _, chosen, _ in kinds])
     return scatter([(at, part) for (at, _, _), part in zip(kinds, parts, strict=True)], len(rows))
 

@@ -10,28 +10,24 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cache.base import ShardCache
-from stoker.cache.disk import DiskCache
 from stoker.concurrency.forks import reset_in_children
-from stoker.concurrency.request_observer import observer
 from stoker.concurrency.shared_counters import Count, Counts
 from stoker.concurrency.threads import Threads
 from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.one_file import FileKind, FileShard
 from stoker.formats.registry import get_format
-from stoker.index.concat_index import JoinedIndex
-from stoker.index.file_index import FileIndex, FileShards
+from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
-from stoker.index.packed_shards import PackedShards
+from stoker.policy import MOST_OPEN, SMALL_SHARDS_HELD, most_maps, spare_bytes
 from stoker.reading.fetch_width import FetchWidth
+from stoker.reading.small_files import AheadWindow, SmallShards
 from stoker.storage.files import MappedFile, check_mapped
 from stoker.types import Ids
 
@@ -39,16 +35,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds for which a mapped file that was found whole is taken to be so.
 _TRUSTED: Final = 0.05
-# Small files of this machine are opened this many at a time by one thread: handing one over costs as much as opening it.
-_GROUP: Final = 32
-# Bytes of a small file.
-_SMALL: Final = 1 << 16
 # Readers that one opening looks at for some to drop, so that it costs the same however many are open.
 _LOOKED_AT: Final = 16
-MOST_OPEN: Final = 256
-"""Readers that are kept although no shard is needed soon."""
-_USUAL_MAPS: Final = 65_530
-
 
 _Opened = dict[int, ShardReader | Exception | None]
 """For each shard its reader, or the error of opening it, or ``None``: it is not in the cache, and no reader waits for it."""
@@ -75,7 +63,7 @@ class ShardPool:
 
     def __init__(
         self,
-        index: Index | JoinedIndex,
+        index: Index | ConcatIndex,
         cache: ShardCache | Sequence[ShardCache],
         *,
         threads: int | None = None,
@@ -101,11 +89,11 @@ class ShardPool:
         self._maps: dict[int, list[MappedFile]] = {}
         # When the files of an open shard are to be looked at again.
         self._due: dict[int, float] = {}
+        # Bytes of the open shards that are held in memory although the cache has them, and of each of them.
+        self._held = 0
+        self._held_sizes: dict[int, int] = {}
         self._needed: Collection[int] = ()
-        # The shards, where each is a file that is a sample, and is read where it lies.
-        self._files = index.shards if isinstance(index, FileIndex) and not options.checksums else None
-        self._kind = FileKind.of(self._files.format, self._files.spec, options) if self._files is not None else None
-        self._sizes: Ids | None = None
+        self._small = SmallShards(index, self.caches, options)
         self._reset()
         reset_in_children(self)
 
@@ -131,7 +119,9 @@ class ShardPool:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._coming: dict[int, Future[_Opened]] = {}
-        self._fetching: list[Future[bool]] = []
+        # Small shards that were asked for ahead.
+        self._window = AheadWindow()
+        self._fetching: list[Future[None]] = []
 
     @property
     def cache(self) -> ShardCache:
@@ -140,7 +130,7 @@ class ShardPool:
 
     def cache_of(self, shard: int) -> ShardCache:
         """The cache that holds a shard."""
-        return self.caches[self.index.part_of(shard) if isinstance(self.index, JoinedIndex) else 0]
+        return self.caches[self.index.part_of(shard) if isinstance(self.index, ConcatIndex) else 0]
 
     def get(self, shard: int) -> ShardReader:
         """The reader of a shard, fetched and opened first if need be.
@@ -162,6 +152,8 @@ class ShardPool:
                 if reader is not None and self._is_whole(shard):
                     self._open.move_to_end(shard)
                     return reader
+                if self._window.waits(shard):
+                    self._begin(self._window.demand(shard))
                 coming = self._coming.get(shard)
                 mine: Future[_Opened] = Future()
                 if coming is None:
@@ -182,18 +174,20 @@ class ShardPool:
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`."""
+        window, size_of = self._window, self._small.size
         with self._lock:
-            wanted = [shard for shard in shards if shard not in self._open and shard not in self._coming]
-            group: list[int] = []
-            for shard in wanted:
-                group.append(shard)
-                if len(group) == _GROUP or not self._is_quick(shard):
-                    self._begin(group)
-                    group = []
-            self._begin(group)
+            for shard in shards:
+                if shard in self._open or shard in self._coming or window.waits(shard):
+                    continue
+                size = size_of(shard)
+                if size is None:
+                    self._begin(([shard],))
+                else:
+                    window.add(shard, size)
+            self._begin(window.groups())
 
     def fetch(self, shards: Iterable[int]) -> None:
-        """Begin to bring shards into an unlimited cache on disk, in this order, for other processes: none is opened here.
+        """Begin to bring shards into caches that other processes read, in this order: none is opened here.
 
         Those that an earlier call asked for are left out where they have not begun. Errors are not told: those who read the
         shards meet them.
@@ -201,30 +195,19 @@ class ShardPool:
         for future in self._fetching:
             future.cancel()
         self._fetching = []
+        size = 0
         for shard in shards:
-            cache = self.cache_of(shard)
-            if cache.store is not None and cache.keeps and cache.settings.limit is None:
-                work = partial(cache.fetch, self.index.shards[shard], wait=False)
-                self._fetching.append(self._threads.submit(work))
+            info, cache = self.index.shards[shard], self.cache_of(shard)
+            size += info.size
+            if size <= cache.for_others:
+                self._fetching.append(self._threads.submit(partial(cache.fetch_for_others, info)))
 
-    def _begin(self, shards: list[int]) -> None:
-        if shards:
-            coming = self._threads.submit(partial(self._load_ahead, shards))
-            self._coming.update(dict.fromkeys(shards, coming))
-
-    def _is_quick(self, shard: int) -> bool:
-        """Whether opening a shard means to read a small file of this machine."""
-        if self._files is not None:
-            return self._files.size(shard) <= _SMALL
-        if self.cache_of(shard).store is not None:
-            return False
-        if self._sizes is None and isinstance(self.index.shards, PackedShards):
-            self._sizes = self.index.shards.raw_bytes
-        return (self.index.shards[shard].size if self._sizes is None else self._sizes[shard]) <= _SMALL
+    def _begin(self, groups: Iterable[list[int]]) -> None:
+        """Have groups of shards opened, each by one thread. The lock is held."""
+        for group in groups:
+            self._coming.update(dict.fromkeys(group, self._threads.submit(partial(self._load_ahead, group))))
 
     def _load_ahead(self, shards: Sequence[int]) -> _Opened:
-        if len(shards) == 1:
-            return {shards[0]: self._load(shards[0], demanded=False)}
         found: _Opened = {**self._open_small(shards)}
         for shard in shards:
             if shard in found:
@@ -237,64 +220,28 @@ class ShardPool:
 
     def _open_small(self, shards: Sequence[int]) -> Mapping[int, ShardReader]:
         """Open those of some shards that are small files of this machine and pass all checks."""
-        if self.options.checksums:
+        small = [shard for shard in shards if self._small.size(shard) is not None]
+        if not small:
             return {}
-        found: Mapping[int, ShardReader]
-        found, size = self._read_shards(shards) if self._files is None else self._read_files(self._files, shards)
+        found, size = self._small.open(small, self._threads.count)
         self.counts.opened(size, hit=True, shards=len(found))
         with self._lock:
             for shard, reader in found.items():
                 self._coming.pop(shard, None)
-                if shard not in self._open:
+                wanted = shard in self._window or shard in self._needed or not self._small.is_sample(shard)
+                if wanted and shard not in self._open:
                     self._open[shard] = reader
                     self._due[shard] = math.inf  # nothing is mapped that could be cut
             self._trim(-1, 2 * len(found))
         return found
 
-    def _read_files(self, files: FileShards, shards: Sequence[int]) -> tuple[dict[int, FileShard], int]:
-        """Those that are samples of their own, and their bytes."""
-        cache, kind, size = self.cache, self._kind, 0
-        found: dict[int, FileShard] = {}
-        if kind is None or not isinstance(cache, DiskCache) or observer() is not None:
-            return found, size
-        folder = str(cache.root)
-        for shard in shards:
-            data = cache.read_listed(files, shard)
-            if data is not None:
-                path = files.path(shard)
-                try:
-                    found[shard] = FileShard(kind, data, path, f"{folder}/{path}")
-                except CorruptDataError:  # is raised again where the shard is asked for
-                    continue
-                size += len(data)
-        return found, size
-
-    def _read_shards(self, shards: Sequence[int]) -> tuple[dict[int, ShardReader], int]:
-        """Those of one small file each, and their bytes."""
-        found: dict[int, ShardReader] = {}
-        size = 0
-        for shard, info, cache, data in self._small_files(shards):
-            form = get_format(info.format)
-            try:
-                cache.validate(info, [data])
-                reader = form.open(info, [data], where=cache.describe(info), options=self.options)
-                form.read_ahead(reader)
-            except Exception:  # noqa: BLE001, S112 - is raised again where the shard is asked for
-                continue
-            found[shard] = reader
-            size += len(data)
-        return found, size
-
-    def _small_files(self, shards: Sequence[int]) -> Iterator[tuple[int, ShardInfo, ShardCache, bytes]]:
-        """Those that their caches read at once: of several streams, each reads its own."""
-        groups: dict[ShardCache, list[int]] = {}
-        for shard in shards:
-            groups.setdefault(self.cache_of(shard), []).append(shard)
-        for cache, group in groups.items():
-            infos = [self.index.shards[shard] for shard in group]
-            for shard, info, data in zip(group, infos, cache.read_small(infos), strict=True):
-                if data is not None:
-                    yield shard, info, cache, data
+    def share(self, processes: int) -> None:
+        """Say how many processes of this node read through the same caches, this one included."""
+        self.width.sharers = processes
+        limits = [cache.settings.limit for cache in set(self.caches)]
+        spare = spare_bytes(None if None in limits else sum(limit or 0 for limit in limits), processes)
+        for cache in self.caches:
+            cache.share(processes, spare)
 
     def ready(self, shards: Collection[int]) -> int:
         """The number of these shards that are open."""
@@ -314,17 +261,25 @@ class ShardPool:
         took = time.perf_counter_ns() - begun
         self.counts.read_step(len(shards), remote, ready, len(distinct) - ready, took)
 
-    def expect(self, shards: Collection[int]) -> None:
-        """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest."""
+    def expect(self, shards: Collection[int], at_once: int = 0) -> None:
+        """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest.
+
+        Args:
+            shards: their numbers. None for now: what was needed before is closed, where it takes memory.
+            at_once: bytes of shards that are needed at the same time. So many are read ahead at least.
+        """
         self._needed = shards
         if not shards:
-            coming, self._coming = self._coming, {}
+            with self._lock:
+                coming, self._coming = self._coming, {}
+                self._window.reset(at_once)
+                for shard in list(self._open):
+                    if self._small.is_sample(shard) or not self.cache_of(shard).keeps:
+                        self._close(shard)
             for future in coming.values():
                 future.cancel()
-            with self._lock:
-                for shard in list(self._open):
-                    if self._files is not None or not self.cache_of(shard).keeps:
-                        self._close(shard)
+            for cache in self.caches:
+                cache.trim()
 
     def done_with(self, shard: int, *, close: bool = False) -> None:
         """Say that a shard is not needed soon. Where the cache is limited, or memory, its file may then go.
@@ -336,10 +291,14 @@ class ShardPool:
         future = self._coming.pop(shard, None)
         if future is not None:
             future.cancel()
+        if shard in self._window:
+            with self._lock:
+                self._begin(self._window.done(shard))
         cache = self.cache_of(shard)
-        beyond = self._files is not None or len(self._open) > self.most_open
+        beyond = len(self._open) > self.most_open or self._small.is_sample(shard)
         if close or cache.settings.limit is not None or not cache.keeps or beyond:
-            self._close(shard)
+            with self._lock:
+                self._close(shard)
 
     def check(self, shard: int) -> None:
         """Check that the files of a shard, if it is open, are whole: for those that read from a reader for long.
@@ -357,6 +316,7 @@ class ShardPool:
         self._open.pop(shard, None)
         self._maps.pop(shard, None)
         self._due.pop(shard, None)
+        self._held -= self._held_sizes.pop(shard, 0)
 
     def _is_whole(self, shard: int) -> bool:
         """Whether no mapped file of an open shard was cut; if one was, the shard is closed."""
@@ -372,15 +332,20 @@ class ShardPool:
     def close(self) -> None:
         """Stop fetching ahead and drop all readers."""
         self._threads.close()
+        self._window.reset()
         self._coming.clear()
         self._open.clear()
         self._maps.clear()
         self._due.clear()
+        self._held_sizes.clear()
+        self._held = 0
+        for cache in self.caches:
+            cache.close()
 
     def _load_for_all(self, shard: int, mine: Future[_Opened]) -> ShardReader:
         """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
         try:
-            reader = self._load(shard, demanded=True)
+            reader = self._open_small((shard,)).get(shard) or self._load(shard, demanded=True)
             assert reader is not None
         except BaseException as error:
             self._arrived(shard, mine)  # the next reader tries anew
@@ -395,14 +360,18 @@ class ShardPool:
             if self._coming.get(shard) is coming:
                 del self._coming[shard]
 
-    def _keep(self, shard: int, reader: ShardReader, maps: list[MappedFile], *, demanded: bool) -> ShardReader:
+    def _keep(
+        self, shard: int, reader: ShardReader, maps: list[MappedFile], held: int, *, demanded: bool
+    ) -> ShardReader:
         with self._lock:
             if not demanded and shard not in self._needed and not self.cache_of(shard).keeps:
                 return reader  # nobody waits for it any more: its memory goes
             kept = self._open.setdefault(shard, reader)
             if kept is reader:
                 self._maps[shard] = maps
-                self._due[shard] = time.monotonic() + _TRUSTED
+                self._due[shard] = time.monotonic() + _TRUSTED if maps else math.inf
+                self._held_sizes[shard] = held
+                self._held += held
             self._open.move_to_end(shard)
             self._trim(shard)
         return kept
@@ -410,10 +379,10 @@ class ShardPool:
     def _trim(self, newest: int, looked_at: int = _LOOKED_AT) -> None:
         """Drop readers beyond the limit. Those that are needed soon only go where the process can not map more."""
         for _ in range(looked_at):
-            if len(self._open) <= self.most_open or len(self._open) <= len(self._needed) < _most_maps():
+            if len(self._open) <= self.most_open or len(self._open) <= len(self._needed) < most_maps():
                 return
             number, reader = self._open.popitem(last=False)
-            if number == newest or (number in self._needed and len(self._open) < _most_maps()):
+            if number == newest or (number in self._needed and len(self._open) < most_maps()):
                 self._open[number] = reader
             else:
                 self._close(number)
@@ -431,6 +400,10 @@ class ShardPool:
             if files is None:
                 # An evictor may take the file between fetching and opening it; then it is fetched again.
                 for _ in range(100):
+                    small = cache.fetch_small(info) if self._held < SMALL_SHARDS_HELD else None
+                    if small is not None:
+                        files = [small]
+                        break
                     if not self._fetch(info, cache, demanded=demanded):
                         return None
                     files = cache.open(info)
@@ -460,7 +433,8 @@ class ShardPool:
                     self.width.saw(time.perf_counter() - begun, time.thread_time() - work, info.size)
                     self._threads.widen(self.width.value)
                 maps = [file for file in files if isinstance(file, MappedFile)]
-                return self._keep(shard, opened, maps, demanded=demanded)
+                held = info.size if far and cache.keeps and not maps else 0
+                return self._keep(shard, opened, maps, held, demanded=demanded)
             except DatasetChangedError:
                 raise
             except CorruptDataError as error:
@@ -489,12 +463,3 @@ class ShardPool:
                     if number not in self._needed and self.cache_of(number).root == cache.root:
                         self._close(number)
         return cache.fetch(info, wait=demanded, if_full="exceed" if demanded else "evict")
-
-
-@lru_cache(maxsize=1)
-def _most_maps() -> int:
-    """Shards that may be open at once: the system limits the maps of a process, and some shards have two."""
-    try:
-        return int(Path("/proc/sys/vm/max_map_count").read_text()) // 4
-    except (OSError, ValueError):
-        return _USUAL_MAPS // 4

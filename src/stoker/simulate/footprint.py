@@ -15,9 +15,10 @@ from typing import Final
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.index.packed_shards import FEW
+from stoker.index.columnar_shards import FEW
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.order.shuffle.shard_table import ShardTable
+from stoker.policy import SMALL_OBJECT, SMALL_SHARDS_HELD
 from stoker.simulate.cache import run_cache
 from stoker.simulate.settings import Cluster, Shards
 from stoker.simulate.shard_access import Sampling, node_uses
@@ -197,8 +198,12 @@ def predict(
     opened = min(math.ceil(max(fetched) * scale), max(opened, ahead.open_shards))
     processes = cluster.ranks_per_node * max(1, workers)
     shards_a_node = float(np.mean(fetched)) * scale
+    shard_bytes = size.bytes / size.shards
+    # Small ones are held as they were fetched.
+    as_fetched = shard_bytes <= SMALL_OBJECT and ahead.cache_limit is None
     memory = (
         _AT_LEAST
+        + (min(opened * shard_bytes, SMALL_SHARDS_HELD) if as_fetched else 0)
         + (_OF_SHARD if size.shards < FEW else _OF_KEPT_SHARD) * size.shards
         + opened * (_OF_OPEN_SHARD + _OF_OPEN_ROW * size.samples / size.shards)
         + _OF_LOCATED * (ahead.samples + ahead.chunk)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from stoker.concurrency.request_observer import RequestObserver, observer
 from stoker.errors import CorruptDataError, ObjectNotFoundError, StorageError
+from stoker.policy import READ_WHOLE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,9 +37,6 @@ REMOVED_CACHE: Final = re.compile(r"[0-9a-f]{24}\.[0-9a-f]{16}\.removed")
 
 READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Flags of ``os.open`` for a file to read, by which opening a named pipe does not wait."""
-
-READ_WHOLE: Final = 16 << 10
-"""A file of at most so many bytes is read: a map of it costs more time, and a process can have only so many maps."""
 
 _KINDS: Final = (
     (stat.S_ISDIR, "a directory"),
@@ -183,7 +181,9 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[tuple[str, os.stat_result]]:
+def walk_files(
+    root: str, wanted: Callable[[str], bool] = lambda _: True, only: str | None = None
+) -> Iterator[tuple[str, os.stat_result]]:
     """Regular files below a directory, in no order: path below ``root``, and status.
 
     A symbolic link to a file is that file, wherever it lies. A link to a directory below ``root`` is followed once, and not
@@ -194,6 +194,7 @@ def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Ite
     Args:
         root: the directory.
         wanted: says of a name whether to look at it; of a directory's name, whether to look into it.
+        only: name of the files; ``None`` for all. The status of others is not asked for.
 
     Raises:
         StorageError: a link leads to a directory that is not below ``root``: it could be all of the machine, and what it
@@ -213,6 +214,8 @@ def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Ite
         for entry in entries:
             try:
                 if not entry.is_dir():
+                    if only is not None and entry.name != only:
+                        continue
                     status = entry.stat()
                     if stat.S_ISREG(status.st_mode):
                         yield prefix + entry.name, status

@@ -50,6 +50,12 @@ class LocalStore(Store):
             info = file_info(key, os.fstat(fd), path)
             return bytes(self._part(fd, 0, size)), info
 
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        path = self._path(key)
+        with file_errors(path), self._opened(path) as (fd, size):
+            check_size(size, max_bytes, path)
+            return bytes(self._part(fd, 0, size))
+
     def get_ranges(
         self, key: str, starts: Sequence[int], ends: Sequence[int], *, version: str = ""
     ) -> list[BufferLike]:
@@ -143,6 +149,10 @@ class LocalStore(Store):
             files = walk_files(root, lambda name: not name.startswith(TEMPORARY))
             found = [file_info(folder + name, status) for name, status in files]
         return iter(sorted(found, key=attrgetter("key")))
+
+    def keys_named(self, name: str) -> Iterator[str]:
+        with file_errors(self.url):
+            yield from (key for key, _ in walk_files(self.url, lambda one: not one.startswith(TEMPORARY), name))
 
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)

@@ -54,7 +54,9 @@ def open_store(
         return HubStore(url, options, retry=retry, stall_timeout=stall_timeout)
     if location.kind != "file":
         return Store(url, options, retry=retry, stall_timeout=stall_timeout)
-    transfer, rest = split_transfer(location, options or {})
+    if not options:
+        return LocalStore(url, retry=retry, stall_timeout=stall_timeout)
+    transfer, rest = split_transfer(location, options)
     if rest:
         raise ConfigError(f"{location.url}: storage_options {sorted(rest)} mean nothing for local files.")
     if transfer.read_by is not None:

@@ -28,15 +28,22 @@ def version_of_files(files: Iterable[tuple[str, int, str]]) -> str:
     Args:
         files: name, bytes and version of each, as the listing tells them.
     """
-    return digest_of_files((name, size, written_version(version)) for name, size, version in files)
+    lines = (file_line(name, str(size), written_version(version)) for name, size, version in files)
+    return digest_of_lines(iter(lambda: "".join(islice(lines, _CHUNK)), ""))
 
 
-def digest_of_files(files: Iterable[tuple[str, int, str]]) -> str:
-    """Like :func:`version_of_files`, of versions that :func:`written_version` has shortened."""
-    lines = (f"\n{name}\0{size}\0{version}" for name, size, version in files)
-    digest = hashlib.sha256(next(lines, "")[1:].encode(errors="surrogatepass"))
-    while text := "".join(islice(lines, _CHUNK)):
-        digest.update(text.encode(errors="surrogatepass"))
+def file_line(name: str, size: str, version: str) -> str:
+    """The line of a file in the text that :func:`version_of_files` is a hash of; :func:`written_version` gave its version."""
+    return f"\n{name}\0{size}\0{version}"
+
+
+def digest_of_lines(texts: Iterable[str]) -> str:
+    """Like :func:`version_of_files`, of files whose lines come in pieces."""
+    digest = hashlib.sha256()
+    begin = 1  # nothing comes before the first line
+    for text in texts:
+        digest.update(text[begin:].encode(errors="surrogatepass"))
+        begin = 0
     return digest.hexdigest()[:_DIGITS]
 
 

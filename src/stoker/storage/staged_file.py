@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 from typing import IO
 
+from stoker.concurrency.node_file import path_for_others
 from stoker.storage.file_errors import file_errors
 from stoker.storage.local import TEMPORARY
 from stoker.storage.store import Store
@@ -56,7 +57,7 @@ class StagedFile:
         self.file.flush()
         self.size = os.fstat(self.file.fileno()).st_size
         if self._path is None:
-            store.put_file(key, Path(f"/proc/{os.getpid()}/fd/{self.file.fileno()}"))
+            store.put_file(key, Path(path_for_others(self.file.fileno())))
             self.file.close()
             return
         target = f"{store.url}/{key}"

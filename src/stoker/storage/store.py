@@ -178,6 +178,11 @@ class Store:
         """All objects in the folder ``prefix`` and below, by key; none where there is no such folder."""
         return self._backend().list(check_prefix(prefix))
 
+    def keys_named(self, name: str) -> Iterator[str]:
+        """Keys of all objects whose last part is ``name``, in no order."""
+        ending = f"/{name}"
+        return (item.key for item in self.list() if item.key == name or item.key.endswith(ending))
+
     def head(self, key: str) -> ObjectInfo:
         """The object's size, without its data."""
         return self._backend().head(check_key(key))

@@ -80,6 +80,8 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     text = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(f"{text!r} is not a URL or a path: expected a non-empty string without NUL characters.")
+    if text[0] == "/" and "://" not in text:
+        return _local(text)
     if text.startswith("pipe:"):
         raise ConfigError(
             f"{redact_url(text)!r}: commands are not run. Give the URL that it reads, such as s3://bucket/path."

@@ -6,9 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, fields
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 import numpy as np
@@ -20,19 +18,20 @@ from stoker.cache.quota import divide_limit
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.open_format import check_format, is_made, open_format
 from stoker.catalog.unindexed.files_location import Files
+from stoker.concurrency.threads import map_in_order
 from stoker.display import redact_url, with_article
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.index.concat_index import JoinedIndex
+from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
 from stoker.index.version import opening_time
 from stoker.order.mixture.weights import StreamWeight
+from stoker.policy import INDEXES_AT_ONCE
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import RetryPolicy
 from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Ids, StorageOptions
 
-_THREADS: Final = 16
 _WEIGHTS: Final = ("proportion", "repeat", "choose")
 # Methods by which subclasses of mosaicml-streaming's Stream fetch and open shards.
 _NEVER_CALLED: Final = (
@@ -219,7 +218,7 @@ class Streams:
         self.locations = tuple(locations)
         self.limit = limit
         indexes = [location.index for location in locations]
-        self.index: Index | JoinedIndex = indexes[0] if len(indexes) == 1 else JoinedIndex(indexes)
+        self.index: Index | ConcatIndex = indexes[0] if len(indexes) == 1 else ConcatIndex(indexes)
 
     def __len__(self) -> int:
         """Number of streams."""
@@ -297,8 +296,8 @@ def _path_parts(stream: Stream) -> tuple[str, ...]:
     # Of a list of files, the first stands for all.
     base = os.fspath(given if isinstance(given, str | os.PathLike) else next(iter(given), ""))
     path = base.partition("://")[2] or (base if "://" in base else os.path.abspath(os.path.expanduser(base)))
-    parts = (*PurePosixPath(path).parts, *_split_parts(stream))
-    return tuple(part for part in parts if part != "/") or ("stream",)
+    parts = (*path.split("/"), *_split_parts(stream))
+    return tuple([part for part in parts if part and part != "."]) or ("stream",)
 
 
 def _split_parts(stream: Stream) -> tuple[str, ...]:
@@ -343,12 +342,22 @@ def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = No
         locations = [open_format(**openings[0])]
     else:
         begun = opening_time(os.curdir)  # which may wait for a tick of the clock: once for all
-        with ThreadPoolExecutor(min(_THREADS, len(different)), thread_name_prefix="stoker-open") as threads:
-            locations = list(threads.map(lambda opening: open_format(**opening, opened=begun), different.values()))
+        locations = map_in_order(
+            lambda opening: open_format(**opening, opened=begun),
+            list(different.values()),
+            at_hand=all(_is_here(opening["remote"]) for opening in different.values()),
+            most=INDEXES_AT_ONCE,
+            name="open",
+        )
     if defaults.cache_limit is not None:
         locations = _limited(locations, defaults.cache_limit)
     opened = dict(zip(different, locations, strict=True))
     return Streams(streams, names, [opened[key] for key in keys], defaults.cache_limit)
+
+
+def _is_here(remote: Files | None) -> bool:
+    """Whether what is opened is this machine's, or is mounted there."""
+    return remote is None or (isinstance(remote, str | os.PathLike) and "://" not in os.fspath(remote))
 
 
 def _opening(one: Stream, defaults: StreamDefaults) -> dict[str, Any]:

@@ -280,6 +280,8 @@ class StoreTests(ReadOnlyStoreTests):
         ):
             assert [info.key for info in store.list(prefix)] == expected, f"below {prefix!r}"
         assert list(self.open(f"{root}/nothing").list()) == []
+        for name in ("x", "a", "none"):
+            assert sorted(store.keys_named(name)) == [key for key in keys if key.rpartition("/")[2] == name]
         assert next(iter(store.list())).version == store.head("a/x").version
 
     def test_odd_keys_are_just_names(self) -> None:

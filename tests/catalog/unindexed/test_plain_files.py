@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 import xxhash
 
+from stoker import StreamingDataset, policy
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed import open_files, plain_files
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.concurrency import shared_bytes
 from stoker.errors import ConfigError, CorruptDataError, StokerError
-from stoker.index.file_index import FileIndex
+from stoker.formats.base import ShardInfo
+from stoker.index.file_index import FileIndex, FileShards
 from stoker.index.index import Index
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
@@ -220,7 +222,8 @@ def test_a_file_that_was_written_over_is_an_error_and_then_listed(root: Path, sa
     path.write_bytes(path.read_bytes().swapcase() if same_size else b"other")
     assert is_remembered(root)
     with pytest.raises(
-        CorruptDataError, match=r"dog/3\.jpg was replaced after it was indexed.* Open the dataset again"
+        CorruptDataError,
+        match=r"dog/3\.jpg was written to after its directory was listed.* Open the dataset again, and the files are listed",
     ):
         read(open_unindexed(root, "files"))
     assert not is_remembered(root)
@@ -247,14 +250,14 @@ def test_what_may_change_unseen_is_not_remembered(root: Path, monkeypatch: pytes
         check_same(root)
 
 
-@pytest.mark.parametrize("small", [shared_bytes.SMALL, 1])
+@pytest.mark.parametrize("small", [policy.SHARED, 1])
 def test_many_remembered_listings_take_few_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     roots = [lay(tmp_path / f"data{number}", "1.jpg", "2.jpg") for number in range(80)]
     for root in roots:
         open_unindexed(root, "files")
-    monkeypatch.setattr(shared_bytes, "SMALL", small)
+    monkeypatch.setattr(shared_bytes, "SHARED", small)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 48, limits[1]))
@@ -293,7 +296,7 @@ WRONG: dict[str, Any] = {
     "files": [10**30, 0, -1, 1.5, "5", None, [], 4, 6, 10**9],
     "folders": [None, 1, [[]], [[1, 2, 3]]],
     "spec": [None, []],
-    "version": [None, 10**30],
+    "byteorder": [None, "big", 10**30],
 }
 
 
@@ -338,6 +341,22 @@ def test_a_listing_that_can_not_be_kept_is_made_each_time(root: Path, monkeypatc
     monkeypatch.setenv("STOKER_CACHE", "/proc/none")
     check_same(root)
     check_same(root)
+
+
+def test_opening_a_dataset_describes_few_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = lay(tmp_path / "many", *(f"{number // 100}/{number}.bin" for number in range(500)))
+    made: list[int] = []
+    describe = FileShards._get
+
+    def counted(self: FileShards, number: int) -> ShardInfo:
+        made.append(number)
+        return describe(self, number)
+
+    monkeypatch.setattr(FileShards, "_get", counted)
+    for _ in range(2):
+        made.clear()
+        StreamingDataset(root, format="files", shuffle=True, batch_size=8)
+        assert len(made) < 10
 
 
 def test_other_settings_have_a_listing_of_their_own(root: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError
 from stoker.order import ShardTable
 from stoker.order.quality import cache_need, download_peak
+from stoker.order.shuffle import shuffle as shuffle_module
 from stoker.order.shuffle.blocks import cut_blocks
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.order.shuffle.shuffle import SHUFFLES, ShuffledStream, ShuffleSettings
@@ -286,3 +287,34 @@ EXPECTED_LARGE: dict[str, list[int]] = {
     "shard": [648870000, 317403500, 1198082000, 1201678000, 425207244],
     "global": [65728210, 914648942, 379356371, 471563637, 998211041],
 }
+
+
+@pytest.mark.parametrize("shuffle", ["none", "shard", "block", "global"])
+@pytest.mark.parametrize("each", [1, 7])
+def test_shards_of_one_size_are_ordered_as_others_are(shuffle: str, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked up once for all passes is what is looked up for each."""
+    table = ShardTable(np.full(300, each))
+    given = ShuffleSettings.resolve(table, shuffle=shuffle)
+    numbers = np.arange(3 * table.total)
+    found = ShuffledStream(table, given, 5).locate(numbers)
+    apart = ShuffledStream(table, given, 5)
+    monkeypatch.setattr(apart, "_alike", False)
+    monkeypatch.setattr(IntervalLookup, "find", by_bisection)
+    for one, two in zip(found, apart.locate(numbers), strict=True):
+        assert one.tolist() == two.tolist()
+
+
+def by_bisection(self: IntervalLookup, offsets: Ids) -> Ids:
+    return np.searchsorted(self.starts[1:], offsets, side="right")
+
+
+def test_one_pass_of_a_large_stream_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = ShardTable(np.full(40, 3))
+    numbers = np.arange(4 * table.total)
+    given = ShuffleSettings.resolve(table, shuffle="block")
+    expected = ShuffledStream(table, given, 5).locate(numbers)
+    monkeypatch.setattr(shuffle_module, "_MOST_KEPT", 39)
+    large = ShuffledStream(table, given, 5)
+    found = large.locate(numbers)
+    assert [one.tolist() for one in found] == [one.tolist() for one in expected]
+    assert large._pass.cache_info().currsize == 1

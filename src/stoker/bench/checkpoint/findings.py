@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from stoker.bench.measure.page_cache import FROM_DEVICE
 from stoker.bench.settings.workload import Workload
+from stoker.display import counted, decimal_bytes_text
 
 _MEMORIES: Final = 3
 """Least size of a host's checkpoints for caching not to matter, in multiples of its memory; a rule of MLPerf Storage."""
@@ -26,6 +27,7 @@ def checkpoint_findings(result: Mapping[str, Any], workload: Workload) -> Iterat
         kind, url = found["storage"]["kind"], found["storage"]["url"]
         yield "checkpoint storage", True, f"{url} is in memory ({kind}): no storage was measured"
     yield from _written(found, workload, bool(stage))
+    yield from _sizes(found)
     yield from _loaded(result, workload)
     yield from _said(found, workload)
 
@@ -38,6 +40,17 @@ def _written(found: Mapping[str, Any], workload: Workload, stage: bool) -> Itera
             stage,
             "checkpoint.fsync is false: the time of saving is that of writing to memory, as far as it has room",
         )
+
+
+def _sizes(found: Mapping[str, Any]) -> Iterator[Found]:
+    """Whether what was loaded, perhaps of another run, are checkpoints of this workload."""
+    size = found["layout"]["bytes"]
+    for load in found["loads"]:
+        if load["complete"] and load["bytes"] != size:
+            loaded = f"{decimal_bytes_text(load['bytes'])} ({load['bytes']:,} bytes)"
+            reason = f"checkpoint {load['number']} that was loaded has {loaded}, those of this workload have {size:,}"
+            yield "checkpoint sizes", True, f"{reason}: it is another model's, or of other ranks"
+            return
 
 
 def _loaded(result: Mapping[str, Any], workload: Workload) -> Iterator[Found]:
@@ -60,7 +73,7 @@ def _loaded(result: Mapping[str, Any], workload: Workload) -> Iterator[Found]:
             than = f"{'less than' if small else 'at least'} {_MEMORIES} times the memory of its hosts"
             reason = (
                 f"what came from memory is not known: the kernel does not count what is read of {storage['kind']}; the "
-                f"checkpoint has {load['bytes'] / 1e9:.3g} GB, {than}"
+                f"checkpoint has {decimal_bytes_text(load['bytes'])}, {than}"
             )
             yield "page cache", small, reason
             return
@@ -79,14 +92,15 @@ def _said(found: Mapping[str, Any], workload: Workload) -> Iterator[Found]:
     left = found.get("leftovers")
     if left and left["checkpoints"]:
         reason = (
-            f"{found['storage']['url']} has {left['bytes'] / 1e9:.4g} GB of {left['checkpoints']} checkpoints of other runs "
-            f"that do not count, such as {left['first']}: remove them, unless such a run is under way"
+            f"{found['storage']['url']} has {decimal_bytes_text(left['bytes'])} of "
+            f"{counted(left['checkpoints'], 'checkpoint')} of other runs that do not count, "
+            f"such as {left['first']}: remove them, unless such a run is under way"
         )
         yield "leftovers", False, reason
     if layout["ranks"] < layout["whole_ranks"]:
         reason = (
-            f"{layout['ranks']} of {layout['whole_ranks']} ranks: {layout['bytes'] / 1e9:.4g} GB of "
-            f"{layout['whole_bytes'] / 1e9:.4g} GB of a checkpoint were saved and loaded"
+            f"{layout['ranks']} of {layout['whole_ranks']} ranks: {decimal_bytes_text(layout['bytes'])} of "
+            f"{decimal_bytes_text(layout['whole_bytes'])} of a checkpoint were saved and loaded"
         )
         yield "subset", False, reason
     shifted = {rank["source_rank"] == rank["rank"] for load in found["loads"] for rank in load["ranks"]}

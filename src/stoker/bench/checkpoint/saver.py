@@ -19,10 +19,12 @@ from stoker.bench.measure import usage
 from stoker.bench.measure.requests import Moment, request_record
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_context import RankContext
+from stoker.bench.settings.extent import training_checkpoints
 from stoker.cluster import World
-from stoker.display import counted
+from stoker.display import counted, decimal_bytes_text
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
+from stoker.storage.file_errors import file_errors
 from stoker.storage.files import existing_path
 
 _NAP: Final = 0.05
@@ -35,6 +37,35 @@ def open_checkpoint_store(plan: RunPlan, *, rank: int = 0, retry: RetryPolicy | 
     return open_store(url, plan.workload.storage.store_options(url, rank, settings.options), retry=retry)
 
 
+def check_checkpoint_space(plan: RunPlan, world: World) -> None:
+    """See that there is room for the checkpoints of this host's ranks that are there at once, before hours are spent.
+
+    Args:
+        plan: the run.
+        world: the first rank of this host.
+
+    Raises:
+        StorageFullError: there is not.
+    """
+    workload, store = plan.workload, open_checkpoint_store(plan)
+    if is_local(store.url) is None:
+        return
+    settings = workload.checkpoint
+    count = settings.writes + training_checkpoints(workload, world.world_size)
+    layout = layout_of(workload.model, world.world_size, all_write=settings.ranks == "all")
+    mine = layout.files[world.rank : world.rank + world.local_world_size]
+    each = sum(one.bytes for files in mine for one in files)
+    at_once = min(count, settings.keep + 1 if settings.keep else count)
+    with file_errors(store.url):
+        free = shutil.disk_usage(existing_path(store.url)).free
+    if free < at_once * each:
+        raise StorageFullError(
+            f"{store.url}: {counted(at_once, 'checkpoint')} of this host's ranks need {decimal_bytes_text(at_once * each)}, "
+            f"{decimal_bytes_text(free)} are free. Write fewer, or set checkpoint.keep, which has one more for a moment.",
+            url=store.url,
+        )
+
+
 class Saver:
     """Saves and loads a rank's part of each checkpoint.
 
@@ -43,7 +74,6 @@ class Saver:
 
     Raises:
         ConfigError: the ranks do not fit the model's parallelism, or the destination can not be used.
-        StorageFullError: there is not enough space for what is to be saved.
     """
 
     def __init__(self, rank: RankContext) -> None:
@@ -85,7 +115,6 @@ class Saver:
     def stage(self) -> None:
         """The checkpoints that are written and read apart from training."""
         settings = self._settings
-        self._enough_space()
         written = []
         for _ in range(settings.writes):
             self._pause()
@@ -116,23 +145,6 @@ class Saver:
                 f"{self._store.url} has {len(kept)} whole checkpoints, checkpoint.reads asks for {wanted}: write more first"
             )
         return kept[:wanted]
-
-    def _enough_space(self) -> None:
-        """Look before hours are spent, at what this host alone will write."""
-        settings = self._settings
-        if not (self._local and settings.writes and self._world.rank % self._world.local_world_size == 0):
-            return
-        first = self._world.rank
-        mine = self._layout.files[first : first + self._world.local_world_size]
-        at_once = min(settings.writes, settings.keep + 1 if settings.keep else settings.writes)
-        needed = at_once * sum(one.bytes for files in mine for one in files)
-        free = shutil.disk_usage(existing_path(self._store.url)).free
-        if free < needed:
-            raise StorageFullError(
-                f"{self._store.url}: {at_once} checkpoints of this host's ranks need {needed / 1e9:.4g} GB, "
-                f"{free / 1e9:.4g} GB are free. Write fewer, or set checkpoint.keep, which has one more for a moment.",
-                url=self._store.url,
-            )
 
     # -- saving ----------------------------------------------------------------------------------------------------
 

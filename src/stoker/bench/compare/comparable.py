@@ -50,18 +50,24 @@ def warnings(runs: Sequence[RunFiles], force: bool) -> list[str]:
     Raises:
         ConfigError: one did not end, and ``force`` was not given.
     """
-    said = []
+    said: list[str] = []
+    broken: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
         if not run.result["complete"]:
             if not force:
                 raise ConfigError(
-                    f"{run.folder} did not come to its end ({run.result['failure'] or 'ranks are missing'}): "
+                    f"{run.folder} did not finish ({run.result['failure'] or 'ranks are missing'}): "
                     "--force compares what there is"
                 )
-            said.append(f"{run.name} did not come to its end.")
+            said.append(f"{run.name} did not finish.")
         rules = sorted({finding["rule"] for finding in run.result["findings"] if finding["invalid"]} - {"complete"})
         if rules:
-            said.append(f"{run.name} broke a rule ({', '.join(rules)}): it does not say what it seems to say.")
+            broken.setdefault(tuple(rules), []).append(run.name)
+    for rules_of, names in broken.items():
+        what = "a rule" if len(rules_of) == 1 else "rules"
+        said.append(
+            f"{', '.join(dict.fromkeys(names))} broke {what} ({', '.join(rules_of)}): do not rely on these numbers."
+        )
     return said
 
 

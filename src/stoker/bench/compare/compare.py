@@ -29,7 +29,8 @@ _LEVELS: Final[dict[Level, str]] = {
     "train.repeats=5 would tell.",
 }
 _METHOD: Final = (
-    "Welch's t-test of the means, and Holm's correction for all metrics that were tested; intervals are of each alone."
+    "Welch's t-test of the means, and Holm's correction for all metrics that were tested; intervals are of each alone. "
+    "± is the sample standard deviation."
 )
 
 
@@ -162,7 +163,7 @@ def compare_runs(
         a: before; all of one workload.
         b: after.
         confidence: from 0.5 to below 1.
-        force: compare also what is of different workloads, or did not come to its end.
+        force: compare also what is of different workloads, or did not finish.
 
     Raises:
         ConfigError: the workloads differ, or a run is not complete, and ``force`` was not given; nothing was trained.

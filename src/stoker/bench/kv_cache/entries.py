@@ -10,6 +10,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
@@ -37,56 +38,83 @@ def padded(size: int) -> int:
 
 
 class PartBuffer:
-    """A thread's memory for one part of an entry: random bytes, of which each 512 begin with 8 that are theirs alone.
+    """A thread's memory for two parts of an entry: random bytes, of which each 512 begin with 8 that are theirs alone.
 
     Args:
-        size: in bytes, a multiple of 4096.
+        size: of a part in bytes, a multiple of 4096.
         seed: of the random bytes and of the words, so that no block of 512 bytes is ever written twice.
 
     Attributes:
-        bytes: the memory.
-        view: the same, for system calls.
+        bytes: the memory of the part that is written or read.
     """
 
     def __init__(self, size: int, seed: int) -> None:
-        memory = mmap.mmap(-1, size)
-        self.bytes: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
-        self.view = memoryview(memory)
+        self.bytes, self._next = _large_pages(size), _large_pages(size)
         noise = noise_of(seed)
         for at in range(0, size, BLOCK):
             noise.fill(self.bytes[at : at + BLOCK], 0, 0, at // BLOCK)
+        self._next[:] = self.bytes
+        self._maker = ThreadPoolExecutor(1, "kv-part")
         self._seed = seed
-        self._blocks: NDArray[np.uint64] = np.arange(size // _BLOCK, dtype=np.uint64)
-        self._words = np.empty_like(self._blocks)
+        # Of each block of a part, what the part's first word is to be added to; and of those that are checked.
+        self._steps: NDArray[np.uint64] = np.arange(size // _BLOCK, dtype=np.uint64) * np.uint64(GOLDEN)
+        self._checked = self._steps[::_CHECKED].copy()
 
-    def stamp(self, entry: int, start: int, length: int, into: NDArray[np.uint8] | None = None) -> None:
-        """Make bytes ``[start, start + length)`` of an entry, here or in other memory of ``length`` bytes."""
-        target = self.bytes if into is None else into
-        if into is not None:
-            into[:] = self.bytes[:length]
-        words = self._expected(entry, start, length)
-        target[: len(words) * _BLOCK].view(np.uint64)[:: _BLOCK // 8] = words
+    def parts(self, entry: int, size: int) -> Iterator[memoryview]:
+        """The parts of an entry in whole pages, each valid until the next is asked for.
+
+        A part is made while the one before is written: the storage would wait while a word of each 512 bytes is changed.
+        """
+        spans = [(start, min(len(self.bytes), padded(size) - start)) for start in range(0, size, len(self.bytes))]
+        making: Future[None] | None = None
+        for (start, length), after in zip(spans, [*spans[1:], None], strict=True):
+            if making is None:
+                self._stamp(self.bytes, entry, start, length)
+            else:
+                making.result()
+                self.bytes, self._next = self._next, self.bytes
+            making = None if after is None else self._maker.submit(self._stamp, self._next, entry, *after)
+            yield self.bytes.data[:length]
+
+    def fill(self, entry: int, start: int, into: NDArray[np.uint8]) -> None:
+        """Make a part of an entry in other memory of its length."""
+        into[:] = self.bytes[: len(into)]
+        self._stamp(into, entry, start, len(into))
+
+    def _stamp(self, part: NDArray[np.uint8], entry: int, start: int, length: int) -> None:
+        """Make bytes ``[start, start + length)`` of an entry of what :class:`PartBuffer` holds."""
+        blocks = length // _BLOCK
+        words = part[: blocks * _BLOCK].view(np.uint64)[:: _BLOCK // 8]
+        np.add(self._steps[:blocks], self._first_word(entry, start), out=words)
 
     def check(self, entry: int, start: int, length: int, url: str) -> None:
-        """Check that memory holds what :meth:`stamp` made.
+        """Check that memory holds what was written.
 
         Raises:
             CorruptDataError: the storage gave other bytes.
         """
-        words = self._expected(entry, start, length, _CHECKED)
         found = self.bytes[: length // _BLOCK * _BLOCK].view(np.uint64)[:: _CHECKED * _BLOCK // 8]
+        words = self._checked[: len(found)] + self._first_word(entry, start)
         if not np.array_equal(found, words):
             at = start + _CHECKED * _BLOCK * int(np.argmax(found != words))
             raise CorruptDataError(f"{url}: byte {at:,} is not what was written: the storage, or someone, changed it")
 
-    def _expected(self, entry: int, start: int, length: int, every: int = 1) -> NDArray[np.uint64]:
-        """The first word of each block, or of one in ``every``; one-to-one, so that no two blocks of a run begin alike."""
-        base = ((self._seed << 48) + (entry << 32) + start // _BLOCK) * GOLDEN & MASK
-        blocks = self._blocks[: length // _BLOCK : every]
-        words = self._words[: len(blocks)]
-        np.multiply(blocks, np.uint64(GOLDEN), out=words)
-        np.add(words, np.uint64(base), out=words)
-        return words
+    def _first_word(self, entry: int, start: int) -> np.uint64:
+        """Of a part; words are one-to-one to blocks, so that no two blocks of a run begin alike."""
+        return np.uint64(((self._seed << 48) + (entry << 32) + start // _BLOCK) * GOLDEN & MASK)
+
+
+def _large_pages(size: int) -> NDArray[np.uint8]:
+    """Aligned memory. Small pages are looked up in tables, which would be a part of the host's time."""
+    memory = mmap.mmap(-1, size)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _cut(held: memoryview, size: int) -> Iterator[memoryview]:
+    """Parts of so many bytes of an entry in memory."""
+    return (held[start : start + size] for start in range(0, len(held), size))
 
 
 class EntryStore(ABC):
@@ -152,15 +180,13 @@ class FileEntries(EntryStore):
     ) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with self._opened(number, flags, timer) as (fd, _):
-            for start in range(0, size, len(buffer.view)):
+            start = 0
+            for part in buffer.parts(number, size) if held is None else _cut(held, len(buffer.bytes)):
                 self._check()
-                length = min(len(buffer.view), padded(size) - start)
-                if held is None:
-                    buffer.stamp(number, start, length)
-                part = buffer.view[:length] if held is None else held[start : start + length]
                 done = 0
-                while done < length:
+                while done < len(part):
                     done += timer.call(os.pwrite, fd, part[done:], start + done)
+                start += done
             if self._fsync:
                 timer.call(os.fdatasync, fd)
             if not self._direct:
@@ -175,12 +201,12 @@ class FileEntries(EntryStore):
                 )
             if not self._direct:
                 timer.call(os.posix_fadvise, fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            for start in range(0, size, len(buffer.view)):
+            for start in range(0, size, len(buffer.bytes)):
                 self._check()
-                length = min(len(buffer.view), padded(size) - start)
+                length = min(len(buffer.bytes), padded(size) - start)
                 done = 0
                 while done < length:
-                    count = timer.call(os.preadv, fd, [buffer.view[done:length]], start + done)
+                    count = timer.call(os.preadv, fd, [buffer.bytes.data[done:length]], start + done)
                     if not count:
                         raise OSError(errno.EIO, "the file shrank while it was read")
                     done += count
@@ -235,24 +261,24 @@ class ObjectEntries(EntryStore):
         self, number: int, size: int, buffer: PartBuffer, timer: CallTimer, held: memoryview | None = None
     ) -> None:
         def parts() -> Iterator[memoryview]:
-            for start in range(0, size, len(buffer.view)):
+            left = size
+            made = buffer.parts(number, size) if held is None else _cut(held, len(buffer.bytes))
+            while left > 0:
                 self._check()
                 begun = time.perf_counter_ns()
-                length = min(len(buffer.view), padded(size) - start)
-                if held is None:
-                    buffer.stamp(number, start, length)
-                part = buffer.view[:length] if held is None else held[start : start + length]
+                part = next(made)
                 timer.own(time.perf_counter_ns() - begun)
-                yield part[: size - start]
+                yield part[:left]
+                left -= len(part)
 
         timer.call(self._store.put_stream, self._key(number), parts)
 
     def read(self, number: int, size: int, buffer: PartBuffer, timer: CallTimer) -> None:
         key = self._key(number)
-        for start in range(0, size, len(buffer.view)):
+        for start in range(0, size, len(buffer.bytes)):
             self._check()
-            length = min(len(buffer.view), size - start)
-            info = timer.call(self._store.read_into, key, buffer.view[:length], start=start)
+            length = min(len(buffer.bytes), size - start)
+            info = timer.call(self._store.read_into, key, buffer.bytes.data[:length], start=start)
             url = self._store.url_of(key)
             if info.size != size:
                 raise CorruptDataError(f"{url} has {info.size:,} bytes, {size:,} were written: it was changed since")

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from stoker.bench.measure.page_cache import FROM_DEVICE, TELLING_BYTES
 from stoker.bench.settings.workload import Workload
+from stoker.display import decimal_bytes_text
 
 _HOST: Final = 0.05
 _REPEATS: Final = 3
@@ -60,7 +61,7 @@ def _page_cache(found: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
             why = (
                 f"the kernel does not count what is read of {storage['kind']}"
                 if device is None
-                else f"{read['bytes'] / 1e6:.3g} MB are too few to tell from what else the processes read"
+                else f"{decimal_bytes_text(read['bytes'])} are too few to tell from what else the processes read"
             )
             how = f"kv_cache.direct is {'true' if storage['direct'] else 'false'}"
             if not storage["direct"] or device is None:

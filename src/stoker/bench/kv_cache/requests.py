@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,9 @@ _PAUSE: Final = (0.8, 1.2)
 """A user's pauses are so many times its own."""
 _LEAST: Final = 4
 """A request has at least the fourth part of its user's longest context and answer."""
+
+THERE: Final = (10, 2048)
+"""Entries a user, and tokens of each, that are there before the phase ``decode``; as in MLPerf Storage's benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,14 @@ def draw_users(kinds: tuple[UserKind, ...], users: int, seed: int) -> list[KvUse
             )
         )
     return found
+
+
+def longest_context(settings: KvCacheSettings, ranks: Iterable[int]) -> int:
+    """Most tokens that an entry of the users of some ranks may have."""
+    if settings.phase == "decode":
+        return THERE[1]
+    seeds = (settings.seed + rank for rank in ranks)
+    return max(user.context for seed in seeds for user in draw_users(settings.kinds, settings.users, seed))
 
 
 def draw_requests(settings: KvCacheSettings, rank: int) -> Iterator[KvRequest]:

@@ -6,20 +6,24 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from stoker.bench.checkpoint.content import draw_seed
 from stoker.bench.kv_cache.entries import EntryStore, FileEntries, ObjectEntries
-from stoker.bench.kv_cache.requests import draw_users
+from stoker.bench.kv_cache.requests import draw_users, longest_context
 from stoker.bench.kv_cache.workers import KvRun
 from stoker.bench.measure import usage
 from stoker.bench.measure.page_cache import memory_bytes
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_context import RankContext
+from stoker.bench.settings.workload import KvCacheSettings, Workload
+from stoker.cluster import World
+from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.storage.file_errors import file_errors
+from stoker.storage.files import existing_path
 
 FOLDER: Final = "kv-cache"
 """Below the data's URL; each run has a folder of its own in it."""
@@ -30,6 +34,68 @@ _UNLIMITED: Final = 1 << 62
 
 class RunEndedError(StokerError):
     """An entry was not written or read to its end, as the run has failed elsewhere."""
+
+
+def check_kv_cache(plan: RunPlan, world: World) -> None:
+    """See that this host has the memory, and its storage the room, before anything is started.
+
+    Args:
+        plan: the run.
+        world: the first rank of this host.
+
+    Raises:
+        ConfigError: it has not; names what is needed and what is there.
+    """
+    local = world.local_world_size
+    _check_memory(plan.workload.kv_cache, local)
+    check_capacity(plan.workload, range(world.rank, world.rank + local), _capacity(plan, local))
+
+
+def check_capacity(workload: Workload, ranks: Iterable[int], capacity: int) -> None:
+    """See that the storage takes the largest entry that users may have.
+
+    Args:
+        workload: all settings.
+        ranks: whose users.
+        capacity: bytes that the storage of each may hold.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    settings, each = workload.kv_cache, workload.model.kv_bytes
+    if settings.phase != "decode" and capacity >= each * max(kind.context[1] for kind in settings.kinds):
+        return  # without drawing users
+    tokens = longest_context(settings, ranks)
+    if capacity < tokens * each:
+        given = (
+            "kv_cache.capacity_bytes" if capacity == settings.capacity_bytes else "a rank's part of what is free there"
+        )
+        raise ConfigError(
+            f"an entry of the KV cache may have {tokens:,} tokens of {each:,} bytes, {decimal_bytes_text(tokens * each)}, "
+            f"and the storage may hold {decimal_bytes_text(capacity)} ({given}): each rank needs at least "
+            f"{tokens * each:,} bytes there, beside a tenth that is left free; or take fewer ranks, a smaller model or "
+            "shorter contexts (kv_cache.kinds)"
+        )
+
+
+def _check_memory(settings: KvCacheSettings, local: int) -> None:
+    wanted = (settings.memory_bytes + 2 * settings.threads * settings.part_bytes) * local
+    most = int(_OF_MEMORY * memory_bytes())
+    if wanted > most:
+        raise ConfigError(
+            f"kv_cache.memory_bytes, and two part_bytes for each worker, ask for {wanted:,} bytes of this host, which can "
+            f"give {most:,}: give less, or start fewer ranks"
+        )
+
+
+def _capacity(plan: RunPlan, local: int) -> int:
+    """Bytes that entries of a rank may take, with so many ranks on this host."""
+    given, url = plan.workload.kv_cache.capacity_bytes, plan.url
+    if is_local(url) is None:
+        return given or _UNLIMITED
+    with file_errors(url):
+        free = int(_OF_FREE * shutil.disk_usage(existing_path(url)).free) // local
+    return min(given or free, free)
 
 
 class KvCacheStage:
@@ -54,13 +120,7 @@ class KvCacheStage:
             StorageError: an entry could not be written or read.
         """
         settings, world = self._settings, self._world
-        wanted = (settings.memory_bytes + settings.threads * settings.part_bytes) * world.local_world_size
-        most = int(_OF_MEMORY * memory_bytes())
-        if wanted > most:
-            raise ConfigError(
-                f"kv_cache.memory_bytes, and workers times part_bytes, ask for {wanted:,} bytes of this host, which can give "
-                f"{most:,}: give less, or start fewer ranks"
-            )
+        _check_memory(settings, world.local_world_size)
         users = draw_users(settings.kinds, settings.users, settings.seed + world.rank)
         folder = is_local(self._plan.url)
         local, path = folder is not None, None if folder is None else str(folder)
@@ -71,6 +131,9 @@ class KvCacheStage:
             "repeats": [],
         }
         for repeat in range(settings.repeats):
+            self._link.barrier(
+                "kv_cache"
+            )  # entries of the repeat before are gone on all ranks, so that all see what is free
             with self._entries(repeat) as (entries, capacity):
                 self._link.barrier("kv_cache")
                 run = KvRun(
@@ -107,16 +170,14 @@ class KvCacheStage:
         if is_local(url):
             with file_errors(url):
                 os.makedirs(url, exist_ok=True)
-                free = int(_OF_FREE * shutil.disk_usage(url).free) // self._world.local_world_size
             entries = FileEntries(
                 f"{self._root}/{name}", direct=settings.direct, fsync=settings.fsync, check=self._check
             )
         else:
-            free = _UNLIMITED
             entries = ObjectEntries(_store(self._plan, self._world.rank), f"{FOLDER}/{name}", check=self._check)
         entries.prepare()
         try:
-            yield entries, min(settings.capacity_bytes or free, free)
+            yield entries, _capacity(self._plan, self._world.local_world_size)
         except BaseException:
             with contextlib.suppress(StorageError):  # the first error tells more
                 entries.clear()

@@ -53,6 +53,8 @@ class Operation(NamedTuple):
         tier: that the entry is in, or is written to.
         to: the tier that it is moved to; else the same.
         after: number of operations on the entry that must be done before.
+        number: of the operation, in the order of planning; reads have none.
+        may_remain: of what goes to storage: bytes of entries that may still be there although they are to be deleted before.
     """
 
     kind: Literal["write", "read", "move", "delete"]
@@ -60,6 +62,8 @@ class Operation(NamedTuple):
     tier: Tier
     to: Tier
     after: int
+    number: int = 0
+    may_remain: int = 0
 
 
 class TierTable:
@@ -78,7 +82,7 @@ class TierTable:
         self.used: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         self._entries: dict[int, KvEntry] = {}
         self._oldest: dict[Tier, list[tuple[int, int]]] = {tier: [] for tier in TIERS}
-        self._now = 0
+        self._now = self._made = 0
 
     def write(self, number: int, size: int) -> list[Operation]:
         """The operations that write an entry, with those that make room; none where it is there.
@@ -145,7 +149,9 @@ class TierTable:
         return True
 
     def _exclusive(self, kind: Literal["write", "move", "delete"], entry: KvEntry, tier: Tier, to: Tier) -> Operation:
-        operation = Operation(kind, entry, tier, to, entry.planned)
+        self._made += 1
+        may_remain = self._limits["storage"] - self.used["storage"] if to == "storage" else 0
+        operation = Operation(kind, entry, tier, to, entry.planned, self._made, may_remain)
         entry.planned += 1
         entry.settled = entry.planned
         return operation

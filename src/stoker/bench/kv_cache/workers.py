@@ -13,14 +13,12 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.bench.kv_cache.entries import EntryStore, PartBuffer, padded
-from stoker.bench.kv_cache.requests import KvRequest, draw_requests
+from stoker.bench.kv_cache.requests import THERE, KvRequest, draw_requests
 from stoker.bench.kv_cache.tiers import TIERS, KvEntry, Operation, TierTable
 from stoker.bench.measure.call_times import CallTime, CallTimer, OperationTimes
 from stoker.bench.settings.workload import KvCacheSettings, Workload
 
 _NAP: Final = 0.1
-_THERE: Final = (10, 2048)
-"""Entries a user, and tokens of each, that are there before the phase ``decode``; as in MLPerf Storage's benchmark."""
 
 
 def plan_request(
@@ -44,7 +42,7 @@ def plan_request(
     wanted = list(request.earlier)
     own = request.number
     if settings.phase == "decode":
-        wanted, entries = [], settings.users * _THERE[0]
+        wanted, entries = [], settings.users * THERE[0]
         own = min(int(request.pick * entries), entries - 1)
     found = [table.read(number) for number in wanted]
     made += [one for one in found if one is not None]
@@ -59,7 +57,7 @@ def plan_request(
 
 def _contexts_there(users: int) -> Iterator[KvRequest]:
     """Requests that write the entries which are there before the phase ``decode``."""
-    per_user, tokens = _THERE
+    per_user, tokens = THERE
     for number in range(users * per_user):
         yield KvRequest(number, 0.0, number // per_user, tokens, 0, (), decodes=False, pick=0.0)
 
@@ -69,7 +67,7 @@ class KvRun:
 
     A worker takes the next request and plans its operations; both are in the order of arrival, so that the operations of a
     seed are always the same ones. It then does them one after the other, each as soon as those before it on the same entry
-    are done.
+    are done. An entry is written once so many of the entries that were to go before are gone that there is room for it.
 
     Args:
         workload: all settings.
@@ -98,6 +96,9 @@ class KvRun:
         self._table = TierTable(self._settings.accelerator_bytes, self._settings.memory_bytes, capacity)
         self._requests = draw_requests(self._settings, rank)
         self._planning, self._progress = threading.Lock(), threading.Lock()
+        self._removed = threading.Condition(self._progress)
+        self._leaving: dict[int, int] = {}
+        """Bytes of entries that are still to be deleted, by the number of the operation."""
         self._gates: dict[KvEntry, list[tuple[int, threading.Event]]] = {}
         self._memory: dict[int, mmap.mmap] = {}
         self._workers = self._settings.threads
@@ -180,6 +181,8 @@ class KvRun:
                     if request is None:
                         return
                     operations, misses = plan_request(request, settings, self._bytes, self._table)
+                    with self._progress:
+                        self._leaving |= {one.number: one.entry.size for one in operations if one.kind == "delete"}
                 if settings.paced:
                     self._stop.wait(max(0.0, self._began + request.arrival - time.perf_counter()))
                 begun = time.perf_counter_ns()
@@ -201,7 +204,7 @@ class KvRun:
     def _do(self, operation: Operation, buffer: PartBuffer, timer: CallTimer) -> bool:
         """Do an operation, after those that must be done before it; whether the time was not over."""
         entry = operation.entry
-        if not self._await(entry, operation.after):
+        if not self._await(entry, operation.after) or not self._await_room(operation):
             return False
         match operation.kind:
             case "read":
@@ -217,6 +220,9 @@ class KvRun:
             case "delete":
                 self._entries.delete(entry.number)
                 self._count("deletes")
+                with self._removed:
+                    del self._leaving[operation.number]
+                    self._removed.notify_all()
         with self._progress:
             entry.done += 1
             gates = self._gates.get(entry)
@@ -241,6 +247,22 @@ class KvRun:
             if self._stop.is_set():
                 return False
         return not self._stop.is_set()
+
+    def _await_room(self, operation: Operation) -> bool:
+        """Wait until the storage has room; whether the time was not over.
+
+        Only entries are waited for whose removal was planned before, so that no two operations wait for each other.
+        """
+        if operation.kind not in ("write", "move") or operation.to != "storage":
+            return True
+        with self._removed:
+            while (
+                sum(size for number, size in self._leaving.items() if number < operation.number) > operation.may_remain
+            ):
+                if self._stop.is_set():
+                    return False
+                self._removed.wait(_NAP)
+        return True
 
     def _count(self, name: str) -> None:
         with self._progress:
@@ -273,5 +295,5 @@ class KvRun:
         held = np.frombuffer(memory, np.uint8)
         for start in range(0, padded(entry.size), len(buffer.bytes)):
             part = held[start : start + len(buffer.bytes)]
-            buffer.stamp(entry.number, start, len(part), part)
+            buffer.fill(entry.number, start, part)
         return memory

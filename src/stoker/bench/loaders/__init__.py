@@ -25,6 +25,7 @@ __all__ = [
     "LoaderUnderTest",
     "OpenLoader",
     "check_client",
+    "find_loader",
     "get_loader",
     "loader_names",
     "saves_objects",
@@ -54,7 +55,7 @@ def loader_names() -> tuple[str, ...]:
 
 
 def get_loader(name: str) -> LoaderUnderTest:
-    """The loader that is asked for, and no other.
+    """The loader that is asked for, and no other, if it can be used here.
 
     Args:
         name: of :func:`loader_names`, or ``module:Class``.
@@ -63,6 +64,15 @@ def get_loader(name: str) -> LoaderUnderTest:
         ConfigError: there is none, or it is no loader.
         MissingPackageError: it can not be used here; says what is missing.
     """
+    loader = find_loader(name)
+    missing = loader.available()
+    if missing is not None:
+        raise MissingPackageError(f"the loader {name!r} can not be used here: {missing}")
+    return loader
+
+
+def find_loader(name: str) -> LoaderUnderTest:
+    """As :func:`get_loader`, also where the packages that it needs are missing."""
     if name in _OWN:
         module, _, kind = _OWN[name].partition(":")
         loader: Any = getattr(importlib.import_module(f"stoker.bench.loaders.{module}"), kind)
@@ -78,9 +88,6 @@ def get_loader(name: str) -> LoaderUnderTest:
         raise ConfigError(unknown_name("loader", name, loader_names()))
     if not isinstance(loader, LoaderUnderTest):
         raise ConfigError(f"{name!r} is no loader: it needs name, available() and open(job)")
-    missing = loader.available()
-    if missing is not None:
-        raise MissingPackageError(f"the loader {name!r} can not be used here: {missing}")
     return loader
 
 
@@ -120,6 +127,8 @@ def check_client(workload: Workload, url: str | None) -> None:
                 f"{' and stoker' if name in _OF_STOKER else ''}"
             )
         check_requests(storage, url, (), f"the loader {loader}")
+        if not local and getattr(find_loader(loader), "directories", False):
+            raise ConfigError(f"the loader {loader} reads directories here, not {url}: take another, or copy the data")
         return
     if loader == "stoker" and name in CLIENTS and name not in _OF_STOKER:
         raise ConfigError(

@@ -149,6 +149,8 @@ class LoaderUnderTest(Protocol):
 
     One that reads a format of its own may also have ``prepare(workload, url)``, which the stage ``generate`` calls on rank 0
     when the files are there. One that does not read all formats may have ``formats``, their names, the usual one first.
+    One that can tell by the settings alone what it can not do may have ``check(workload, ranks)``, which raises a
+    ``ConfigError`` for it before anything is generated or read.
 
     Attributes:
         name: for ``--loader``.

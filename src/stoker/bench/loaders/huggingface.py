@@ -47,6 +47,7 @@ class HuggingFaceLoader(TorchRankLoader):
     batching_workers = True
     packages = (("datasets", "datasets"), ("torch", "torch"))
     recorded = ("datasets", "pyarrow", "torch")
+    directories = True
     window = 1000  # what the package has by default
 
     def __init__(self, job: LoaderJob) -> None:

@@ -6,9 +6,9 @@ import time
 
 from stoker.bench.loaders.base import LoaderJob, SplitListing
 from stoker.bench.loaders.decode import suffixes
+from stoker.bench.settings.extent import check_batches
 from stoker.bench.settings.workload import Workload
-from stoker.display import counted
-from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.errors import ObjectNotFoundError
 from stoker.index.index import INDEX_NAME, load_index
 from stoker.storage import ObjectInfo, Store, open_store
 
@@ -49,20 +49,16 @@ def check_listing(job: LoaderJob, found: SplitListing) -> None:
         )
 
 
-def check_batches(workload: Workload, found: SplitListing, ranks: int) -> None:
-    """See that the training files give each rank a full batch, where batches that are not full are left out.
+def check_split(workload: Workload, found: SplitListing, ranks: int) -> None:
+    """See that the training files that are there give each rank a full batch, where others are left out.
 
     Raises:
         ConfigError: they do not.
     """
     dataset = workload.dataset
-    if workload.reader.last_batch != "drop" or too_few(found, dataset.files, dataset.samples_per_file) is not None:
-        return  # of too few files, loaders say how many there should be
-    samples = found.used * dataset.samples_per_file if found.samples is None else found.samples
-    if not workload.steps_of(samples, ranks):
-        raise ConfigError(
-            f"no step: {counted(samples, 'sample')} make no batch of {workload.reader.batch_size} (reader.batch_size) for "
-            f"each of {counted(ranks, 'accelerator')}: take a smaller batch, fewer accelerators or more files (dataset.files)"
+    if too_few(found, dataset.files, dataset.samples_per_file) is None:  # else loaders say how many there should be
+        check_batches(
+            workload, found.used * dataset.samples_per_file if found.samples is None else found.samples, ranks
         )
 
 

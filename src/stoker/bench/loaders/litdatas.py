@@ -61,6 +61,7 @@ class LitDataLoader(TorchRankLoader):
     batching_workers = True
     packages = (("litdata", "litdata"), ("torch", "torch"))
     recorded = ("litdata", "torch")
+    directories = True
     subfolder = "litdata"
 
     def __init__(self, job: LoaderJob) -> None:

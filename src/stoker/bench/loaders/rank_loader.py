@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Literal, Self
 
 from stoker.bench.loaders.base import LoaderJob, LoaderReport, OpenLoader
+from stoker.bench.settings.workload import Workload
+from stoker.display import counted
 from stoker.errors import ConfigError
 
 
@@ -24,6 +26,8 @@ class RankLoader(OpenLoader):
         heeds: those of ``reader.decode``, ``reader.checksums`` and ``dataset.resize_bytes`` that it can follow; else they are
             refused.
         batching_workers: whether each process makes batches of its own, and leaves out its own last one.
+        directories: whether it reads directories alone, and no object stores.
+        whole_files: whether each rank reads files that are its own, so that there must be as many as ranks.
         window: samples that are shuffled at once, where ``reader.options.shuffle_window`` does not say.
         job: what the rank is to read.
         options: ``reader.options`` without ``shuffle_window``, for loaders that have a window.
@@ -38,25 +42,37 @@ class RankLoader(OpenLoader):
     subfolder: ClassVar[str] = ""
     heeds: ClassVar[frozenset[str]] = frozenset()
     batching_workers: ClassVar[bool] = False
+    directories: ClassVar[bool] = False
+    whole_files: ClassVar[bool] = False
     window: int = 0
 
     def __init__(self, job: LoaderJob) -> None:
-        dataset, reader = job.workload.dataset, job.workload.reader
-        if self.formats and dataset.format not in self.formats:
-            raise ConfigError(
-                f"the loader {self.name} reads {', '.join(self.formats)}, not {dataset.format!r}: "
-                "set dataset.format, and generate it"
-            )
-        if not reader.decode and "reader.decode" not in self.heeds:
-            raise ConfigError(f"reader.decode: false: the loader {self.name} always decodes samples")
-        if reader.checksums and "reader.checksums" not in self.heeds:
-            raise ConfigError(f"reader.checksums: the loader {self.name} compares those that its own packages compare")
-        if dataset.resize_bytes and "dataset.resize_bytes" not in self.heeds:
-            raise ConfigError(f"dataset.resize_bytes: the loader {self.name} hands samples over as they are")
+        self.check(job.workload, job.world.world_size)
         self.job, self.workers, self.notes = job, job.threads, list[str]()
-        self.options: dict[str, Any] = dict(reader.options)
+        self.options: dict[str, Any] = dict(job.workload.reader.options)
         if self.window:
             self.window = int(self.options.pop("shuffle_window", self.window))
+
+    @classmethod
+    def check(cls, workload: Workload, ranks: int) -> None:
+        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
+        dataset, reader = workload.dataset, workload.reader
+        if cls.formats and dataset.format not in cls.formats:
+            raise ConfigError(
+                f"the loader {cls.name} reads {', '.join(cls.formats)}, not {dataset.format!r}: "
+                "set dataset.format, and generate it"
+            )
+        if not reader.decode and "reader.decode" not in cls.heeds:
+            raise ConfigError(f"reader.decode: false: the loader {cls.name} always decodes samples")
+        if reader.checksums and "reader.checksums" not in cls.heeds:
+            raise ConfigError(f"reader.checksums: the loader {cls.name} compares those that its own packages compare")
+        if dataset.resize_bytes and "dataset.resize_bytes" not in cls.heeds:
+            raise ConfigError(f"dataset.resize_bytes: the loader {cls.name} hands samples over as they are")
+        if cls.whole_files and dataset.files < ranks:
+            raise ConfigError(
+                f"{counted(dataset.files, 'file')} for {counted(ranks, 'rank')}: the loader {cls.name} gives each rank whole "
+                "files: take fewer accelerators, or more files (dataset.files)"
+            )
 
     @classmethod
     def available(cls) -> str | None:

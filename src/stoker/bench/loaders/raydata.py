@@ -22,6 +22,7 @@ class RayDataLoader(RankLoader):
     formats = ("parquet",)
     packages = (("ray", "'ray[data]'"), ("pandas", "'ray[data]'"))
     recorded = ("ray", "pyarrow")
+    directories = whole_files = True
     window = 1000  # Ray Data's local_shuffle_buffer_size, which is off by default
 
     def __init__(self, job: LoaderJob) -> None:

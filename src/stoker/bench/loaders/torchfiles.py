@@ -14,6 +14,7 @@ from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.decode import FORMATS, FileSamples, compare_checksums, open_samples, read_whole, resized
 from stoker.bench.loaders.listing import data_files
 from stoker.bench.loaders.torchloading import SharedCounts, TorchRankLoader
+from stoker.bench.settings.workload import Workload
 from stoker.concurrency.request_observer import ServedBy, observe
 from stoker.errors import ConfigError
 from stoker.storage import is_local
@@ -100,10 +101,6 @@ class TorchLoader(TorchRankLoader):
 
     def __init__(self, job: LoaderJob) -> None:
         super().__init__(job)
-        if not job.workload.reader.decode and job.workload.dataset.samples_per_file != 1:
-            raise ConfigError("reader.decode: false reads files as they are, which must be samples, one a file")
-        if job.workload.reader.checksums and job.workload.dataset.format == "parquet":
-            raise ConfigError("reader.checksums: the loader torch compares none of Parquet; the loader stoker does")
         client = find_client(job.workload.storage.client, job.split_url)
         self.recorded = ("torch", "numpy", *((client.package,) if client.package else ()))
         self._files = _Files(data_files(job), job, self._counts)
@@ -114,6 +111,14 @@ class TorchLoader(TorchRankLoader):
         left = len(self._files) % job.world.world_size
         if left:
             self.notes.append(f"{left} samples that do not divide among the ranks are left out")
+
+    @classmethod
+    def check(cls, workload: Workload, ranks: int) -> None:
+        super().check(workload, ranks)
+        if not workload.reader.decode and workload.dataset.samples_per_file != 1:
+            raise ConfigError("reader.decode: false reads files as they are, which must be samples, one a file")
+        if workload.reader.checksums and workload.dataset.format == "parquet":
+            raise ConfigError("reader.checksums: the loader torch compares none of Parquet; the loader stoker does")
 
     def _part(self, number: int) -> Ids:
         """This rank's samples of an epoch: a slice of one permutation that all ranks compute."""

@@ -38,6 +38,7 @@ class WebDatasetLoader(TorchRankLoader):
     batching_workers = True
     packages = (("webdataset", "webdataset"), ("torch", "torch"))
     recorded = ("webdataset", "torch")
+    directories = whole_files = True
     heeds = frozenset({"reader.decode"})
     window = 1000  # what webdataset's own examples have
 

@@ -15,6 +15,7 @@ from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
 from stoker.concurrency.request_counts import RequestCounts
 from stoker.concurrency.request_observer import ServedBy
+from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError, StorageFullError, StorageTimeoutError
 from stoker.storage import is_local, open_store
 from stoker.storage.file_errors import file_errors
@@ -110,8 +111,8 @@ def check_space(workload: Workload, url: str) -> None:
         free = shutil.disk_usage(existing_path(folder)).free
     if needed - there > free:
         raise StorageFullError(
-            f"{folder}: the data set has {needed / 1e9:,.4g} GB, of which {there / 1e9:,.4g} GB are there, and "
-            f"{free / 1e9:,.4g} GB are free: free some space, give another --data, or set dataset.files lower",
+            f"{folder}: the data set has {decimal_bytes_text(needed)}, of which {decimal_bytes_text(there)} are there, and "
+            f"{decimal_bytes_text(free)} are free: free some space, give another --data, or set dataset.files lower",
             url=str(folder),
         )
 

@@ -17,7 +17,7 @@ from stoker.bench.checkpoint.saver import Saver
 from stoker.bench.checkpoint.training import InEpoch
 from stoker.bench.loaders import get_loader
 from stoker.bench.loaders.base import LoaderJob, OpenLoader, Split, SplitListing
-from stoker.bench.loaders.listing import check_batches, list_split
+from stoker.bench.loaders.listing import check_split, list_split
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
 from stoker.bench.measure.calibration import copy_files, in_memory
@@ -82,7 +82,7 @@ class Training:
                 self.record["listing"][split] = listed
             found = self.listings[split] = SplitListing(**self.link.gather(f"{split} listed", listed)[0])
             if split == "train":
-                check_batches(workload, found, self.world.world_size)
+                check_split(workload, found, self.world.world_size)
 
     def train(self, repeat: int) -> None:
         """All epochs, and the evaluations between them."""

@@ -89,6 +89,15 @@ def mlperf_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[t
         yield f"mlperf {name}", True, reason
 
 
+def foreseen_findings(workload: Workload) -> Iterator[str]:
+    """The rules on workloads and parameters that a run will break, by its settings alone."""
+    if workload.metric.rules != "stoker":
+        result: dict[str, Any] = {"epochs": [{"kind": "train"}] if "train" in workload.stages else []}
+        result["checkpoint"] = {} if "checkpoint" in workload.stages else None
+        for one in _workload(Case(result, workload, *named_rules(workload.metric.rules))):
+            yield one.reason
+
+
 def broken_rules(case: Case) -> list[Broken]:
     """The rules that a run breaks."""
     return [one for rule in _RULES for one in rule(case)]

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from stoker.bench.ranks.control_server import Server
 from stoker.bench.ranks.plan import NAME, RunPlan, save_plan
-from stoker.bench.ranks.termination import kill_descendants
+from stoker.bench.ranks.termination import is_stopped, kill_descendants
 
 _END_SECONDS: Final = 35.0
 """For which ranks may take to end after one has failed; a little more than they give themselves."""
@@ -51,6 +51,9 @@ class Launch(Protocol):
     def ended(self) -> Sequence[str | None]:
         """Of each rank: ``None`` while it runs, nothing where it ended well, else what became of it. May wait a moment."""
 
+    def end_stopped(self) -> None:
+        """End ranks that are stopped, as by SIGSTOP: word and SIGTERM do not reach them, and there is nothing to wait for."""
+
     def end(self) -> None:
         """End what still runs, and leave nothing behind."""
 
@@ -66,8 +69,9 @@ def await_ranks(launch: Launch, server: Server) -> None:
                 server.fail(f"rank {rank} {said}")
         if None not in ended:
             return
-        if deadline is None and server.failed.is_set():
-            deadline = time.monotonic() + _END_SECONDS
+        if server.failed.is_set():
+            launch.end_stopped()
+            deadline = deadline or time.monotonic() + _END_SECONDS
         time.sleep(0.02)
 
 
@@ -100,6 +104,13 @@ class LocalRanks(Launch):
 
     def ended(self) -> list[str | None]:
         return [_told(child.poll()) for child in self._children]
+
+    def end_stopped(self) -> None:
+        """See :class:`Launch`."""
+        for child in self._children:
+            if child.poll() is None and is_stopped(child.pid):
+                kill_descendants(child.pid)
+                child.kill()
 
     def end(self) -> None:
         self._await_end()  # they have been told, and save what they have

@@ -16,6 +16,8 @@ from stoker.display import is_secret
 from stoker.errors import ConfigError
 
 NAME: Final = "plan.json"
+NO_DATA: Final = "memory://nothing"
+"""The URL of the data of a run that has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,9 @@ class RayRanks(Launch):
                     self._ended[rank] = self._taken(self._tasks[rank])
         return self._ended
 
+    def end_stopped(self) -> None:
+        """Nothing: a task's process may be on another host, and is ended with its task."""
+
     def _taken(self, task: Any) -> str:
         """Keep what a rank has left; why it failed."""
         try:

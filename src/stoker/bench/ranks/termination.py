@@ -80,6 +80,13 @@ def kill_descendants(root: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by SIGSTOP, and does nothing until it is continued or killed."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 def end_process() -> NoReturn:
     """End this process at once, whatever its threads do, and all that it has started."""
     kill_descendants(os.getpid())

@@ -9,6 +9,7 @@ from typing import Any, Final
 from stoker.bench.measure.page_cache import FROM_DEVICE, TELLING_BYTES, cached_in_pages
 from stoker.bench.results.counts import ENCODED, SPREAD
 from stoker.bench.settings.workload import Workload
+from stoker.display import decimal_bytes_text
 
 _AGAIN: Final = 1.5
 """Multiple of its samples' bytes that an epoch may fetch without a remark."""
@@ -53,7 +54,7 @@ def _from_device(
             yield from _uncounted(result, epoch, needed, workload)
             return
         if needed is None or needed < TELLING_BYTES:
-            few = f"{(needed or 0) / 1e6:.3g} MB an epoch are too few to tell from what else the processes read"
+            few = f"{decimal_bytes_text(needed or 0)} an epoch are too few to tell from what else the processes read"
             yield _not_known(result, workload, few)
             return
         if device < FROM_DEVICE * needed:
@@ -69,11 +70,13 @@ def _not_known(result: Mapping[str, Any], workload: Workload, why: str) -> tuple
     size = workload.dataset.bytes if listing is None else listing["bytes"]
     memory = min((rank["memory_bytes"] for rank in result["ranks"]), default=0)
     small = size < _MEMORIES * memory
-    than = f"{'less than' if small else 'at least'} {_MEMORIES} times the memory of a host ({memory / 1e9:.3g} GB)"
+    than = (
+        f"{'less than' if small else 'at least'} {_MEMORIES} times the memory of a host ({decimal_bytes_text(memory)})"
+    )
     return (
         "page cache",
         small,
-        f"what came from memory is not known: {why}; the data set has {size / 1e9:.3g} GB, {than}",
+        f"what came from memory is not known: {why}; the data set has {decimal_bytes_text(size)}, {than}",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from stoker.bench.loaders.base import SplitListing
 from stoker.bench.loaders.listing import too_few
 from stoker.bench.settings.workload import Workload
-from stoker.bench.settings.workload_data import DatasetSettings
+from stoker.bench.settings.workload_data import EXACT, DatasetSettings
 
 _SIZES: Final = 0.1
 """Part by which samples may be smaller or larger than the workload says."""
@@ -19,8 +19,6 @@ _FRAME: Final = 16 << 10
 """Bytes of a file that may be no sample: headers and indexes."""
 _FRAME_SAMPLE: Final = 1 << 10
 """Bytes that may come with each sample: names, labels, checksums, and padding."""
-_EXACT: Final = frozenset({"npz", "npy", "hdf5", "tfrecord", "tar", "mds", "megatron", "files"})
-"""Formats that hold bytes as they are, where they are not compressed."""
 ENCODED: Final = frozenset({"jpeg", "png"})
 """Formats whose files have the size that the content makes."""
 _ENCODED_SIZES: Final = 2
@@ -52,8 +50,8 @@ def _sizes(found: SplitListing, split: str, dataset: DatasetSettings) -> Iterato
     spread = SPREAD * dataset.record_bytes_stdev * samples / math.sqrt(found.used)
     mean = found.bytes / found.used
     # Compressed files are smaller; columns may be encoded, and text takes more characters than bytes.
-    least = 1 - _SIZES if dataset.format in _EXACT else 1 / _ENCODED_SIZES
-    most = 1 + _SIZES if dataset.format in _EXACT else _ENCODED_SIZES if dataset.format in ENCODED else math.inf
+    least = 1 - _SIZES if dataset.format in EXACT else 1 / _ENCODED_SIZES
+    most = 1 + _SIZES if dataset.format in EXACT else _ENCODED_SIZES if dataset.format in ENCODED else math.inf
     if dataset.compression == "none" and mean < least * nominal - spread:
         differ = "less"
     elif mean > most * nominal + spread + _FRAME + samples * _FRAME_SAMPLE:
@@ -80,12 +78,13 @@ def _delivered(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[
         left = wanted - int(epoch["samples"] or 0)
         # Those that do not divide among ranks, and a last batch of each that is not full.
         most = ranks - 1 + ranks * (batch - 1) * int(loader.get("last_batches", 1))
-        of = f"{abs(left)} of the {wanted} samples of epoch {epoch['epoch']}"
+        verb = "was" if left == 1 else "were"
+        of = f"{abs(left)} of the {wanted} samples of epoch {epoch['epoch']} {verb} not delivered"
         if left > most:
             yield (
                 "last batch",
                 True,
-                f"{of} were not delivered, more than the {most} of batches that are not full",
+                f"{of}, more than the {most} of batches that are not full",
             )
             return
         if left < 0:
@@ -96,6 +95,6 @@ def _delivered(result: Mapping[str, Any], workload: Workload) -> Iterator[tuple[
             )
             return
         if left > 0 and remark is None:
-            remark = f"{of} were not delivered"
+            remark = of
     if remark is not None:
         yield "last batch", False, remark

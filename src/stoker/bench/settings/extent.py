@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.bench.settings.workload import Workload
+from stoker.display import counted
+from stoker.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,7 @@ def extent(workload: Workload, accelerators: int) -> RunExtent:
     dataset, train = workload.dataset, workload.train
     files = dataset.files + dataset.files_eval
     samples = files * dataset.samples_per_file
-    steps = 0
-    if "train" in workload.stages:
-        steps = workload.steps_of(dataset.files * dataset.samples_per_file, accelerators)
-        steps = steps if train.steps is None else min(steps, train.steps)
+    steps = epoch_steps(workload, accelerators) if "train" in workload.stages else 0
     rounds = train.epochs * train.repeats
     batches = steps * rounds * accelerators
     return RunExtent(
@@ -55,8 +54,50 @@ def extent(workload: Workload, accelerators: int) -> RunExtent:
     )
 
 
+def epoch_steps(workload: Workload, accelerators: int) -> int:
+    """Steps of each accelerator in an epoch of training; of the one that has the most, where the last batch is kept."""
+    dataset, train = workload.dataset, workload.train
+    samples = dataset.files * dataset.samples_per_file
+    if workload.reader.last_batch == "keep":
+        samples += workload.reader.batch_size * accelerators - 1
+    steps = workload.steps_of(samples, accelerators)
+    return steps if train.steps is None else min(steps, train.steps)
+
+
+def counted_steps(workload: Workload, accelerators: int) -> int:
+    """Steps of the longest block of an epoch that count; 0 or less where none does."""
+    steps, metric = epoch_steps(workload, accelerators), workload.metric
+    return min(steps, workload.block_steps or steps) - metric.exclude_start - metric.exclude_end
+
+
+def training_checkpoints(workload: Workload, accelerators: int) -> int:
+    """Checkpoints that are saved in training, of all epochs and repeats."""
+    checkpoint, train = workload.checkpoint, workload.train
+    if "train" not in workload.stages or "checkpoint" not in workload.stages:
+        return 0
+    if checkpoint.every_steps is not None:
+        made = train.epochs * (epoch_steps(workload, accelerators) // checkpoint.every_steps)
+    else:
+        made = max(0, (train.epochs - checkpoint.after_epoch) // checkpoint.every_epochs + 1)
+    return made * train.repeats
+
+
+def check_batches(workload: Workload, samples: int, accelerators: int) -> None:
+    """See that samples give each rank a full batch, where batches that are not full are left out.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if workload.reader.last_batch == "drop" and not workload.steps_of(samples, accelerators):
+        raise ConfigError(
+            f"no step: {counted(samples, 'sample')} make no batch of {workload.reader.batch_size} (reader.batch_size) for "
+            f"each of {counted(accelerators, 'accelerator')}: take a smaller batch, fewer accelerators or more files "
+            "(dataset.files)"
+        )
+
+
 _STEPS: Final = 4
-"""Steps of an epoch of a scaled run at least, where the workload has as many: one to warm up, and some that count."""
+"""Steps of a block of a scaled run at least, where the workload has as many: one to warm up, and some that count."""
 SMOKE_BYTES: Final = 1 << 30
 """Bytes of the data set of a smoke test at most, unless its least steps need more."""
 SMOKE_SECONDS: Final = 60
@@ -80,7 +121,8 @@ def scaled(workload: Workload, part: float, accelerators: int, *, smoke: bool = 
         Dotted paths of settings, and their values.
     """
     dataset, model, train = workload.dataset, workload.model, workload.train
-    least = -(-_STEPS * workload.reader.batch_size * accelerators // dataset.samples_per_file)
+    least_steps = max(_STEPS, workload.metric.exclude_start + workload.metric.exclude_end + 1)
+    least = -(-least_steps * workload.reader.batch_size * accelerators // dataset.samples_per_file)
     files = round(dataset.files * part)
     if smoke:
         files = min(files, SMOKE_BYTES // (dataset.samples_per_file * dataset.sample_bytes))
@@ -88,13 +130,17 @@ def scaled(workload: Workload, part: float, accelerators: int, *, smoke: bool = 
     made: dict[str, Any] = {"metric.smoke": True, "dataset.files": files, "train.epochs": 1, "train.repeats": 1}
     steps = workload.steps_of(files * dataset.samples_per_file, accelerators)
     if train.steps is not None:
-        steps = min(steps, max(_STEPS, round(train.steps * part)))
+        steps = min(steps, max(least_steps, round(train.steps * part)))
         made["train.steps"] = max(1, steps)
     each = workload.compute.seconds.expected
-    if smoke and steps > _STEPS and steps * each > SMOKE_SECONDS:
-        made["train.steps"] = max(_STEPS, int(SMOKE_SECONDS / each))
+    if smoke and steps > least_steps and steps * each > SMOKE_SECONDS:
+        made["train.steps"] = max(least_steps, int(SMOKE_SECONDS / each))
+    if workload.block_steps is not None:
+        made["checkpoint.every_steps"] = min(workload.block_steps, max(least_steps, made.get("train.steps", steps)))
     if dataset.files_eval:
-        made["dataset.files_eval"] = max(1, round(dataset.files_eval * part))
+        least = -(-workload.reader.batch_size_eval * accelerators // dataset.samples_per_file)
+        made["dataset.files_eval"] = min(dataset.files_eval, max(least, round(dataset.files_eval * part)))
+        made["evaluation.after_epoch"] = 1
     if "checkpoint" in workload.stages:
         checkpoint = workload.checkpoint
         made |= {"checkpoint.writes": min(1, checkpoint.writes), "checkpoint.reads": min(1, checkpoint.reads)}

@@ -244,6 +244,11 @@ class Workload:
                 "checksums are compared by decoding: reader.decode is false", "reader.checksums", "reader.decode"
             )
 
+    @property
+    def block_steps(self) -> int | None:
+        """Steps after which a checkpoint ends a block; ``None`` where a block is an epoch."""
+        return self.checkpoint.every_steps if "checkpoint" in self.stages else None
+
     def steps_of(self, samples: int, ranks: int) -> int:
         """Full steps of an epoch of ``samples`` on ``ranks``, before ``train.steps`` cuts it."""
         return samples // (self.reader.batch_size * ranks)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from stoker.bench.settings.schema import ContradictionError, Section, setting
 from stoker.errors import ConfigError
+
+EXACT: Final = frozenset({"npz", "npy", "hdf5", "tfrecord", "tar", "mds", "megatron", "files"})
+"""Formats that hold bytes as they are, where they are not compressed."""
 
 
 @dataclass(frozen=True, slots=True)

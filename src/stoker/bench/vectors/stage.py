@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,17 +17,59 @@ from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
 from stoker.bench.measure.call_times import CallTimer, OperationTimes
 from stoker.bench.ranks.rank_context import RankContext
+from stoker.bench.settings.workload import VectorSettings
 from stoker.bench.vectors.base import Searcher, VectorIndex
 from stoker.bench.vectors.indexes import INDEXES
 from stoker.bench.vectors.points import F32, I64, draw_search, nearest, recall
-from stoker.errors import ConfigError
+from stoker.display import decimal_bytes_text
+from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import is_local
 from stoker.storage.file_errors import file_errors
+from stoker.storage.files import existing_path
 
 FOLDER: Final = "vectors"
 """Below the data's URL. Indexes stay, and the next run finds them."""
 
 Hops = list[NDArray[np.int64]]
+
+
+def check_vectors(url: str) -> Path:
+    """The directory in which vectors are searched.
+
+    Raises:
+        ConfigError: the data is not in a directory.
+    """
+    folder = is_local(url)
+    if folder is None:
+        raise ConfigError(f"the stage vectors searches files of a directory, and {url} is none")
+    return folder
+
+
+def check_vectors_space(settings: VectorSettings, url: str) -> None:
+    """See that the vectors alone have room, where an index of them is still to be made in a file.
+
+    Raises:
+        StorageFullError: they have not; says how much is needed, and how much is free.
+    """
+    index, folder = _index(settings, f"{check_vectors(url)}/{FOLDER}"), check_vectors(url)
+    if index.served or index.exists():
+        return
+    needed = 4 * settings.count * settings.dimension
+    with file_errors(folder):
+        free = shutil.disk_usage(existing_path(folder)).free
+    if needed > free:
+        raise StorageFullError(
+            f"{folder}: {settings.count:,} vectors of {settings.dimension} values have {decimal_bytes_text(needed)}, beside "
+            f"their index, and {decimal_bytes_text(free)} are free: free some space, give another --data, or set "
+            "vectors.count lower",
+            url=str(folder),
+        )
+
+
+def _index(settings: VectorSettings, folder: str) -> VectorIndex:
+    name = f"{settings.count}x{settings.dimension}-{settings.degree}-{settings.seed}"
+    kind = INDEXES[settings.index]
+    return kind(settings, f"{folder}/{name}.{kind.suffix}")
 
 
 class VectorStage:
@@ -41,10 +85,7 @@ class VectorStage:
     def __init__(self, rank: RankContext) -> None:
         self._rank, self._world, self._link, url = rank, rank.world, rank.link, rank.plan.url
         self._settings = rank.plan.workload.vectors
-        folder = is_local(url)
-        if folder is None:
-            raise ConfigError(f"the stage vectors searches files of a directory, and {url} is none")
-        self._folder = f"{folder}/{FOLDER}"
+        self._folder = f"{check_vectors(url)}/{FOLDER}"
 
     def run(self) -> None:
         """All repeats.
@@ -54,9 +95,7 @@ class VectorStage:
             CorruptDataError: the file is not what was to be searched.
         """
         settings, world = self._settings, self._world
-        name = f"{settings.count}x{settings.dimension}-{settings.degree}-{settings.seed}"
-        kind = INDEXES[settings.index]
-        index = kind(settings, f"{self._folder}/{name}.{kind.suffix}")
+        index = _index(settings, self._folder)
         points, queries = draw_search(settings, world.rank)
         made = self._make(index, points)
         index.load(points)

@@ -74,7 +74,12 @@ class SourceFiles:
         )
 
 
-def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader: Format) -> SourceFiles:
+def find_files(
+    source: FilesLocation,
+    open_root: Callable[[str], Store],
+    reader: Format,
+    listing: Iterable[ObjectInfo] | None = None,
+) -> SourceFiles:
     """The files of a format.
 
     In directories only names with one of the format's suffixes count. There and by patterns, hidden files are passed over:
@@ -86,6 +91,7 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
         source: where.
         open_root: opens a root.
         reader: the format.
+        listing: all files below the root, where they are listed already.
 
     Raises:
         ObjectNotFoundError: there are none; says what is there.
@@ -108,7 +114,7 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
     saved: list[str] = []
     others = other_images = 0
     images = images_beside(reader)
-    for file in _listing(source.root, store):
+    for file in _listing(source.root, store) if listing is None else listing:
         key = file.key
         if reader.row_groups and (table := table_of([key])):
             refuse_table(table, source.root)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from stoker.catalog.unindexed.file_facts import load_facts, save_facts, taking_t
 from stoker.catalog.unindexed.files_location import Files, FilesLocation
 from stoker.catalog.unindexed.find_files import SourceFiles, find_files
 from stoker.catalog.unindexed.inspect_headers import FetchedFiles, HeaderReader
+from stoker.catalog.unindexed.many_objects import ManyObjects, many_objects
 from stoker.catalog.unindexed.partitions import kinds_of, partitions_of
 from stoker.catalog.unindexed.plain_files import are_plain, plain_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
@@ -143,8 +144,19 @@ def open_unindexed(
                 cache.sweep()
             origin = origin_of(location.root, storage_options)
             return DatasetLocation(plain.index, cache, keep, origin=origin, listed=plain.listed)
+    listing: Iterable[ObjectInfo] | StorageTimeoutError | None = None
+    if _may_be_many(location, address) and are_plain(reader):
+        store = open_root(location.root)
+        try:
+            many = many_objects(reader, store, wanted.options, keep[-1], f"{name}.objects")
+        except StorageTimeoutError as error:
+            listing = error
+        else:
+            if isinstance(many, ManyObjects):
+                return _open_many(many, store, address, settings, keep, storage_options)
+            listing = many
     known = load_facts(keep, name)
-    found = _find(location, open_root, reader, known)
+    found = _find(location, open_root, reader, known, listing)
     source, store = found.source, found.store
     packed = _packed_files(reader, found, settings)
     address = locate(source.root, cache_root, None, storage_options)
@@ -191,6 +203,38 @@ def open_unindexed(
         origin=origin_of(source.root, storage_options),
         listed=version_of_files((one.key, one.size, one.version) for one in listed),
     )
+
+
+def _may_be_many(location: FilesLocation, address: SourceLocation) -> bool:
+    """Whether all objects below a URL are asked for, of a store that lists them."""
+    named = location.keys is not None or location.pattern is not None
+    return not (named or address.in_place or is_local(location.root) is not None) and not location.root.startswith(
+        ("http://", "https://", "hf://")
+    )
+
+
+def _open_many(
+    many: ManyObjects,
+    store: Store,
+    address: SourceLocation,
+    settings: CacheSettings,
+    keep: tuple[Path, ...],
+    storage_options: StorageOptions | None,
+) -> DatasetLocation:
+    """The location of very many objects."""
+    directory = files_directory(address.root, store.url, storage_options)
+    directory.hold()
+    cache = make_cache(directory, store, settings, many.index.file_sizes)
+    with contextlib.suppress(OSError):
+        cache.sweep()
+    if cache.keeps:
+        with contextlib.suppress(OSError):
+            directory.make()
+        for one in many.replaced:
+            with contextlib.suppress(OSError):
+                os.unlink(cache.root / whole_file(one, in_place=False).basename)
+    origin = origin_of(store.url, storage_options)
+    return DatasetLocation(many.index, cache, keep, origin=origin, listed=many.listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +321,24 @@ def _find(
     open_root: Callable[[str], Store],
     reader: Format,
     known: Mapping[str, UnindexedFile],
+    listing: Iterable[ObjectInfo] | StorageTimeoutError | None,
 ) -> SourceFiles:
-    """The files; where the store can not be reached those of the last start, if they are known."""
+    """The files; where the store can not be reached those of the last start, if they are known.
+
+    Args:
+        location: where they are.
+        open_root: opens the store.
+        reader: their format.
+        known: files of the last start.
+        listing: what the store has already listed, or the error that it met instead.
+
+    Raises:
+        StorageTimeoutError: the store can not be reached, and no files are known.
+    """
     try:
-        return find_files(location, open_root, reader).sized()
+        if isinstance(listing, StorageTimeoutError):
+            raise listing
+        return find_files(location, open_root, reader, listing).sized()
     except StorageTimeoutError as error:
         if not known:
             raise

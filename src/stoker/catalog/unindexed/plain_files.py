@@ -13,10 +13,10 @@ Only plain directories are listed here: regular files and folders of usual names
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,29 +25,28 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import xxhash
 
 from stoker.cache.origin import make_private
 from stoker.catalog.splits import refuse_splits
 from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.catalog.unindexed.find_files import images_beside
+from stoker.concurrency.shared_arrays import pack_arrays, unpack_arrays
 from stoker.concurrency.shared_bytes import SharedBytes
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.format import Format
 from stoker.formats.one_file import FileFormat
-from stoker.index.file_index import FileIndex, FileShards
+from stoker.index.file_index import WRITTEN, FileIndex, FileShards
 from stoker.index.index import INDEX_NAME
 from stoker.storage.files import CACHE_NAME, PRIVATE, REMOVED_CACHE
 from stoker.storage.mounts import LOCAL_FILE_SYSTEMS, UNREADABLE, file_system_of, share_file
-from stoker.storage.recorded_versions import digest_of_files
+from stoker.storage.recorded_versions import digest_of_lines, file_line
 from stoker.storage.unfinished import MARK
 from stoker.types import Ids
 
 logger = logging.getLogger(__name__)
 
-_MAGIC: Final = b"stoker\0\3"
-_DIGEST: Final = 16
-_VERSION: Final = 1
+# The number at its end rises when the arrays or the header change.
+_MAGIC: Final = b"stokfil\1"
 # A folder that changed less than so many seconds before it was listed may change again within the same tick of its clock.
 _SETTLED: Final = 5.0
 # File systems that keep the times of folders. What is in user space (FUSE) makes them up, as object stores have none.
@@ -107,9 +106,15 @@ def plain_files(
     if found is not None:
         return found
     begun = time.time_ns()
+    # They grow, as the pieces of all folders would take as much memory again.
+    paths, facts = bytearray(), bytearray()
+    folders: list[_Folder] = []
     try:
-        folders = sorted(_walk(root, reader), key=attrgetter("prefix"))
-        filled = [folder for folder in folders if folder.paths]
+        for folder, its_paths, its_facts in _walk(root, reader):
+            folders.append(folder)
+            paths += its_paths
+            facts += its_facts
+        filled = [folder for folder in folders if folder.first]
         # One file of a folder tells of which split all in it are.
         refuse_splits((folder.first for folder in filled), root, folders_only=True)
     except (_NotPlainError, ConfigError, OSError, OverflowError):  # an inode may be beyond 63 bits
@@ -117,28 +122,22 @@ def plain_files(
     if not filled:
         return None
     spec = reader.inspect_names([folder.first for folder in filled], settings)
-    paths, facts = _in_order(filled)
-    parts = FileShards.pack(paths, facts)
-    shards = FileShards(SharedBytes.of(parts), 0, len(facts), reader.name, spec)
+    parts = FileShards.pack(*_in_order(paths, facts, filled))
+    count = len(facts) // 8 // len(_FACTS)
+    shards = FileShards(SharedBytes.of(parts), 0, count, reader.name, spec)
     index = FileIndex(shards)
-    listed = digest_of_files((path, size, f"file:{written}") for path, size, written in shards.files())
+    listed = digest_of_lines(shards.lines(file_line("%s", "%d", "file:%d"), WRITTEN))
     if not _settled(root, folders, begun):
         return PlainFiles(index, listed, None)
     header = {
-        "version": _VERSION,
         "spec": spec,
         "files": len(shards),
         "fingerprint": index.fingerprint,
         "listed": listed,
         "folders": [(folder.prefix, folder.first, *folder.times) for folder in folders],
     }
-    text = json.dumps(header).encode()
-    text = len(text).to_bytes(8, "little") + text.ljust(-(-len(text) // 8) * 8)
-    digest = xxhash.xxh3_128(text)
-    for part in parts:
-        digest.update(part)
     try:
-        save_side_file(make_private(directory, root), name, [_MAGIC, digest.digest(), text, *parts])
+        save_side_file(make_private(directory, root), name, pack_arrays(_MAGIC, header, parts))
     except (OSError, StokerError) as error:
         logger.debug("the listing of %s can not be remembered as %s: %s", root, path, error)
         return PlainFiles(index, listed, None)
@@ -154,24 +153,24 @@ class _Folder:
         times: when it changed, in nanoseconds by both clocks of its status, and its inode, before it was listed.
         device: number of its file system.
         first: path of its first file; empty where it has none.
-        paths: of its files, in order, as UTF-8, each ended by a zero byte.
-        facts: of its files, see :class:`~stoker.index.file_index.FileShards`.
     """
 
     prefix: str
     times: tuple[int, int, int]
     device: int
     first: str
-    paths: bytes
-    facts: Ids
 
 
 def _times(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def _walk(root: str, reader: Format) -> Iterator[_Folder]:
-    """All folders below a plain directory that are not hidden, in no order.
+def _walk(root: str, reader: Format) -> Iterator[tuple[_Folder, bytes, bytes]]:
+    """All folders below a plain directory that are not hidden, in the order of their prefixes.
+
+    Yields:
+        A folder, the paths of its files in order, as UTF-8, each ended by a zero byte, and their facts, see
+        :class:`~stoker.index.file_index.FileShards`.
 
     Raises:
         _NotPlainError: it is not plain.
@@ -185,20 +184,14 @@ def _walk(root: str, reader: Format) -> Iterator[_Folder]:
         status = os.stat(path)  # before it is read: what changes meanwhile is a change since
         with os.scandir(path) as found:
             entries = list(found)
-        files = []
-        for entry in entries:
-            if entry.is_file(follow_symlinks=False):
-                files.append(entry)
-            elif not entry.is_dir(follow_symlinks=False):
-                raise _NotPlainError
-            elif not _is_hidden(entry.name):
-                if not _are_usual([entry.name]) or CACHE_NAME.match(entry.name) or REMOVED_CACHE.match(entry.name):
-                    raise _NotPlainError
-                waiting.append(f"{prefix}{entry.name}/")
+        files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+        files.sort(key=attrgetter("name"))
+        if len(files) < len(entries):
+            waiting += sorted(_folders_among(entries, prefix), reverse=True)
         names = [entry.name for entry in files]
         if len(prefix.encode()) > _LONGEST or not _are_usual(names) or (not prefix and INDEX_NAME in names):
             raise _NotPlainError
-        if suffixes or any(name[0] in "._" for name in names):
+        if suffixes or any(name.startswith(mark) for mark in "._" for name in names[bisect_left(names, mark) :][:1]):
             lowered = [name.lower() for name in names]
             if others and any(name.endswith(others) for name in lowered):
                 raise _NotPlainError
@@ -207,14 +200,31 @@ def _walk(root: str, reader: Format) -> Iterator[_Folder]:
                 for entry, name in zip(files, lowered, strict=True)
                 if not _is_hidden(entry.name) and (not suffixes or name.endswith(suffixes))
             ]
-        files.sort(key=attrgetter("name"))
-        names = [entry.name for entry in files]
+            names = [entry.name for entry in files]
         statuses = [entry.stat(follow_symlinks=False) for entry in files]
         facts = np.empty((len(files), len(_FACTS)), np.int64)
         for column, fact in enumerate(_FACTS):
             facts[:, column] = np.fromiter(map(fact, statuses), np.int64, len(files))
         paths = "".join([f"{prefix}{name}\0" for name in names]).encode()
-        yield _Folder(prefix, _times(status), status.st_dev, prefix + names[0] if names else "", paths, facts)
+        folder = _Folder(prefix, _times(status), status.st_dev, prefix + names[0] if names else "")
+        yield folder, paths, facts.tobytes()
+
+
+def _folders_among(entries: Sequence[os.DirEntry[str]], prefix: str) -> Iterator[str]:
+    """Prefixes of the folders among the entries of a folder that are not hidden.
+
+    Raises:
+        _NotPlainError: one has an unusual name, or there is what is no file and no folder.
+    """
+    for entry in entries:
+        if entry.is_file(follow_symlinks=False):
+            continue
+        if not entry.is_dir(follow_symlinks=False):
+            raise _NotPlainError
+        if not _is_hidden(entry.name):
+            if not _are_usual([entry.name]) or CACHE_NAME.match(entry.name) or REMOVED_CACHE.match(entry.name):
+                raise _NotPlainError
+            yield f"{prefix}{entry.name}/"
 
 
 def _is_hidden(name: str) -> bool:
@@ -236,15 +246,14 @@ def _are_usual(names: Sequence[str]) -> bool:
     return text.isprintable() and "\\" not in text and ":" not in text
 
 
-def _in_order(filled: Sequence[_Folder]) -> tuple[bytes, Ids]:
-    """Paths and facts of all files of folders, which are sorted, in the order of their paths."""
-    paths = b"".join([folder.paths for folder in filled])
-    facts = np.concatenate([folder.facts for folder in filled])
+def _in_order(paths: bytearray, facts: bytearray, filled: Sequence[_Folder]) -> tuple[bytes | bytearray, Ids]:
+    """Paths and facts of all files of folders, which come in the order of their prefixes, in the order of their paths."""
+    table = np.frombuffer(facts, np.int64).reshape(-1, len(_FACTS))
     if not any(after.prefix.startswith(before.prefix) for before, after in pairwise(filled)):
-        return paths, facts
+        return paths, table
     each = paths.split(b"\0")[:-1]
     order = sorted(range(len(each)), key=each.__getitem__)  # bytes of UTF-8 are in the order of characters
-    return b"".join([each[number] + b"\0" for number in order]), facts[order]
+    return b"".join([each[number] + b"\0" for number in order]), table[order]
 
 
 def _settled(root: str, folders: Sequence[_Folder], begun: int) -> bool:
@@ -269,15 +278,7 @@ def _load(path: Path, reader: Format, root: str, settings: Mapping[str, Any]) ->
 
 
 def _parse(data: SharedBytes, path: Path, reader: Format, root: str, settings: Mapping[str, Any]) -> PlainFiles | None:
-    view = data.view
-    text = len(_MAGIC) + _DIGEST
-    if bytes(view[:text]) != _MAGIC + xxhash.xxh3_128_digest(view[text:]):
-        raise ValueError("it is damaged")
-    at = text + 8
-    end = at + int.from_bytes(view[text:at], "little")
-    header = json.loads(bytes(view[at:end]))
-    if header["version"] != _VERSION:
-        raise ValueError(f"it is of version {header['version']}, and this one reads version {_VERSION}")
+    header, at = unpack_arrays(_MAGIC, data)
     device = os.stat(root).st_dev
     for prefix, _, *times in header["folders"]:
         status = os.stat(f"{root}/{prefix}")
@@ -288,5 +289,5 @@ def _parse(data: SharedBytes, path: Path, reader: Format, root: str, settings: M
     spec = reader.inspect_names([first for _, first, *_ in header["folders"] if first], settings)
     if spec != header["spec"]:
         return None
-    shards = FileShards(data, -(-end // 8) * 8, header["files"], reader.name, spec)
+    shards = FileShards(data, at, header["files"], reader.name, spec)
     return PlainFiles(FileIndex(shards, header["fingerprint"]), header["listed"], path)

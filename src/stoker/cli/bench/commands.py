@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.cli.arguments import folder, integer, some_of
 from stoker.cli.bench import compare as bench_compare
@@ -19,6 +21,9 @@ from stoker.cli.bench.verdicts import exit_code
 from stoker.cli.running import add_json, add_workload, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stoker.bench.settings.sources import Resolved
 
 _RULES = ("stoker", "mlperf", "mlperf-open", "mlperf-v2", "mlperf-v2-open")
 _STAGES = ("generate", "train", "evaluate", "checkpoint", "kv_cache", "vectors")
@@ -98,6 +103,7 @@ def _run(chosen: argparse.Namespace) -> int | None:
     resolved = bench_show.read_scaled(chosen, settings, chosen.accelerators or 1)
     if not chosen.json:
         bench_show.show_notes(resolved.notes)
+    _tell_foreseen(resolved, chosen)
     with on_interrupt(f"what was measured until then is in {chosen.results}, marked as invalid"):
         here = {"command": sys.argv, "unsaved": partial(show_unsaved, chosen)}
         result = run_benchmark(resolved, **arguments_of(run_benchmark, chosen) | here)
@@ -110,6 +116,16 @@ def _run(chosen: argparse.Namespace) -> int | None:
 
         show_result(make_console(), result)
     return exit_code([result])
+
+
+def _tell_foreseen(resolved: Resolved, chosen: argparse.Namespace) -> None:
+    """Say on stderr why the result will be invalid, as far as the settings tell, before the time for it is spent."""
+    from stoker.bench.preflight import foreseen
+
+    workload = resolved.workload
+    if chosen.stages is not None:
+        workload = replace(workload, stages=tuple(chosen.stages))
+    sys.stderr.writelines(f"will be invalid: {one}\n" for one in foreseen(workload, chosen.url))
 
 
 def _init(chosen: argparse.Namespace) -> None:

@@ -120,7 +120,8 @@ def _show(found: Comparison, failed: list[Change]) -> None:
 
 def metric_text(metric: ComparedMetric, value: float) -> str:
     """A value in words."""
-    from stoker.cli.render.numbers import decimal_bytes_text, seconds_text
+    from stoker.cli.render.numbers import seconds_text
+    from stoker.display import decimal_bytes_text
 
     if metric.unit == "part":
         return f"{value:.2%}"

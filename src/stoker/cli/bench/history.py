@@ -9,8 +9,9 @@ from dataclasses import asdict
 from stoker.cli.running import add_json, print_json
 from stoker.cli.terminal import make_console, make_table
 
-_NUMBERS = ("ranks", "AU", "storage MB/s")
-_COLUMNS = ("began (UTC)", "workload", "ranks", "verdict", "AU", "storage MB/s", "hosts", "results")
+_NUMBERS = ("ranks", "lower AU", "storage MB/s")
+_FOLDED = ("began (UTC)", "workload", "verdict", "lower AU", "storage MB/s", "hosts", "results")
+_COLUMNS = ("began (UTC)", "workload", "ranks", "verdict", "lower AU", "storage MB/s", "hosts", "results")
 
 
 def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,7 +40,12 @@ def run(chosen: argparse.Namespace) -> None:
     if not found:
         sys.stdout.write(f"no results below {chosen.folder}\n")
         return
+    console = make_console(wide=True)
     table = make_table(_COLUMNS, left=[name for name in _COLUMNS if name not in _NUMBERS])
+    for column in table.columns:
+        # On a narrow terminal, names are folded, so that neither a number nor a path is cut.
+        if column.header in _FOLDED:
+            column.no_wrap, column.overflow = False, "fold"
     for one in found:
         name = one.workload + (f" {one.accelerator}" if one.accelerator not in {"", "none"} else "")
         table.add_row(
@@ -52,4 +58,4 @@ def run(chosen: argparse.Namespace) -> None:
             ", ".join(one.hosts),
             one.folder,
         )
-    make_console(wide=True).print(table)
+    console.print(table)

@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from stoker.cli.render.numbers import decimal_bytes_text, time_text
+from stoker.cli.render.numbers import time_text
 from stoker.cli.terminal import make_table, print_table
+from stoker.display import decimal_bytes_text
 
 
 def show_kv_cache(console: Console, found: Mapping[str, Any]) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from stoker.bench.results.report_files import RunFiles
 from stoker.cli.bench.charts import charts
 from stoker.cli.bench.datum import NOTHING, datum, epoch_name
 from stoker.cli.bench.requests_table import listing_text
 from stoker.cli.bench.system_text import SystemText
+from stoker.cli.bench.table import generated_text
 from stoker.cli.render.markup import Html, document, pairs, rows, scroll, section, tile
-from stoker.cli.render.numbers import bytes_rate_text, decimal_bytes_text, percent_text, seconds_text
+from stoker.cli.render.numbers import bytes_rate_text, percent_text, seconds_text
+from stoker.display import decimal_bytes_text
 
+_NUMBER: Final = re.compile(r"\d[\d,.]*")
+_WARNED: Final = 5
+"""Broken rules that are told above the charts; the table of rules has all."""
 _EPOCHS: Final = 200
 """Rows of a table of epochs; the rest is in ``results.json``."""
 
@@ -36,16 +42,9 @@ def bench_page(runs: Sequence[RunFiles], *, title: str | None = None, system: Sy
         body.append(section("System", "", _system(system)))
     if len(runs) == 1:
         body.append(f'<div class="tiles">{"".join(_tiles(runs[0]))}</div>')
-    for run in runs:
-        of = "" if len(runs) == 1 else f"{run.name}: "
-        for one in run.result["findings"]:
-            if one["invalid"]:
-                said = escape(f"{of}invalid, {one['rule']}: {one['reason']}")
-                body.append(f'<div class="warning" role="note">{said}</div>')
-    body.append(section("Summary", "", scroll(_summary(runs))))
-    body += [charts(runs), _rules(runs)]
+    body += [_warning(runs), charts(runs), section("Summary", "", scroll(_summary(runs))), _rules(runs)]
     for k, run in enumerate(runs):
-        body.append(_details(k, run, alone=len(runs) == 1))
+        body.append(_details(k, run, runs[0], alone=len(runs) == 1))
     return document(f"stoker bench: {names}", "".join(body))
 
 
@@ -59,7 +58,8 @@ def _said(runs: Sequence[RunFiles]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs of stoker bench."
     result = runs[0].result
-    return f"{result['world']['said']}; {result['began']}, {seconds_text(result['seconds'])}."
+    began = result["began"].replace("T", " ").replace("Z", " UTC")
+    return f"{result['world']['said']}; began {began}, took {seconds_text(result['seconds'])}."
 
 
 def _rate(value: float) -> str:
@@ -68,8 +68,11 @@ def _rate(value: float) -> str:
 
 def _verdict(run: RunFiles) -> str:
     result = run.result
-    kind = {"passed": "good", "valid": ""}.get(result["verdict"], "bad")
-    return Html(f'<span class="{kind}">{escape(result["verdict"])}</span>') if kind else "valid"
+    verdict: str = result["verdict"]
+    kind = {"passed": "good", "valid": ""}.get(verdict, "bad")
+    if verdict == "smoke test" and run.setting("metric.smoke") is True:
+        kind = ""  # it was asked for
+    return Html(f'<span class="{kind}">{escape(verdict)}</span>') if kind else verdict
 
 
 def _tiles(run: RunFiles) -> list[str]:
@@ -85,15 +88,16 @@ def _tiles(run: RunFiles) -> list[str]:
         ("samples a second", datum(0, run, "train.samples_per_second.mean", _rate)),
         ("until the first batch", datum(0, run, "train.time_to_first_batch.mean", seconds_text)),
         ("utilization with data in memory", datum(0, run, "calibration.au_ceiling", percent_text)),
-        ("bytes a second, checkpoints saved", datum(0, run, "checkpoint.save.bytes_per_second.mean", bytes_rate_text)),
-        ("bytes a second, checkpoints loaded", datum(0, run, "checkpoint.load.bytes_per_second.mean", bytes_rate_text)),
-        ("bytes a second, KV cache written", datum(0, run, "kv_cache.write.bytes_per_second.mean", bytes_rate_text)),
-        ("bytes a second, KV cache read", datum(0, run, "kv_cache.read.bytes_per_second.mean", bytes_rate_text)),
-        ("95th percentile of reading an entry of the KV cache", datum(0, run, "kv_cache.read.p95.mean", seconds_text)),
-        ("queries a second, vectors", datum(0, run, "vectors.queries_per_second.mean", _rate)),
-        ("recall, vectors", datum(0, run, "vectors.recall.mean", percent_text)),
+        ("bytes a second, data set generated", _generated(run)),
+        *((name, datum(0, run, path, words)) for _, name, path, words in _STAGES),
     ]
     return [tile(name, value) for name, value in shown if value != NOTHING]
+
+
+def _generated(run: RunFiles) -> str:
+    """The rate at which the files of the data set were written."""
+    made = run.result["generate"]
+    return NOTHING if made is None or not made["bytes"] else bytes_rate_text(made["bytes"] / max(made["seconds"], 1e-9))
 
 
 def _requests(run: RunFiles) -> list[tuple[str, str]]:
@@ -119,7 +123,8 @@ def _summary(runs: Sequence[RunFiles]) -> str:
         *("run", "verdict", "loader", "decoded", "storage", "accelerators"),
         *("bytes/s from storage", "to the step"),
         *("utilization", "±", "nominal", "drawn", "computed"),
-        *("stall", "samples/s", "first batch", "CPU s/GB"),
+        *("stall", "samples/s", "first batch", "CPU s/GB", "generated"),
+        *(name for name, *_ in _STAGES),
     )
     table = []
     for k, run in enumerate(runs):
@@ -143,6 +148,8 @@ def _summary(runs: Sequence[RunFiles]) -> str:
                 datum(k, run, "train.samples_per_second.mean", _rate),
                 datum(k, run, "train.time_to_first_batch.mean", seconds_text),
                 datum(k, run, "train.cpu_seconds_per_gb.mean", lambda value: f"{value:.3g}"),
+                _generated(run),
+                *(datum(k, run, path, words) for _, _, path, words in _STAGES),
             )
         )
     return _known_columns(headings, table)
@@ -154,25 +161,139 @@ def _known_columns(headings: Sequence[str], table: Sequence[Sequence[str]]) -> s
     return rows([headings[at] for at in kept], [[row[at] for at in kept] for row in table])
 
 
-def _rules(runs: Sequence[RunFiles]) -> str:
-    table = []
+_STAGES: Final[tuple[tuple[str, str, str, Callable[[Any], str]], ...]] = (
+    ("eval utilization", "utilization of evaluation", "evaluate.au.mean", percent_text),
+    ("eval nominal", "nominal utilization of evaluation", "evaluate.au_nominal.mean", percent_text),
+    (
+        *("eval bytes/s", "bytes a second from storage, evaluation"),
+        *("evaluate.storage_bytes_per_second.mean", bytes_rate_text),
+    ),
+    ("eval samples/s", "samples a second, evaluation", "evaluate.samples_per_second.mean", _rate),
+    ("saved", "bytes a second, checkpoints saved", "checkpoint.save.bytes_per_second.mean", bytes_rate_text),
+    ("loaded", "bytes a second, checkpoints loaded", "checkpoint.load.bytes_per_second.mean", bytes_rate_text),
+    ("KV written", "bytes a second, KV cache written", "kv_cache.write.bytes_per_second.mean", bytes_rate_text),
+    ("KV read", "bytes a second, KV cache read", "kv_cache.read.bytes_per_second.mean", bytes_rate_text),
+    ("KV read P95", "95th percentile of reading an entry of the KV cache", "kv_cache.read.p95.mean", seconds_text),
+    ("queries/s", "queries a second, vectors", "vectors.queries_per_second.mean", _rate),
+    ("recall", "recall, vectors", "vectors.recall.mean", percent_text),
+)
+"""Of stages beside training: the heading of a column, the name of a tile, the path, and how it is told."""
+
+
+class _Findings(NamedTuple):
+    """The findings of a rule that are alike but for their numbers.
+
+    Attributes:
+        rule: its name.
+        invalid: whether it is broken.
+        said: names of runs, and their reasons.
+    """
+
+    rule: str
+    invalid: bool
+    said: list[tuple[str, str]]
+
+    def whose(self, runs: int) -> str:
+        """The runs in words."""
+        names = [name for name, _ in self.said]
+        if len(names) == runs > 1:
+            return f"all {runs} runs"
+        return " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} others"
+
+    def alike(self) -> bool:
+        """Whether the runs have the same numbers, too."""
+        return len({reason for _, reason in self.said}) == 1
+
+    def reason(self) -> str:
+        """The reason; of the first run, which is named, where others have other numbers."""
+        name, reason = self.said[0]
+        return reason if self.alike() else f"{name}: {reason}"
+
+
+def _grouped(runs: Sequence[RunFiles]) -> list[_Findings]:
+    """All findings; broken rules first, and of these those of most runs."""
+    groups: dict[tuple[str, bool, str], list[tuple[str, str]]] = {}
     for run in runs:
         for one in run.result["findings"]:
-            kind = Html('<span class="bad">broken</span>') if one["invalid"] else "remark"
-            table.append((run.name, one["rule"], kind, one["reason"]))
-        if not any(one["invalid"] for one in run.result["findings"]):
-            which = "all others" if run.result["findings"] else "all"
-            table.append((run.name, which, Html('<span class="good">kept</span>'), "No rule was broken."))
-    text = "A result that broke a rule does not say what it seems to say."
+            alike = _NUMBER.sub("#", one["reason"])
+            groups.setdefault((one["rule"], one["invalid"], alike), []).append((run.name, one["reason"]))
+    found = [_Findings(rule, invalid, said) for (rule, invalid, _), said in groups.items()]
+    return sorted(found, key=lambda one: (not one.invalid, -len(one.said)))
+
+
+def _warning(runs: Sequence[RunFiles]) -> str:
+    """The runs that are invalid, and the rules that they broke; a list, as a small run breaks many of MLPerf Storage's."""
+    broken = [one for one in _grouped(runs) if one.invalid]
+    if not broken:
+        return ""
+    names = list(dict.fromkeys(name for one in broken for name, _ in one.said))
+    whose = _Findings("", True, [(name, "") for name in names]).whose(len(runs))
+    told = "This run is invalid" if len(runs) == 1 else f"Invalid: {whose}"
+    lines = [
+        f"<li>{escape(one.rule)}{'' if len(one.said) == len(names) else escape(f', {one.whose(len(runs))}')}: "
+        f"{escape(one.reason())}</li>"
+        for one in broken[:_WARNED]
+    ]
+    if len(broken) > _WARNED:
+        lines.append(f"<li>{len(broken) - _WARNED} more, in the table of rules below</li>")
+    return f'<div class="warning" role="note"><b>{escape(told)}</b><ul>{"".join(lines)}</ul></div>'
+
+
+def _others(found: _Findings) -> str:
+    """The reasons of the other runs, to be opened, where they have other numbers."""
+    if found.alike():
+        return ""
+    lines = "".join(f"<li>{escape(f'{name}: {reason}')}</li>" for name, reason in found.said)
+    return f"<details><summary>Of each run</summary><ul>{lines}</ul></details>"
+
+
+def _rules(runs: Sequence[RunFiles]) -> str:
+    table: list[tuple[str, str, str, str]] = []
+    for one in _grouped(runs):
+        kind = Html('<span class="bad">broken</span>') if one.invalid else "remark"
+        reason = Html(escape(one.reason()) + _others(one))
+        table.append((one.whose(len(runs)), one.rule, kind, reason))
+    for which in ("all", "all others"):
+        kept = [(run.name, "") for run in runs if _kept(run) == which]
+        if kept:
+            good = Html('<span class="good">kept</span>')
+            table.append((_Findings("", False, kept).whose(len(runs)), which, good, "No rule was broken."))
+    text = "Do not rely on the numbers of a run that broke a rule."
     return section("Rules", text, scroll(rows(("run", "rule", "", "reason"), table, words=True)))
 
 
-def _details(k: int, run: RunFiles, *, alone: bool) -> str:
+def _kept(run: RunFiles) -> str | None:
+    """The rules that a run kept, if it broke none: ``all``, or ``all others`` beside remarks."""
+    findings = run.result["findings"]
+    if any(one["invalid"] for one in findings):
+        return None
+    return "all others" if findings else "all"
+
+
+def _settings(run: RunFiles, first: RunFiles) -> str:
+    """All settings of the first run, and of others those that differ from it."""
+    title, told = "All settings", json.dumps(run.workload, indent=1)
+    if run is not first:
+        mine, theirs = (dict(_flat(one.workload)) for one in (run, first))
+        names = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
+        title = f"Settings that differ from those of {first.name}"
+        told = "\n".join(f"{name}: {json.dumps(mine.get(name))}" for name in names) or "none"
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(told)}</pre></details>"
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their dotted paths."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _details(k: int, run: RunFiles, first: RunFiles, *, alone: bool) -> str:
     result = run.result
-    environment, loaders = (
-        result["environment"],
-        [one["loader"] for one in result["epochs"] if one["loader"] is not None],
-    )
+    environment = result["environment"]
+    loaders = {one["kind"]: one["loader"] for one in result["epochs"] if one["loader"] is not None}
     facts = [
         ("directory", str(run.folder)),
         ("command", " ".join(result["plan"]["command"]) or "from Python"),
@@ -184,10 +305,16 @@ def _details(k: int, run: RunFiles, *, alone: bool) -> str:
         ("accelerators", result["world"]["said"]),
         *((f"listing of {split}", listing_text(found)) for split, found in result["listing"].items()),
     ]
-    if loaders:
-        one = loaders[-1]
-        facts.append(("loader", f"{run.text('reader.loader')}: {one['decoded']}, {one['parallel']}, {one['order']}"))
-        facts += [("loader's note", note) for note in one["notes"]]
+    if result["generate"] is not None:
+        facts.append(("generated", generated_text(result["generate"])))
+    told = {
+        kind: f"{run.text('reader.loader')}: {one['decoded']}, {one['parallel']}, {one['order']}"
+        for kind, one in loaders.items()
+    }
+    names = {"train": "loader", "valid": "loader of evaluation"}
+    facts += [(names[kind], told[kind]) for kind in names if kind in told]
+    notes = dict.fromkeys(note for one in loaders.values() for note in one["notes"])
+    facts += [("loader's note", note) for note in notes]
     facts += [
         ("host", f"{environment['host']}, {environment['system']}"),
         ("processor", f"{environment['processor']}, {environment['processors_usable']} of {environment['processors']}"),
@@ -195,9 +322,6 @@ def _details(k: int, run: RunFiles, *, alone: bool) -> str:
         ("versions", ", ".join(f"{name} {version}" for name, version in environment["versions"].items())),
     ]
     facts += [("note", note) for note in result["plan"]["notes"]]
-    settings = (
-        f"<details><summary>All settings</summary><pre>{escape(json.dumps(run.workload, indent=1))}</pre></details>"
-    )
     epochs = scroll(_epochs(k, run))
     if len(result["epochs"]) > _EPOCHS:
         epochs += f"<p>The first {_EPOCHS} of {len(result['epochs'])}.</p>"
@@ -205,7 +329,7 @@ def _details(k: int, run: RunFiles, *, alone: bool) -> str:
     made = [section(f"{title}{'e' if title else 'E'}pochs", "", epochs)] if result["epochs"] else []
     if result["checkpoint"] is not None:
         made.append(section(f"{title}{'c' if title else 'C'}heckpoints", "", _checkpoints(k, run)))
-    made.append(section(f"{title}{'h' if title else 'H'}ow it was measured", "", pairs(facts) + settings))
+    made.append(section(f"{title}{'h' if title else 'H'}ow it was measured", "", pairs(facts) + _settings(run, first)))
     return "".join(made)
 
 
@@ -274,7 +398,12 @@ def _checkpoints(k: int, run: RunFiles) -> str:
                     one["kind"],
                     "training" if one["place"] == "train" else "nothing else",
                     str(one["number"]),
-                    *(datum(k, run, f"checkpoint.{kind}.{at}.{path}", words) for path, words in shown),
+                    *(
+                        NOTHING  # nothing is synced by loading
+                        if (kind, path) == ("loads", "fsync_seconds")
+                        else datum(k, run, f"checkpoint.{kind}.{at}.{path}", words)
+                        for path, words in shown
+                    ),
                     "yes" if one["complete"] else Html('<span class="bad">no</span>'),
                 )
             )

@@ -9,8 +9,9 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from stoker.cli.render.numbers import decimal_bytes_text, time_text
+from stoker.cli.render.numbers import time_text
 from stoker.cli.terminal import make_table, print_table
+from stoker.display import decimal_bytes_text
 
 SERVED_BY: Final = {
     "device": "device",

@@ -6,18 +6,21 @@ import argparse
 import json
 import shutil
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.arguments import integer, number
 from stoker.cli.running import add_json, add_workload, print_json
 from stoker.cli.terminal import make_console, make_table, pairs
-from stoker.display import counted
+from stoker.display import counted, decimal_bytes_text
+from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
     from stoker.bench.settings.dlio import Notes
     from stoker.bench.settings.extent import RunExtent
     from stoker.bench.settings.sources import Resolved
+    from stoker.bench.settings.workload import Workload
 
 
 def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,7 +70,10 @@ def read_scaled(chosen: argparse.Namespace, settings: list[str], accelerators: i
     if not chosen.smoke and chosen.scale is None:
         return found
     part = 0.01 if chosen.scale is None else chosen.scale
-    small = scaled(found.workload, part, accelerators, smoke=chosen.smoke)
+    workload = found.workload
+    if (stages := getattr(chosen, "stages", None)) is not None:  # those of show are the workload's
+        workload = replace(workload, stages=tuple(stages))
+    small = scaled(workload, part, accelerators, smoke=chosen.smoke)
     return read_workload(chosen.workload, [*(f"{name}={value}" for name, value in small.items()), *settings])
 
 
@@ -80,26 +86,33 @@ def show_notes(notes: Notes) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Do what was asked."""
+    """Do what was asked.
+
+    Raises:
+        StokerError: a run would end with this error before it begins; after all was printed.
+    """
+    from stoker.bench.preflight import check_settings
     from stoker.bench.settings.extent import extent
 
     found = read_scaled(chosen, chosen.settings, chosen.accelerators)
-    size = extent(found.workload, chosen.accelerators)
+    size, saved = extent(found.workload, chosen.accelerators), _checkpoints(found.workload, chosen.accelerators)
     free = _free(chosen.url or found.workload.storage.url)
     settings = _settings(found)
     if not chosen.all:
         settings = {name: one for name, one in settings.items() if one["origin"] is not None}
     if chosen.json:
         notes = found.notes._asdict()
-        print_json({"extent": asdict(size), "free_bytes": free, "settings": settings, "notes": notes})
-        return
-    show_notes(found.notes)
-    console = make_console()
-    console.print(_extent(found, size, chosen.accelerators, free))
-    table = make_table(("setting", "value", "from"), left=("setting", "value", "from"), fold=True)
-    for name, one in settings.items():
-        table.add_row(name, _short(one["value"]), one["origin"] or "default")
-    console.print(table)
+        told = {"extent": asdict(size), "checkpoints": saved, "free_bytes": free}
+        print_json({**told, "settings": settings, "notes": notes})
+    else:
+        show_notes(found.notes)
+        console = make_console()
+        console.print(_extent(found, size, saved, chosen.accelerators, free))
+        table = make_table(("setting", "value", "from"), left=("setting", "value", "from"), fold=True)
+        for name, one in settings.items():
+            table.add_row(name, _short(one["value"]), one["origin"] or "default")
+        console.print(table)
+    check_settings(found.workload, chosen.accelerators)
 
 
 def _settings(found: Resolved) -> dict[str, dict[str, Any]]:
@@ -129,8 +142,45 @@ def _free(url: str | None) -> int | None:
     return None if folder is None else shutil.disk_usage(existing_path(folder)).free
 
 
-def _extent(found: Resolved, size: RunExtent, accelerators: int, free: int | None) -> Any:
-    from stoker.cli.render.numbers import decimal_bytes_text, seconds_text
+def _checkpoints(workload: Workload, accelerators: int) -> dict[str, int] | None:
+    """Bytes of a checkpoint, and how many are saved and loaded; ``None`` where there are none, or the ranks do not fit."""
+    from stoker.bench.checkpoint.layout import layout_of
+    from stoker.bench.settings.extent import training_checkpoints
+
+    checkpoint = workload.checkpoint
+    if "checkpoint" not in workload.stages:
+        return None
+    try:
+        layout = layout_of(workload.model, accelerators, all_write=checkpoint.ranks == "all")
+    except ConfigError:  # which the check of the settings raises
+        return None
+    mine = [sum(one.bytes for one in files) for files in layout.files[:accelerators]]
+    return {
+        "bytes": sum(mine),
+        "most_rank_bytes": max(mine),
+        "whole_bytes": layout.total(),
+        "whole_ranks": layout.ranks,
+        "saved": checkpoint.writes + training_checkpoints(workload, accelerators),
+        "loaded": checkpoint.reads,
+    }
+
+
+def _checkpoint_rows(saved: Mapping[str, int], keep: int) -> Iterator[tuple[str, str]]:
+    size, most, whole = (decimal_bytes_text(saved[name]) for name in ("bytes", "most_rank_bytes", "whole_bytes"))
+    yield "checkpoint", f"{size}, up to {most} of a rank"
+    if saved["bytes"] < saved["whole_bytes"]:
+        yield "", f"a part of the {whole} of {counted(saved['whole_ranks'], 'rank')}"
+    yield "", f"{saved['saved']:,} saved, {saved['loaded']:,} loaded"
+    written, read = (decimal_bytes_text(saved["bytes"] * saved[name]) for name in ("saved", "loaded"))
+    yield "", f"{written} are written, {read} are read"
+    kept = min(saved["saved"], keep + 1 if keep else saved["saved"])
+    yield "", f"{decimal_bytes_text(saved['bytes'] * kept)} are there at once"
+
+
+def _extent(
+    found: Resolved, size: RunExtent, saved: Mapping[str, int] | None, accelerators: int, free: int | None
+) -> Any:
+    from stoker.cli.render.numbers import seconds_text
 
     workload = found.workload
     rows = [("stages", ", ".join(workload.stages)), ("accelerators", str(accelerators))]
@@ -142,11 +192,9 @@ def _extent(found: Resolved, size: RunExtent, accelerators: int, free: int | Non
         epochs = workload.train.epochs * workload.train.repeats
         rows.append(("training", f"{counted(size.steps, 'step')} an epoch, {counted(epochs, 'epoch')}"))
         rows.append(("", f"{decimal_bytes_text(size.read_bytes)} are read by all accelerators"))
-        batch = workload.reader.batch_size
-        if not size.steps:
-            less = f"{counted(workload.dataset.files * workload.dataset.samples_per_file, 'sample')} make no batch of {batch}"
-            rows.append(("", f"nothing is trained: {less} for each of {counted(accelerators, 'accelerator')}"))
         rows.append(("least time", f"{seconds_text(size.seconds)} of computing, if no accelerator ever waits"))
+    if saved is not None:
+        rows += _checkpoint_rows(saved, workload.checkpoint.keep)
     if "kv_cache" in workload.stages:
         cache = workload.kv_cache
         rows.append(("KV cache", f"{cache.users} users of each, {workload.model.kv_bytes:,} bytes a token"))

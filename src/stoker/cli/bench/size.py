@@ -130,7 +130,7 @@ def _show(found: DatasetSize) -> None:
 
 
 def _show_demand(demand: Demand, name: str) -> None:
-    from stoker.cli.render.numbers import decimal_bytes_text
+    from stoker.display import decimal_bytes_text
 
     many = f"{demand.accelerators} accelerator{'' if demand.accelerators == 1 else 's'}"
     hosts = f"{demand.hosts} host{'' if demand.hosts == 1 else 's'} of {decimal_bytes_text(demand.host_memory_bytes)}"

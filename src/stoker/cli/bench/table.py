@@ -15,11 +15,11 @@ from stoker.cli.bench.datum import epoch_name
 from stoker.cli.bench.inference_table import show_kv_cache, show_vectors
 from stoker.cli.bench.requests_table import show_requests
 from stoker.cli.bench.verdicts import verdict_text
-from stoker.cli.render.numbers import decimal_bytes_text as _size
 from stoker.cli.render.numbers import percent_text, time_text
 from stoker.cli.running import print_json
 from stoker.cli.terminal import make_console, make_table, print_table
 from stoker.display import counted
+from stoker.display import decimal_bytes_text as _size
 
 _LEGEND: Final = (
     "nominal: drawn computation / time; drawn, computed: a step's computation; MB/s: read from storage; "
@@ -35,11 +35,7 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     if result["epochs"] or result["generate"] is not None:
         console.print(Text(f"loader {workload['reader']['loader']}, data at {result['storage']['url']}", style="dim"))
     if result["generate"] is not None:
-        made = result["generate"]
-        rate = made["bytes"] / max(made["seconds"], 1e-9)
-        console.print(
-            f"generated {made['files']} files, {_size(made['bytes'])}, in {made['seconds']:.1f} s ({_size(rate)}/s)"
-        )
+        console.print(f"generated: {generated_text(result['generate'])}")
     if result["epochs"]:
         print_table(console, _epochs(result))
         console.print(Text(_LEGEND, style="dim"))
@@ -70,6 +66,19 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     told = verdict_text(result)
     if told:
         console.print(Text(told, style="bold"))
+
+
+def generated_text(found: Mapping[str, Any]) -> str:
+    """The files of the data set that a run wrote, with their rate, and those that were there already."""
+    told = []
+    if found["made"]:
+        rate = found["bytes"] / max(found["seconds"], 1e-9)
+        told.append(
+            f"{counted(found['made'], 'file')}, {_size(found['bytes'])}, in {time_text(found['seconds'])} ({_size(rate)}/s)"
+        )
+    if found["kept"] or not told:
+        told.append(f"{counted(found['kept'], 'file')} {'was' if found['kept'] == 1 else 'were'} there already")
+    return "; ".join(told)
 
 
 def show_unsaved(chosen: argparse.Namespace, result: Mapping[str, Any]) -> None:

@@ -10,11 +10,15 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 22, 14, 46
 _LETTER = 6.8
 """Width of a letter of a tick, about."""
-_LONGEST = 16
-"""Letters of a name that is written aslant; of longer ones the middle is left out."""
+_ASLANT = 20
+"""Room from one name that is written aslant to the next."""
+_LONGEST, _LONGEST_WIDE = 16, 26
+"""Letters of a name that is written aslant, and of one in a wide chart; of longer ones the middle is left out."""
+_WIDE = 540
+"""A wider chart is one of the whole width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +101,53 @@ class Chart:
             f'<polyline class="{kind}" stroke="{colour}" points="{points}"><title>{escape(name)}</title></polyline>'
         )
 
-    def band(self, x: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64], name: str) -> None:
-        """The area between two lines."""
+    def band(
+        self,
+        x: NDArray[np.float64],
+        low: NDArray[np.float64],
+        high: NDArray[np.float64],
+        name: str,
+        *,
+        colour: str | None = None,
+    ) -> None:
+        """The area between two lines; of the page's colour unless one is given."""
         across, bottom = self._at(x, low)
         _, top = self._at(x, high)
         there = zip(across.tolist(), top.tolist(), strict=True)
         back = zip(across[::-1].tolist(), bottom[::-1].tolist(), strict=True)
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*there, *back])
-        self._elements.append(f'<polygon class="band" points="{points}"><title>{escape(name)}</title></polygon>')
+        fill = "" if colour is None else f' style="fill:{colour}"'
+        self._elements.append(f'<polygon class="band"{fill} points="{points}"><title>{escape(name)}</title></polygon>')
 
-    def level(self, value: float, name: str) -> None:
-        """A dashed line across, with its name above it."""
+    def level(self, value: float, name: str, *, named: bool = True) -> None:
+        """A dashed line across, with its name above it; unless ``named``, which a legend must tell then."""
         _, up = self._at(np.array([self.x.low]), np.array([value]))
         height = float(up[0])
         self._elements.append(
-            f'<line class="level" x1="{_LEFT}" x2="{self._end}" y1="{height:.1f}" y2="{height:.1f}"/>'
-            f'<text class="name" x="{self._end - 4}" y="{height - 5:.1f}" text-anchor="end">{escape(name)}</text>'
+            f'<line class="level" x1="{_LEFT}" x2="{self._end}" y1="{height:.1f}" y2="{height:.1f}">'
+            f"<title>{escape(name)}</title></line>"
+        )
+        if named:
+            self._elements.append(
+                f'<text class="name" x="{self._end - 4}" y="{height - 5:.1f}" text-anchor="end">{escape(name)}</text>'
+            )
+
+    def headings(self, spans: Sequence[tuple[float, float, str]]) -> None:
+        """Names of parts of the axis, at the top; none where not all of them have room."""
+        edges = [self._at(np.array(span[:2]), np.full(2, self.y.low))[0].tolist() for span in spans]
+        if any(len(name) * _LETTER > right - left for (left, right), (_, _, name) in zip(edges, spans, strict=True)):
+            return
+        for (left, right), (_, _, name) in zip(edges, spans, strict=True):
+            self._elements.append(
+                f'<text x="{(left + right) / 2:.1f}" y="{_TOP + 10}" text-anchor="middle">{escape(name)}</text>'
+            )
+
+    def dot(self, x: float, y: float, colour: str, name: str) -> None:
+        """A point."""
+        across, up = self._at(np.array([x]), np.array([y]))
+        self._elements.append(
+            f'<circle style="fill:{colour}" cx="{across[0]:.1f}" cy="{up[0]:.1f}" r="3.5">'
+            f"<title>{escape(name)}</title></circle>"
         )
 
     def bar(
@@ -184,18 +219,19 @@ class Chart:
         """Names below the axis, and by how much they make the chart higher. Those that do not fit side by side are aslant."""
         across, _ = self._at(np.arange(1.0, len(self.x.names) + 1), np.array([self.y.low]))
         room = (self._end - _LEFT) / (self.x.high - self.x.low)
-        longest = max(map(len, self.x.names))
-        aslant = longest * _LETTER > room - 4
-        every = max(1, math.ceil(14 / room)) if aslant else 1
+        longest, most = max(map(len, self.x.names)), _LONGEST_WIDE if self.width > _WIDE else _LONGEST
+        # On a narrow page the letters of a chart of the whole width are larger, see .wide in the style.
+        aslant = longest * _LETTER * (1.25 if self.width > _WIDE else 1.0) > room - 4
+        every = max(1, math.ceil(_ASLANT / room)) if aslant else 1
         elements = []
         for at, name in list(zip(across.tolist(), self.x.names, strict=True))[::every]:
             y = _TOP + self._plot + 17
             turned = f'end" transform="rotate(-35 {at:.1f} {y - 5})' if aslant else "middle"
             elements.append(
-                f'<text x="{at:.1f}" y="{y}" text-anchor="{turned}">{escape(_shortened(name) if aslant else name)}'
+                f'<text x="{at:.1f}" y="{y}" text-anchor="{turned}">{escape(_shortened(name, most) if aslant else name)}'
                 f"<title>{escape(name)}</title></text>"
             )
-        return elements, round(0.57 * _LETTER * min(longest, _LONGEST)) if aslant else 0
+        return elements, round(0.57 * _LETTER * min(longest, most)) if aslant else 0
 
     @property
     def _end(self) -> int:
@@ -211,6 +247,6 @@ class Chart:
         return across, _TOP + (part if self.down else 1 - part) * self._plot
 
 
-def _shortened(name: str) -> str:
-    """A name without its middle, where it is long: what tells it from others is mostly at its end."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2 - 2]}…{name[-(_LONGEST // 2 + 1) :]}"
+def _shortened(name: str, most: int) -> str:
+    """A name without its middle, where it has more letters: what tells it from others is mostly at its end."""
+    return name if len(name) <= most else f"{name[: most // 2 - 2]}…{name[-(most // 2 + 1) :]}"

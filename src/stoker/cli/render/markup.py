@@ -21,11 +21,13 @@ code { white-space: nowrap; font-size: 14px; }
 .tile, section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 14px 16px; }
 .tile b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .tile span { color: var(--soft); }
 .warning { background: var(--warn); color: var(--warn-ink); border-radius: 10px; padding: 10px 16px; margin: 8px 0; }
+.warning ul { margin: 2px 0 0; padding-left: 20px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 520px), 1fr)); gap: 14px; margin: 14px 0;
   grid-auto-flow: row dense; }
 .wide { grid-column: 1 / -1; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 12px; }
-svg .label { fill: var(--ink); } svg .name { fill: var(--ink); }
+svg .label { fill: var(--ink); }
+svg .name { fill: var(--ink); stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; paint-order: stroke; }
 .charts section:not(.wide) svg { max-width: 620px; }
 @media (max-width: 1000px) { .wide svg text { font-size: 15px; } }
 .axis { fill: none; stroke: var(--soft); } .tick { stroke: var(--soft); } .grid { stroke: var(--rule); }
@@ -34,7 +36,8 @@ svg .label { fill: var(--ink); } svg .name { fill: var(--ink); }
 .bar { fill: var(--main); } .level { stroke: var(--ink); stroke-dasharray: 5 4; } .cells { image-rendering: pixelated; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 14px; color: var(--soft); margin-top: 6px; font-size: 13px; }
 .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 5px; }
-.scroll { overflow: auto; max-height: 520px; } .scroll:focus-visible { outline: 2px solid var(--main); }
+.legend .dash { width: 17px; height: 0; border-radius: 0; border-top: 2px dashed; vertical-align: 4px; }
+.scroll { overflow-x: auto; } .scroll:focus-visible { outline: 2px solid var(--main); }
 .scroll > p { position: sticky; left: 0; width: max-content; max-width: 100%; margin: 0; font-size: 13px; }
 @supports (animation-timeline: scroll(nearest inline)) { .scroll > p { visibility: hidden; height: 0;
   animation: wide linear both; animation-timeline: scroll(nearest inline); }
@@ -42,9 +45,10 @@ svg .label { fill: var(--ink); } svg .name { fill: var(--ink); }
 .own { white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; } .pairs td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+th { color: var(--soft); font-weight: 500; } th:first-child, td:first-child, .words th, .words td { text-align: left; }
+.pairs td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 .tile .good { color: var(--good); } .tile .bad { color: var(--bad); } main > section { margin: 14px 0; }
-.words th:last-child { text-align: left; } .words td:last-child { text-align: left; white-space: normal; min-width: 320px; }
+.words td:last-child { white-space: normal; min-width: 320px; }
 td.left { text-align: left; } caption { text-align: left; color: var(--soft); padding: 4px 0; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
 details { margin-top: 8px; } summary { color: var(--soft); cursor: pointer; font-size: 13px; }
@@ -53,16 +57,21 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; margin: 6
 @media print { :root { color-scheme: light; --ground: #fff; --card: #fff; --ink: #000; --soft: #444; --rule: #bbb;
   --main: #3b82c4; --warn: #fff4dd; --warn-ink: #6b4a00; --good: #1c7c4c; --bad: #b3261e; } @page { margin: 12mm; }
   body { font-size: 11px; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-  main { max-width: none; padding: 0; }
-  .tile, .warning, .charts section, tr { break-inside: avoid; } h2 { break-after: avoid; }
+  main { max-width: none; padding: 0 1px; }
+  p, li, .tile, svg, .legend, tr { break-inside: avoid; } h2, h2 + p, svg, summary, thead { break-after: avoid; }
+  section { box-decoration-break: clone; -webkit-box-decoration-break: clone; }
+  pre { columns: 4; column-gap: 10px; font-size: 8px; line-height: 1.25; }
   thead { display: table-header-group; }
   .charts { display: block; } .charts section { margin: 10px 0; } .charts section:not(.wide) svg { max-width: 440px; }
   .tiles { grid-template-columns: repeat(5, 1fr); } .tile b { font-size: 15px; }
-  .scroll { overflow: visible; max-height: none; } .scroll > p { display: none; }
+  .scroll { overflow: visible; } .scroll > p { display: none; }
   th, td { white-space: normal; padding: 2px 3px; font-size: 8px; overflow-wrap: break-word; }
+  .many th, .many td { padding: 2px; font-size: 6.8px; }
   .legend { font-size: 10px; } summary { list-style: none; font-size: 10px; }
   details::details-content { content-visibility: visible; display: block; } }
 """
+_MANY: Final = 18
+"""Columns that paper has room for; where there are more, letters are smaller."""
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """For the browser: it runs nothing and fetches nothing, whatever the page says."""
 
@@ -90,9 +99,10 @@ def section(title: str, text: str, content: str, *, wide: bool = False) -> str:
     return f"<section{' class=wide' if wide else ''}><h2>{escape(title)}</h2>{said}{content}</section>"
 
 
-def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Colours and what they stand for."""
-    spans = (f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for colour, name in entries)
+def legend(entries: Sequence[tuple[str, str]], dashed: Sequence[tuple[str, str]] = ()) -> str:
+    """Colours and what they stand for; after them those of dashed lines."""
+    spans = [f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for colour, name in entries]
+    spans += [f'<span><i class="dash" style="color:{colour}"></i>{escape(name)}</span>' for colour, name in dashed]
     return f'<div class="legend">{"".join(spans)}</div>'
 
 
@@ -117,7 +127,8 @@ def rows(headings: Sequence[str], values: Sequence[Sequence[str]], *, words: boo
         raise ValueError(f"rows need {len(headings)} cells: {', '.join(headings)}")
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     lines = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in values)
-    return f"<table{' class=words' if words else ''}><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    kind = " class=words" if words else " class=many" if len(headings) > _MANY else ""
+    return f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
 
 
 def numbers(headings: Sequence[str], values: Sequence[Sequence[str]]) -> str:

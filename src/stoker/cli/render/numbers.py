@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stoker.display import decimal_bytes_text, digits
+
 _BYTES = ((1 << 50, "PB"), (1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"), (1, "B"))
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
@@ -14,16 +16,7 @@ def byte_unit(size: float) -> tuple[int, str]:
 def bytes_text(size: float) -> str:
     """A size with three digits: ``1.52 GB``."""
     unit, name = byte_unit(size)
-    return f"{_digits(size / unit)} {name}"
-
-
-def decimal_bytes_text(size: float) -> str:
-    """A size by powers of 1000, as benchmarks of storage have it: ``1.52 GB``."""
-    for name in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{_digits(size)} {name}"
-        size /= 1000
-    return f"{_digits(size)} TB"
+    return f"{digits(size / unit)} {name}"
 
 
 def bytes_rate_text(rate: float) -> str:
@@ -40,10 +33,10 @@ def seconds_text(seconds: float) -> str:
     """A span of time with three digits: ``3.4 min``."""
     if 0 < seconds < 0.999e-3:
         return f"{seconds * 1e6:.3g} µs"
-    if 0 < seconds < 0.1:
-        return f"{_digits(seconds * 1000)} ms"
+    if 0 < seconds < 0.9995:
+        return f"{digits(seconds * 1000)} ms"
     unit, name = time_unit(seconds)
-    return f"{_digits(seconds / unit)} {name}"
+    return f"{digits(seconds / unit)} {name}"
 
 
 def percent_text(value: float | None) -> str:
@@ -53,15 +46,7 @@ def percent_text(value: float | None) -> str:
 
 def count_text(count: float) -> str:
     """A count with separators between thousands."""
-    return f"{count:,.0f}" if abs(count) >= 100 or count == int(count) else _digits(count)
-
-
-def _digits(value: float) -> str:
-    """Three digits, without zeros at the end of a fraction."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    text = f"{value:.{2 if value < 10 else 1}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{count:,.0f}" if abs(count) >= 100 or count == int(count) else digits(count)
 
 
 def time_text(value: float | None) -> str:

@@ -50,7 +50,7 @@ def _rows_of(width: int) -> NDArray[np.uint8]:
 
 def address_of(buffer: NDArray[np.uint8]) -> int:
     """Address of an array's first byte."""
-    return int(buffer.ctypes.data)
+    return int(buffer.__array_interface__["data"][0])  # without the object that .ctypes makes
 
 
 def gather_rows(addresses: Ids, width: int) -> NDArray[np.uint8]:

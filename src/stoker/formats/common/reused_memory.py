@@ -43,10 +43,21 @@ def _fresh(size: int) -> NDArray[np.uint8]:
     whole = np.frombuffer(memory, dtype=np.uint8)
     first = -whole.ctypes.data % _HUGE
     block = whole[first : first + size]
-    # Other threads run meanwhile. A kernel that does not know the one or the other says so, and gives pages one by one.
-    for advice in (mmap.MADV_HUGEPAGE, _POPULATE_WRITE):
-        _LIBC.madvise(ctypes.c_void_p(block.ctypes.data), ctypes.c_size_t(size), advice)
+    _advise(block, mmap.MADV_HUGEPAGE)
+    populate(block)
     return block
+
+
+def populate(memory: NDArray[np.uint8]) -> None:
+    """Get all pages of writable memory at once, which is faster than one by one; other threads run meanwhile."""
+    _advise(memory, _POPULATE_WRITE)
+
+
+def _advise(memory: NDArray[np.uint8], advice: int) -> None:
+    """Tell the kernel what memory is for. One that does not know of it says so, and gives pages one by one."""
+    first = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    size = memory.ctypes.data + memory.nbytes - first
+    _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)
 
 
 class _Block:

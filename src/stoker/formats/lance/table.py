@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
+from stoker.concurrency.node_file import path_for_others
 from stoker.errors import FormatError
 from stoker.formats.lance.connection import LanceConnection, LanceFacts
 from stoker.formats.parquet.arrow import pyarrow
@@ -90,7 +91,7 @@ class LanceTable:
         with file_errors("memory shared with the helper process"):
             shared = os.memfd_create("stoker-lance", os.MFD_CLOEXEC)
             try:
-                size = ask(f"/proc/{os.getpid()}/fd/{shared}")
+                size = ask(path_for_others(shared))
                 mapped = mmap.mmap(shared, size, prot=mmap.PROT_READ)
             finally:
                 os.close(shared)

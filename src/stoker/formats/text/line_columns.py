@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.types import Batch, Column, Ids
 
-# Blocks that fit a processor's cache are parsed faster than larger ones. A line has to fit into a block.
-_JSON_BLOCK: Final = 1 << 16
-_CSV_BLOCK: Final = 1 << 18
+# Blocks that fit a processor's cache are parsed faster than larger ones; small ones pass between threads too often.
+# A line has to fit into a block.
+_BLOCK: Final = 1 << 18
 _LARGEST: Final = 1 << 29
 _NEWLINE: Final = 10
 _RETURN: Final = 13
@@ -87,7 +87,7 @@ class JSONColumns:
         if not columns or any(kind == "json" for _, kind in read) or not self._is_regular(lines):
             return None
         pa, pj = pyarrow(), pyarrow("json")
-        block = max(_JSON_BLOCK, 2 * lines.longest)
+        block = max(_BLOCK, 2 * lines.longest)
         try:
             table = pj.read_json(
                 pa.BufferReader(lines.text),
@@ -152,13 +152,13 @@ class CSVColumns:
         quoted = bool(self.quote) and self.quote.encode() in lines.text
         if not columns or not self._is_regular(lines) or (quoted and not self._is_quoted_well(lines)):
             return None
-        if any(kinds[name] == "int" for name in columns) and _has_hexadecimal(lines.octets):
+        if any(kinds[name] == "int" for name in columns) and _has_hexadecimal(lines):
             return None  # pyarrow takes 0x1F for a number
         pa, pc = pyarrow(), pyarrow("csv")
-        block = max(_CSV_BLOCK, 2 * lines.longest)
+        block = max(_BLOCK, 2 * lines.longest)
         read = tuple((name, kinds[name]) for name in columns)
         try:
-            table = pc.read_csv(
+            reader = pc.open_csv(  # sooner begun than read_csv
                 pa.BufferReader(lines.text),
                 pc.ReadOptions(use_threads=False, block_size=block, column_names=list(kinds)),
                 pc.ParseOptions(
@@ -172,6 +172,7 @@ class CSVColumns:
                     false_values=[],
                 ),
             )
+            table = reader.read_all()
             if table.num_rows != len(lines.begins):
                 return None
             batch = {name: _values(table.column(name), empty=self.empty) for name in columns}
@@ -184,10 +185,15 @@ class CSVColumns:
         octets = lines.octets
         if len(self.separator) != 1 or not self.separator.isascii() or not lines.is_plain():
             return False
-        if lines.text.startswith(b"\xef\xbb\xbf") or (octets[lines.ends - 1] == _RETURN).any():
+        if lines.text.startswith(b"\xef\xbb\xbf"):
             return False
         if b"\r" not in lines.text:
             return True
+        # Mostly each line ends with one, and there is no other.
+        if np.count_nonzero(octets == _RETURN) == np.count_nonzero(octets[lines.ends[:-1]] == _RETURN):
+            return True
+        if (octets[lines.ends - 1] == _RETURN).any():
+            return False
         returns = np.flatnonzero(octets == _RETURN)
         return bool(returns[-1] < len(octets) - 1 and (octets[returns + 1] == _NEWLINE).all())
 
@@ -244,8 +250,11 @@ def _has_negative_zero(values: Column | None) -> bool:
     return bool((np.signbit(values) & (values == 0)).any())
 
 
-def _has_hexadecimal(octets: NDArray[np.uint8]) -> bool:
+def _has_hexadecimal(lines: LineText) -> bool:
     """Whether there is a number such as 0x1F, or text with such a beginning."""
+    if b"x" not in lines.text and b"X" not in lines.text:
+        return False
+    octets = lines.octets
     return bool(((octets[:-1] == ord("0")) & ((octets[1:] | np.uint8(32)) == ord("x"))).any())
 
 

@@ -164,18 +164,19 @@ class LineShard(ABC):
             which, rows: see :meth:`stoker.formats.format.Format.read_many`; checked.
         """
         newline = shards[0]._newline
-        if len(shards) == 1:
-            begins, ends = shards[0]._begins[rows], shards[0]._ends[rows]
+        begins: Ids
+        ends: Ids
+        first, last = int(rows[0]), int(rows[-1])
+        if len(shards) == 1 and last - first == len(rows) - 1 and (np.diff(rows) == 1).all():
+            begins, ends = shards[0]._begins[first : last + 1], shards[0]._ends[first : last + 1]
+            start = int(begins[0])
+            text = bytes(shards[0]._data[start : int(ends[-1])])
+            begins, ends = begins - start, ends - start
         else:
             begins, ends = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
             for number, shard in enumerate(shards):
                 here = np.flatnonzero(which == number)
                 begins[here], ends[here] = shard._begins[rows[here]], shard._ends[rows[here]]
-        if len(shards) == 1 and (np.diff(rows) == 1).all():
-            text = bytes(shards[0]._data[int(begins[0]) : int(ends[-1])])
-            first = int(begins[0])
-            begins, ends = begins - first, ends - first
-        else:
             sizes, data = ends - begins, [shard._data for shard in shards]
             text, begins = gather_spans(data, which, begins, ends, b"" if newline else b"\n")
             ends = begins + sizes

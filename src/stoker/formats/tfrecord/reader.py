@@ -162,7 +162,7 @@ class TFRecordShard(PackedShard):
             return None
         try:
             if self._raw:
-                return {name: self._decode_bytes(name, kept, rows) for name in wanted}
+                return {name: self._whole(name, kept, rows) for name in wanted}
             found = find_features(text, begins, ends, {name: self._kinds[name] for name in wanted})
             return {name: self._column_of(name, found[name], rows) for name in wanted}
         except (OtherRecordsError, StokerError):
@@ -172,7 +172,7 @@ class TFRecordShard(PackedShard):
         if self._kinds[name] == BYTES:
             if name in self._lists:
                 raise OtherRecordsError
-            return self._decode_bytes(name, found.blobs(), rows)
+            return self._whole(name, found.blobs(), rows)
         values, counts = found.numbers()
         equal = int(counts.min()) == int(counts.max())
         if self._own:
@@ -272,6 +272,11 @@ class TFRecordShard(PackedShard):
             if not self._own:
                 check_declared(self.where, name, encoding, bytes(values[0]), error)
             raise
+
+    def _whole(self, name: str, values: list[bytes], rows: Ids) -> Column:
+        """A column of which no value is missing."""
+        encoding = self.encodings.get(name)
+        return values if encoding is None else self._decoded(encoding, values, rows, name)
 
     def _decoded(self, encoding: Encoding, values: list[bytes], rows: Ids, name: str) -> Column:
         if encoding.size is not None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.mixing import NUMBER_BITS
-from stoker.order.shuffle.joined_passes import JoinedPasses
+from stoker.order.shuffle.concat_passes import ConcatPasses
 from stoker.order.shuffle.shuffle import ShuffledStream
 from stoker.types import Ids
 
@@ -22,7 +22,7 @@ _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 _KEPT: Final = 64
 # Where a call has fewer samples of a stream on average, what streams cost each would be more than what samples cost.
 _FEW: Final = 256
-# So many passes of each stream are joined until they are thrown away.
+# So many passes of each stream are concatenated until they are thrown away.
 _JOINED: Final = 4
 _UNKNOWN: Final = -2
 
@@ -53,11 +53,11 @@ class StreamLocator:
         self._offsets: Ids = np.array(shard_offsets, dtype=np.int64)
         self._keep = max(_KEPT, self._offsets.size) if keep is None else keep
         self._made: OrderedDict[int, NumberedStream] = OrderedDict()
-        # By stream: samples of a pass, 0 where that is not known yet; and two passes, with their numbers among the joined
-        # ones. -1: the pass is located alone.
+        # By stream: samples of a pass, 0 where that is not known yet; and two passes, with their numbers among the
+        # concatenated ones. -1: the pass is located alone.
         self._sizes: Ids = np.zeros(0, dtype=np.int64)
         self._pass_of: Ids
-        self._joined_of: Ids
+        self._concat_of: Ids
         self._forget()
 
     def locate(self, codes: Ids) -> tuple[Ids, Ids]:
@@ -99,7 +99,7 @@ class StreamLocator:
     def _locate_together(
         self, streams: list[int], starts: list[int], ends: list[int], numbers: Ids, shards: Ids, rows: Ids
     ) -> None:
-        """Likewise, in one call for all streams whose passes can be joined."""
+        """Likewise, in one call for all streams whose passes can be concatenated."""
         if self._count > _JOINED * self._keep:
             self._forget()
         numbers_of = np.array(streams, dtype=np.int64)
@@ -110,21 +110,21 @@ class StreamLocator:
         inside = numbers - passes * size
         first = np.flatnonzero(np.diff(which, prepend=-1) | np.diff(passes, prepend=-1))
         of, number = which[first], passes[first]
-        joined = np.where(self._pass_of[of, number & 1] == number, self._joined_of[of, number & 1], _UNKNOWN)
+        concatenated = np.where(self._pass_of[of, number & 1] == number, self._concat_of[of, number & 1], _UNKNOWN)
         new: dict[tuple[int, int], int] = {}
-        for run in np.flatnonzero(joined == _UNKNOWN).tolist():
+        for run in np.flatnonzero(concatenated == _UNKNOWN).tolist():
             key = int(of[run]), int(number[run])
             found = new.get(key)
-            joined[run] = new[key] = self._join(*key) if found is None else found
+            concatenated[run] = new[key] = self._concatenate(*key) if found is None else found
         lengths = np.diff(first, append=numbers.size)
-        of_sample = np.repeat(joined, lengths)
-        alone = np.flatnonzero(joined < 0)
+        of_sample = np.repeat(concatenated, lengths)
+        alone = np.flatnonzero(concatenated < 0)
         if not alone.size:
-            shards[...], rows[...] = self._joined.locate(of_sample, inside)
+            shards[...], rows[...] = self._concat.locate(of_sample, inside)
             return
         here = np.flatnonzero(of_sample >= 0)
         if here.size:
-            shards[here], rows[here] = self._joined.locate(of_sample[here], inside[here])
+            shards[here], rows[here] = self._concat.locate(of_sample[here], inside[here])
         begins = first[alone]
         self._locate_each(
             of[alone].tolist(), begins.tolist(), (begins + lengths[alone]).tolist(), numbers, shards, rows
@@ -136,29 +136,29 @@ class StreamLocator:
         if more > 0:
             self._sizes = np.pad(self._sizes, (0, more))
             rows = ((0, more), (0, 0))
-            self._pass_of, self._joined_of = (
+            self._pass_of, self._concat_of = (
                 np.pad(self._pass_of, rows, constant_values=-1),
-                np.pad(self._joined_of, rows),
+                np.pad(self._concat_of, rows),
             )
         for number in streams[self._sizes[streams] == 0].tolist():
             stream, _ = self._stream(number)
             self._sizes[number] = max(1, stream.total) if isinstance(stream, ShuffledStream) else 1 << NUMBER_BITS
 
-    def _join(self, number: int, of_pass: int) -> int:
+    def _concatenate(self, number: int, of_pass: int) -> int:
         """Join a pass of a stream, if it can be."""
         stream, offset = self._stream(number)
         tables = stream.tables(of_pass) if isinstance(stream, ShuffledStream) else None
-        found = -1 if tables is None else self._joined.add(tables, offset)
+        found = -1 if tables is None else self._concat.add(tables, offset)
         self._pass_of[number, of_pass & 1] = of_pass
-        self._joined_of[number, of_pass & 1] = found
+        self._concat_of[number, of_pass & 1] = found
         self._count += 1
         return found
 
     def _forget(self) -> None:
-        """Forget which passes are joined."""
-        self._joined, self._count = JoinedPasses(), 0
+        """Forget which passes are concatenated."""
+        self._concat, self._count = ConcatPasses(), 0
         self._pass_of = np.full((self._sizes.size, 2), -1, dtype=np.int64)
-        self._joined_of = np.zeros((self._sizes.size, 2), dtype=np.int64)
+        self._concat_of = np.zeros((self._sizes.size, 2), dtype=np.int64)
 
     def _stream(self, number: int) -> tuple[NumberedStream, int]:
         """A stream, made where need be, and number of its first shard."""

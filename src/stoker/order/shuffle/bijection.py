@@ -79,6 +79,12 @@ def split_keys(keys: U64 | np.uint64, word: type[np.uint32 | np.uint64]) -> tupl
     return low.astype(word), high.astype(word)
 
 
+def word_of(rows: int, bits: int) -> type[np.uint32 | np.uint64]:
+    """The word that domains of up to so many full rows of up to ``2**bits`` columns are computed with."""
+    # Amounts have half a word's bits, and so must the numbers of rows and of columns.
+    return np.uint32 if rows < 1 << 16 and bits <= 16 else np.uint64
+
+
 class Domain:
     """One domain for all elements, or one for each: the heart of :func:`permute`, its preparations done.
 
@@ -97,8 +103,7 @@ class Domain:
         # bit length, without floating point.
         width = np.asarray(np.searchsorted(_POWERS, sizes, side="right") >> 1 if bits is None else bits)
         rows = sizes >> width
-        # Amounts have half a word's bits, and so must the numbers of rows and of columns.
-        word: Any = np.uint32 if int(np.max(rows)) < 1 << 16 and int(np.max(width)) <= 16 else np.uint64
+        word: Any = word_of(int(np.max(rows)), int(np.max(width)))
         self.word = word
         self._sizes: Words = np.asarray(sizes).astype(word)
         # What is one for all is an array of no dimensions: NumPy takes it faster than a scalar.

@@ -6,15 +6,17 @@ would need one shard more.
 
 from __future__ import annotations
 
-from typing import Final
+from array import array
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.integers import U32, mix, mix_array
-from stoker.order.shuffle.bijection import Domain, split_keys
+from stoker.order.shuffle.bijection import Domain, split_keys, word_of
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.order.shuffle.shuffle_pass import PassBlocks, PassTables, ShardOrderPass
-from stoker.types import Ids
+from stoker.types import Array, Ids
 
 _TAG_BLOCKS: Final = 2
 
@@ -48,26 +50,29 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
     total, spans = int(shard_starts[-1]), span_starts.size - 1
     if spans == 1 and size >= total:
         return span_starts
-    size = min(size, int(np.diff(span_starts).max()))
+    size = min(size, int((span_starts[1:] - span_starts[:-1]).max()))
     size = max(size, -(-total // max(_MOST_BLOCKS, _MOST_BLOCKS_PER_SHARD * (shard_starts.size - 1))))
     begins = span_starts[:-1]
     first = _nearest(shard_starts, begins + size * np.arange(1, spans + 1) // spans).tolist()
-    after = _nearest(shard_starts, shard_starts[:-1] + size)
-    after = np.maximum(after, np.arange(1, shard_starts.size)).tolist()
+    shards = np.arange(1, shard_starts.size)
+    after = np.maximum(_nearest(shard_starts, shard_starts[:-1] + size), shards).tolist()
     # The first border of each span is the next border that is not before it, and of the next span.
     borders = np.searchsorted(shard_starts, span_starts, side="right").tolist()
-    taken: list[int] = []
+    taken = array("q")
     for border, low, high in zip(first, borders[:-1], borders[1:], strict=True):
         at = max(border, low)
         while at < high:
             taken.append(at)
             at = after[at] if at < len(after) else high
-    cuts = np.concatenate([begins, shard_starts[taken]])
+    cuts = np.concatenate([begins, shard_starts[np.frombuffer(taken, np.int64)]])
     cuts.sort()
-    cuts = _split(np.append(cuts[np.diff(cuts, prepend=-1) > 0], total), size)
+    new = cuts[1:] > cuts[:-1]
+    cuts = _split(np.concatenate([cuts[:1], cuts[1:][new], [total]]), size)
+    close = cuts[1:] - cuts[:-1] < -(-size // _LEAST_PART)
+    if not close.any():
+        return cuts
     fixed = np.zeros(cuts.size, dtype=bool)
     fixed[np.searchsorted(cuts, span_starts)] = True
-    close = np.diff(cuts) < -(-size // _LEAST_PART)
     # Of two cuts that are close, the second is dropped unless a span begins there.
     drop = np.zeros(cuts.size, dtype=bool)
     drop[1:] |= close & ~fixed[1:]
@@ -84,7 +89,7 @@ def _nearest(borders: Ids, offsets: Ids) -> Ids:
 
 def _split(cuts: Ids, size: int) -> Ids:
     """More cuts, evenly, where there would be more than one and a half times ``size`` samples between two."""
-    lengths = np.diff(cuts)
+    lengths = cuts[1:] - cuts[:-1]
     parts = np.maximum((lengths + (size - 1) // 2) // size, 1)
     if int(parts.max()) == 1:
         return cuts
@@ -100,22 +105,35 @@ class BlockPass(ShardOrderPass):
 
     def _prepare(self) -> None:
         super()._prepare()
-        cuts = cut_blocks(self._bounds.starts, np.append(self._starts, self.total), self._block_size)
-        sizes = np.diff(cuts)
-        self._blocks = IntervalLookup(sizes)
+        self._cuts = cut_blocks(self._bounds.starts, np.append(self._starts, self.total), self._block_size)
+        self._block_sizes = self._cuts[1:] - self._cuts[:-1]
         # A width that suits blocks from an eighth to twice the usual size.
-        usual = self.total // sizes.size
+        usual = self.total // self._block_sizes.size
         self._bits = max(1, (usual.bit_length() >> 1) - 1)
-        self._domains = Domain(sizes, bits=self._bits, rounds=_ROUNDS)
+        self._word: Any = word_of(int(self._block_sizes.max()) >> self._bits, self._bits)
         # One word of key a block; the other is a multiple of it, which costs less than to look it up.
-        self._keys, _ = split_keys(mix_array(mix(self._key, _TAG_BLOCKS), np.arange(sizes.size)), self._domains.word)
-        self._key_factor = np.asarray(_KEY_FACTOR & np.iinfo(self._domains.word).max, dtype=self._domains.word)
+        hashes = mix_array(mix(self._key, _TAG_BLOCKS), np.arange(self._block_sizes.size))
+        self._keys, _ = split_keys(hashes, self._word)
+
+    # What passes that are concatenated with those of other streams need none of is made when it is asked for.
+
+    @cached_property
+    def _blocks(self) -> IntervalLookup:
+        return IntervalLookup(self._block_sizes)
+
+    @cached_property
+    def _domains(self) -> Domain:
+        return Domain(self._block_sizes, bits=self._bits, rounds=_ROUNDS)
+
+    @cached_property
+    def _key_factor(self) -> Array:
+        return np.asarray(_KEY_FACTOR & np.iinfo(self._word).max, dtype=self._word)
 
     def offsets(self, numbers: Ids) -> Ids:
         offsets = super().offsets(numbers)
         blocks = self._blocks.find(offsets)
         starts = self._blocks.starts.take(blocks, mode="wrap")
-        x = (offsets - starts).astype(self._domains.word)
+        x = (offsets - starts).astype(self._word)
         keys = self._keys.take(blocks, mode="wrap")
         self._domains.move(x, keys, keys * self._key_factor, self._domains.take(blocks))
         starts += x
@@ -123,9 +141,9 @@ class BlockPass(ShardOrderPass):
 
     def tables(self) -> PassTables | None:
         """``None`` where domains are too large for words of 32 bits."""
-        if self._domains.word is not np.uint32:
+        if self._word is not np.uint32:
             return None
-        blocks = PassBlocks(self._blocks.starts[:-1], self._keys, self._bits)
+        blocks = PassBlocks(self._cuts[:-1], self._block_sizes, self._keys, self._bits)
         return PassTables(self._starts, self._shards, self._bounds.starts[:-1], blocks, self.total)
 
     @staticmethod

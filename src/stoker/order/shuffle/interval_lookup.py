@@ -24,12 +24,14 @@ class IntervalLookup:
         starts: first offset of each interval and, last, the total; int64, shape ``(intervals + 1,)``.
     """
 
-    __slots__ = ("_next", "_shift", "_sign", "_steps", "starts")
+    __slots__ = ("_each_one", "_next", "_shift", "_sign", "_steps", "starts")
 
     def __init__(self, lengths: Ids) -> None:
         starts = np.zeros(lengths.size + 1, dtype=np.int64)
         np.cumsum(lengths, out=starts[1:])
         self.starts: Ids = starts
+        # Such as files that are a sample each.
+        self._each_one = int(starts[-1]) == lengths.size
         self._next: Ids | None = None
 
     def _make_table(self) -> Ids:
@@ -52,6 +54,8 @@ class IntervalLookup:
 
     def find(self, offsets: Ids) -> Ids:
         """The interval of each offset in ``[0, total)``; int64 of the shape of ``offsets``."""
+        if self._each_one:
+            return offsets
         table = self._make_table() if self._next is None else self._next
         if self._steps > _MOST_STEPS:
             return np.searchsorted(self.starts[1:], offsets, side="right")

@@ -18,19 +18,26 @@ class ShardTable:
         total: number of samples.
     """
 
-    __slots__ = ("sizes", "starts", "total")
+    __slots__ = ("_starts", "sizes", "total")
 
     def __init__(self, sizes: NDArray[np.integer]) -> None:
         counts = np.ascontiguousarray(sizes, dtype=np.int64)
         if counts.ndim != 1 or (counts.size and int(counts.min()) < 0):
             raise ConfigError("shard sizes must be one-dimensional and not negative")
-        starts = np.zeros(counts.size + 1, dtype=np.int64)
-        np.cumsum(counts, out=starts[1:])
         counts.flags.writeable = False
-        starts.flags.writeable = False
         self.sizes: Ids = counts
-        self.starts: Ids = starts
-        self.total = int(starts[-1])
+        self.total = int(counts.sum())
+        self._starts: Ids | None = None
+
+    @property
+    def starts(self) -> Ids:
+        """See the class; computed when it is first asked for."""
+        if self._starts is None:
+            starts = np.zeros(self.sizes.size + 1, dtype=np.int64)
+            np.cumsum(self.sizes, out=starts[1:])
+            starts.flags.writeable = False
+            self._starts = starts
+        return self._starts
 
     def __len__(self) -> int:
         return int(self.sizes.size)

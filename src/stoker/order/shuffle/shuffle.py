@@ -62,7 +62,9 @@ _SHARDS_PER_BLOCK: Final = 2
 # So many numbers are located at a time that all arrays on the way stay in the processor's cache.
 _CHUNK: Final = 1 << 13
 # Streams of so many shards are large: many samples are located of each in one call.
-_MOST_JOINED: Final = 1 << 12
+_MOST_CONCATENATED: Final = 1 << 12
+# Of larger streams one pass is kept: it takes some 50 bytes a shard.
+_MOST_KEPT: Final = 1 << 18
 
 
 class ShardRows(Protocol):
@@ -145,11 +147,12 @@ class ShuffledStream:
         self._key = key
         self._selection = selection
         self._sizes = table.sizes if selection is None else selection.sizes
-        self._some = np.flatnonzero(self._sizes)
+        self._filled = int(np.count_nonzero(self._sizes))
         self.total = int(self._sizes.sum())
+        self._alike = self.total == int(self._sizes.max(initial=0)) * self._filled
         self._fixed: IntervalLookup | None = None
-        # A chunk touches one pass or two; small streams go through many.
-        self._pass = lru_cache(maxsize=2)(self._make_pass)
+        # A chunk touches one pass or two; small streams go through many. Those of large ones take much memory.
+        self._pass = lru_cache(maxsize=1 if self._filled > _MOST_KEPT else 2)(self._make_pass)
 
     def locate(self, numbers: Ids) -> tuple[Ids, Ids]:
         """Shard number and row of each number; int64, shape ``(k,)`` as ``numbers``, which are 0 or more.
@@ -172,7 +175,7 @@ class ShuffledStream:
 
     def tables(self, number: int) -> PassTables | None:
         """A pass as tables. ``None``: it is located alone."""
-        if self._selection is not None or not 0 < self._some.size <= _MOST_JOINED:
+        if self._selection is not None or not 0 < self._filled <= _MOST_CONCATENATED:
             return None
         return self._pass(number).tables()
 
@@ -195,15 +198,20 @@ class ShuffledStream:
         if self._selection is not None:
             rows[...] = self._selection.rows(shards, rows)
 
+    def _in_id_order(self) -> IntervalLookup:
+        if self._fixed is None:
+            self._fixed = IntervalLookup(self._sizes[self._sizes > 0])
+        return self._fixed
+
     def _make_pass(self, number: int) -> ShufflePass:
         key, settings = mix(self._key, number), self._settings
         kind = SHUFFLES[settings.shuffle]
+        shards = np.flatnonzero(self._sizes)
         if kind.moves_shards:
             # The hashes of different shards differ, so the order does not depend on how the sort treats equals.
-            shards = self._some[np.argsort(mix_array(mix(key, _TAG_SHARDS), self._some))]
-            bounds = IntervalLookup(self._sizes[shards])
+            shards = shards[np.argsort(mix_array(mix(key, _TAG_SHARDS), shards))]
+            # Shards of one size begin at the same offsets in any order.
+            bounds = self._in_id_order() if self._alike else IntervalLookup(self._sizes[shards])
         else:
-            if self._fixed is None:
-                self._fixed = IntervalLookup(self._sizes[self._some])
-            shards, bounds = self._some, self._fixed
+            bounds = self._in_id_order()
         return kind(shards, bounds, settings.num_canonical_nodes, settings.block_size, key)

@@ -23,18 +23,20 @@ class PassBlocks:
 
     Attributes:
         starts: first offset of each block; int64, shape ``(blocks,)``.
+        sizes: samples in each block; int64, shape ``(blocks,)``.
         keys: first word of each block's key; shape ``(blocks,)``.
         bits: logarithm of the columns of the bijections' tables.
     """
 
     starts: Ids
+    sizes: Ids
     keys: U32
     bits: int
 
 
 @dataclass(frozen=True, slots=True)
 class PassTables:
-    """A pass as tables, which can be concatenated with those of other streams: see :mod:`.joined_passes`.
+    """A pass as tables, which can be concatenated with those of other streams: see :mod:`.concat_passes`.
 
     Attributes:
         spans: first offset of each canonical node; int64, shape ``(nodes,)``.

@@ -53,6 +53,11 @@ class Progress:
         self._remaining = run.remaining
         self.check()
 
+    def go_on(self, run: SampleRun) -> None:
+        """Note that what is left of the samples that were entered last comes from another run, after an error of one."""
+        self._remaining = run.remaining
+        self.check()
+
     def supersede(self) -> None:
         """End the iteration, as a state was loaded: no sample is delivered any more, and :meth:`check` raises an error."""
         self._superseded = True
@@ -268,13 +273,9 @@ class ResumeState:
         """
         if samples < 0:
             raise StateError(f"num_samples must be at least 0, got {samples}")
-        if not self._clock.alone:
-            # Workers iterate: the epoch that they are in is the last that has begun.
-            begun = self._clock.started(self._clock.peek().epoch - 1)
-        elif self._delivery is not None:
-            begun = self._delivery.point
-        else:
-            begun, ended = self._clock.peek(), False
+        begun = self._begun()
+        ended = ended and begun is not None
+        begun = self._clock.peek() if begun is None else begun
         begun = self.settled(begun.next_epoch() if ended else begun, data_rank)
         taken = samples - (begun.position if from_beginning else 0)
         if not taken:
@@ -298,6 +299,30 @@ class ResumeState:
         if position >= plan.end:
             return begun.next_epoch()
         return replace(begun, position=position, partial=0)
+
+    @property
+    def current_epoch(self) -> int:
+        """Number of the epoch that was begun last, or that the next iteration begins."""
+        return (self._begun() or self.upcoming()).epoch
+
+    def latest(self, epoch: int | None, data_rank: DataRank) -> EpochPosition:
+        """The position at which the iteration that began last did begin, or else the next one will.
+
+        Args:
+            epoch: another epoch, from its beginning.
+            data_rank: a rank.
+        """
+        begun = self._begun() or self.upcoming()
+        if epoch is not None and epoch != begun.epoch:
+            begun = EpochPosition(epoch, start=begun.start)
+        return self.settled(begun, data_rank)
+
+    def _begun(self) -> EpochPosition | None:
+        """The position at which the iteration that began last, here or in workers, did begin."""
+        if not self._clock.alone:
+            # Workers iterate: the epoch that they are in is the last that has begun.
+            return self._clock.started(self._clock.peek().epoch - 1)
+        return None if self._delivery is None else self._delivery.point
 
     def state_after(
         self, start: EpochPosition, batches: int, data_rank: DataRank, *, ended: bool = False

@@ -87,7 +87,9 @@ class PoolSource(SampleSource):
         self.columns = tuple(reader.settings.columns or self.pool.index.columns)
         self._reader = reader
         self._sharers = sharers
-        self._settings = replace(reader.settings, sharers=sharers)
+        self._settings = reader.settings
+        self._amounts = replace(reader.settings.amounts, sharers=sharers)
+        self.pool.share(sharers)
         self._expected: dict[int, None] = {}
 
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
@@ -116,7 +118,7 @@ class PoolSource(SampleSource):
         return self._pipeline(run, one_by_one=False).batches()
 
     def chunk(self, batch_size: int) -> int:
-        return self._settings.chunk(batch_size, one_by_one=False)
+        return self._amounts.chunk(batch_size, one_by_one=False)
 
     def expect(self, shards: Iterable[int]) -> None:
         before, self._expected = self._expected, dict.fromkeys(shards)
@@ -124,7 +126,7 @@ class PoolSource(SampleSource):
         for shard in before:
             if shard not in self._expected:
                 self.pool.done_with(shard)
-        self.pool.prefetch(list(self._expected)[: self._settings.most_shards])
+        self.pool.prefetch(list(self._expected)[: self._amounts.most_shards])
 
     def close(self) -> None:
         self.pool.close()

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from stoker.errors import StokerError, StorageError
 from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
 from stoker.storage.store import Store
-from stoker.storage.types import ObjectInfo
+from stoker.storage.types import NewHash, ObjectInfo
 
 _THREADS = 128
 _WATCH_SECONDS = 1.0
@@ -95,9 +95,24 @@ def _call(store: Store, method: str, args: tuple[Any, ...]) -> Any:
     raise StorageError(f"the helper process knows no {method!r}.")
 
 
-def _read_into(store: Store, key: str, path: str, size: int, start: int | None, version: str) -> ObjectInfo:
-    """:meth:`~stoker.storage.Store.read_into` memory of the parent, which is a file of ``size`` bytes here."""
+def _read_into(
+    store: Store,
+    key: str,
+    path: str,
+    first: int,
+    size: int,
+    start: int | None,
+    version: str,
+    new_hash: NewHash | None,
+) -> ObjectInfo:
+    """:meth:`~stoker.storage.Store.read_into` memory of the parent, which is bytes of a file here, from ``first`` on."""
     if not size:  # which can not be mapped
-        return store.read_into(key, memoryview(b""), start=start, version=version)
-    with open(path, "r+b") as file, mmap.mmap(file.fileno(), size) as shared, memoryview(shared) as into:
-        return store.read_into(key, into, start=start, version=version)
+        return store.read_into(key, memoryview(b""), start=start, version=version, new_hash=new_hash)
+    before = first % mmap.ALLOCATIONGRANULARITY
+    with (
+        open(path, "r+b") as file,
+        mmap.mmap(file.fileno(), before + size, offset=first - before) as shared,
+        memoryview(shared) as whole,
+        whole[before:] as into,
+    ):
+        return store.read_into(key, into, start=start, version=version, new_hash=new_hash)

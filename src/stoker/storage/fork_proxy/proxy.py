@@ -26,12 +26,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from stoker.concurrency.node_file import path_for_others
 from stoker.errors import ConfigError, StorageError
 from stoker.storage.copying import fill
 from stoker.storage.file_errors import file_errors
 from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
 from stoker.storage.transfer.stream import Made, first_part
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo
+from stoker.types import HeldBytes
 
 # A fresh interpreter finds modules where this one does, even where sys.path was changed by hand.
 _BOOT = (
@@ -265,20 +269,21 @@ class ProxyStore:
     def read_into(
         self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
     ) -> ObjectInfo:
-        size = len(into)
+        size, place = len(into), _shared_place(into)
+        if place is not None:
+            found: ObjectInfo = self._call("read_into", key, *place, size, start, version, new_hash)
+            return found
         # By way of memory that both have: what crosses the pipe is copied several times.
         with file_errors("memory shared with the helper process"):
             shared = os.memfd_create("stoker-read", os.MFD_CLOEXEC)
             try:
                 os.ftruncate(shared, size)
-                path = f"/proc/{os.getpid()}/fd/{shared}"
-                info: ObjectInfo = self._call("read_into", key, path, size, start, version)
-                digest = None if new_hash is None else new_hash()
-                if start is not None or info.size == size:
-                    fill(shared, into, 0, digest)
+                found = self._call("read_into", key, path_for_others(shared), 0, size, start, version, new_hash)
+                if start is not None or found.size == size:
+                    fill(shared, into, 0, None)
             finally:
                 os.close(shared)
-        return info.with_digest(digest)
+        return found
 
     def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
         info: ObjectInfo = self._call("download", key, Path(path).absolute(), max_bytes, new_hash)
@@ -305,7 +310,7 @@ class ProxyStore:
                 file.writelines(first)
                 file.writelines(source)
                 file.flush()
-                self.put_file(key, Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"))
+                self.put_file(key, Path(path_for_others(file.fileno())))
         except StorageError:
             if made.error is not None:  # an OSError of the caller's is none of this file's
                 raise made.error from None
@@ -323,6 +328,16 @@ class ProxyStore:
 
     def delete(self, key: str) -> None:
         self._call("delete", key)
+
+
+def _shared_place(into: memoryview) -> tuple[str, int] | None:
+    """Path of the anonymous file that some memory is, and the first byte there; ``None`` of memory that is none."""
+    whole = into.obj
+    if not isinstance(whole, HeldBytes) or whole.shared is None or not len(into):
+        return None
+    file, first = whole.shared
+    at: int = np.frombuffer(into, np.uint8).ctypes.data - whole.ctypes.data
+    return path_for_others(file), first + at
 
 
 _current: Helper | None = None

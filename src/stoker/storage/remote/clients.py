@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
+import threading
+import weakref
 from collections.abc import Mapping
+from dataclasses import astuple
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import ConfigError
+from stoker.storage.fork_proxy import fork
 from stoker.storage.remote.faults import classify, is_panic
 from stoker.storage.remote.libraries import fetch_by
 from stoker.storage.remote.options import ClientSpec, milliseconds
@@ -89,6 +94,34 @@ def _provider(spec: ClientSpec) -> Any:
     return None
 
 
+def endpoint_clients(
+    location: Location, spec: ClientSpec, stall_timeout: float, library: str | None = None
+) -> EndpointClients:
+    """The clients of an endpoint: those that another store of the same bucket and settings has, where there is one.
+
+    A client takes milliseconds to make, and has connections of its own; a dataset may be of a thousand streams of one bucket.
+    """
+    identity = (spec.credentials and astuple(spec.credentials), spec.profile, id(spec.credential_provider))
+    asked = (spec.config, spec.client_options, spec.client_given, spec.stall_timeout, stall_timeout, library)
+    # obstore looks at variables of its own in the environment.
+    environ = sorted(os.environ.items())
+    key = repr((fork.generation(), location.kind, location.root, asked, identity, environ))
+    with _lock:
+        found = _shared.get(key)
+        if found is None:
+            found = _shared[key] = EndpointClients(location, spec, stall_timeout, library)
+        return found
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+_lock = threading.Lock()
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 class EndpointClients:
     """The clients of one endpoint, of which each has other limits in time."""
 
@@ -97,16 +130,24 @@ class EndpointClients:
         self.plain = build_client(location, spec, {})
         self._fetch = None if library is None else fetch_by(library, location.host, spec)
 
-    def get(self, path: str, wanted: tuple[int, int] | None = None, version: str = "") -> ObjectAnswer:
-        """Ask for an object, or for bytes ``[start, end)`` of it, of this ETag where one is given."""
+    def get(
+        self, path: str, wanted: tuple[int, int] | None = None, version: str = "", *, brief: bool = False
+    ) -> ObjectAnswer:
+        """Ask for an object, or for bytes ``[start, end)`` of it, of this ETag where one is given.
+
+        Args:
+            path, wanted, version: see above.
+            brief: it carries little, and has a bound on the whole.
+        """
         if self._fetch is not None:
             return self._fetch(path, wanted, version)
         import obstore
 
+        client = self.brief if brief else self.plain
         options: Any = {} if wanted is None else {"range": wanted}
         if version:
             options["if_match"] = version
-        return obstore.get(self.plain, path, options=options)
+        return obstore.get(client, path, options=options)
 
     @cached_property
     def upload(self) -> ObjectStore:
@@ -122,3 +163,7 @@ class EndpointClients:
         """A client with limits of so many stall times."""
         limits = {name: milliseconds(count * self._stall_timeout) for name, count in stalls.items()}
         return build_client(self._location, self.spec, limits)
+
+
+# Those that any store of this process has.
+_shared: weakref.WeakValueDictionary[str, EndpointClients] = weakref.WeakValueDictionary()

@@ -10,12 +10,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from stoker.errors import ConfigError
+from stoker.policy import CONNECTIONS
 from stoker.storage.remote.faults import Fault
 from stoker.storage.remote.options import ClientSpec
 from stoker.storage.remote.response_bodies import AnswerError, ObjectAnswer
 
-_CONNECTIONS: Final = 64
-"""Requests of one process at once that keep their connections."""
 _LEAST_READ: Final = 64 << 10
 _SETTINGS: Final = frozenset(
     {"endpoint", "region", "skip_signature", "virtual_hosted_style_request", "aws_endpoint_url_s3", "allow_http"}
@@ -45,7 +44,10 @@ class _LibraryAnswer:
         }
         self._pieces = pieces
 
-    def stream(self, min_chunk_size: int) -> Iterator[bytes]:
+    def bytes(self) -> Any:
+        return b"".join(self.stream(1))
+
+    def stream(self, min_chunk_size: int) -> Iterator[Any]:
         with _failures():
             yield from self._pieces(max(min_chunk_size, _LEAST_READ))
 
@@ -123,7 +125,7 @@ def _minio(bucket: str, spec: ClientSpec) -> Fetch:
     return fetch
 
 
-def boto3_client(spec: ClientSpec, connections: int = _CONNECTIONS, *, attempts: int = 1) -> Any:
+def boto3_client(spec: ClientSpec, connections: int = CONNECTIONS, *, attempts: int = 1) -> Any:
     """boto3's client of S3 with a store's settings.
 
     Args:
@@ -155,7 +157,7 @@ def boto3_client(spec: ClientSpec, connections: int = _CONNECTIONS, *, attempts:
     )
 
 
-def minio_client(spec: ClientSpec, connections: int = _CONNECTIONS, *, attempts: int = 1) -> Any:
+def minio_client(spec: ClientSpec, connections: int = CONNECTIONS, *, attempts: int = 1) -> Any:
     """minio's client with a store's settings; arguments as of :func:`boto3_client`.
 
     Raises:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.concurrency.request_observer import ServedBy, observer
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, StorageError
+from stoker.policy import SMALL_OBJECT
 from stoker.storage.copying import write_all
 from stoker.storage.file_errors import file_errors, open_target
 from stoker.storage.files import open_regular
-from stoker.storage.remote.clients import EndpointClients
+from stoker.storage.remote.clients import EndpointClients, endpoint_clients
 from stoker.storage.remote.faults import classify, error_for, exhausted, is_panic
 from stoker.storage.remote.options import client_spec, detect_cloud
 from stoker.storage.remote.response_bodies import (
@@ -73,7 +74,7 @@ class RemoteStore:
         several: list[Mapping[str, Any]] = [{**options, "endpoint": one} for one in transfer.used_endpoints]
         make = partial(client_spec, location, environ=os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
         self._clients = [
-            EndpointClients(location, make(one), stall_timeout, transfer.library) for one in several or [options]
+            endpoint_clients(location, make(one), stall_timeout, transfer.library) for one in several or [options]
         ]
         self._spec = self._clients[0].spec
         # Processes that begin together do not all begin at the same endpoint.
@@ -104,7 +105,7 @@ class RemoteStore:
             check_size(info.size, max_bytes, self._url(key))
             parts[:] = [b"".join(chunks)]
 
-        info = self._first(key, take)
+        info = self._first(key, take, brief=max_bytes <= SMALL_OBJECT)
         rest = over_parts(len(parts[0]), info.size, self._transfer, partial(self._range, key, info.version))
         return (b"".join([*parts, *rest]) if rest else parts[0]), info
 
@@ -118,8 +119,16 @@ class RemoteStore:
     def _range(self, key: str, version: str, start: int, end: int) -> bytes:
         return self._run(key, partial(self._range_of, key, start, end, version), len)
 
-    def _first(self, key: str, take: Callable[[ObjectInfo, Iterator[bytes]], None]) -> ObjectInfo:
-        """Ask for an object, or for the first part of it; ``take`` gets what the answer says, and its bytes."""
+    def _first(
+        self, key: str, take: Callable[[ObjectInfo, Iterator[bytes]], None], *, brief: bool = False
+    ) -> ObjectInfo:
+        """Ask for an object, or for the first part of it; ``take`` gets what the answer says, and its bytes.
+
+        Args:
+            key: the object.
+            take: called in each attempt; refuses an object that is larger than it is to be.
+            brief: the object is to be small.
+        """
         path, size = self._path(key), self._transfer.part_size
 
         def attempt(_: int) -> ObjectInfo:
@@ -131,9 +140,10 @@ class RemoteStore:
                     if classify(error).kind != "range":  # as an empty object has no range
                         raise
             if result is None:
-                result = self._next.get(path)
+                result = self._next.get(path, brief=brief)
             info = answer_info(key, result.meta)
-            take(info, body(result, info.size if size is None else min(size, info.size), self._stall_timeout))
+            expected = info.size if size is None else min(size, info.size)
+            take(info, body(result, expected, self._stall_timeout, brief=brief and size is None))
             return info
 
         return self._run(key, attempt, lambda info: info.size if size is None else min(size, info.size))
@@ -142,13 +152,14 @@ class RemoteStore:
         """A range of this version of the object; of another, obstore's error."""
         return b"".join(body(self._ask(key, (start, end), version), end - start, self._stall_timeout))
 
-    def _ask(self, key: str, wanted: tuple[int, int] | None, version: str) -> ObjectAnswer:
-        """The answer to a request for a part of the object, or for all of it.
+    def _ask(self, key: str, wanted: tuple[int, int] | None, version: str, *, brief: bool = False) -> ObjectAnswer:
+        """The answer to a request for a part of the object, or for all of it, which is ``brief`` where it is small.
 
         Raises:
             StorageError: the part reaches beyond the object.
         """
-        result = self._next.get(self._path(key), wanted, "" if version.startswith(TIME_VERSION) else version)
+        asked = "" if version.startswith(TIME_VERSION) else version
+        result = self._next.get(self._path(key), wanted, asked, brief=brief)
         if (
             version.startswith(TIME_VERSION) and answer_version(result.meta) != version
         ):  # which servers need not compare
@@ -168,13 +179,14 @@ class RemoteStore:
         if part is not None and size > part:
             return self._read_parts_into(key, into, start, version, new_hash)
         wanted = None if start is None else (start, start + size)
+        brief = start is None and size <= SMALL_OBJECT
 
         def attempt(_: int) -> ObjectInfo:
-            result = self._ask(key, wanted, version)
+            result = self._ask(key, wanted, version, brief=brief)
             info = answer_info(key, result.meta)
             digest = None if new_hash is None else new_hash()
             if start is not None or info.size == size:
-                copy_body(body(result, size, self._stall_timeout), into, digest)
+                copy_body(body(result, size, self._stall_timeout, brief=brief), into, digest)
             return info.with_digest(digest)
 
         return self._run(key, attempt, lambda info: size if start is not None or info.size == size else 0)

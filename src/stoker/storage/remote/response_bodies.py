@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from stoker.policy import SMALL_OBJECT
 from stoker.storage.remote.faults import Fault
 from stoker.storage.types import BufferLike, ObjectInfo
 
@@ -22,8 +23,9 @@ BRIEF_STALLS: Final = 5
 # and the interpreter's lock cost little: measured by benchmarks/storage_download.py. Below 100,000 bytes xxhash does not let
 # go of that lock, for which threads that hash what arrives would have to wait again after each chunk.
 _CHUNK: Final = 96 << 10
-# Up to here every piece that arrives is looked at, so that one byte every few seconds is noticed.
-_WATCHED: Final = 1 << 18
+# Up to here every piece that arrives is looked at, so that one byte every few seconds is noticed at once; what is larger, and
+# still small, is waited for once, which costs less than a wait for each piece.
+_WATCHED: Final = 1 << 15
 # Ranges with less between them share a request.
 _GAP: Final = 1 << 20
 
@@ -37,6 +39,9 @@ class ObjectAnswer(Protocol):
 
     @property
     def meta(self) -> Mapping[str, Any]: ...
+
+    def bytes(self) -> Any:
+        """The whole body."""
 
     def stream(self, min_chunk_size: int) -> Iterator[Any]:
         """The body, in pieces of at least so many bytes but for the last."""
@@ -57,16 +62,29 @@ class AnswerError(Exception):
 
 
 def body(
-    result: ObjectAnswer, size: int, stall_timeout: float, *, clock: Callable[[], float] = time.monotonic
+    result: ObjectAnswer,
+    size: int,
+    stall_timeout: float,
+    *,
+    brief: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[bytes]:
     """The chunks of a body of ``size`` bytes, as buffers. Nothing is allocated for bytes that have not arrived.
+
+    Args:
+        result: the answer.
+        size: bytes of its body.
+        stall_timeout: seconds without a byte after which a request fails.
+        brief: the request has a bound on the whole, and its answer has as many bytes as it said.
+        clock: tells seconds.
 
     Raises:
         AnswerError: more, or fewer, than ``size`` bytes come, or they come slower than :data:`SLOWEST`.
     """
     end = clock() + stall_timeout + size / SLOWEST
     done = 0
-    for chunk in result.stream(1 if size <= _WATCHED else _CHUNK):
+    pieces = (result.bytes(),) if brief and size > _WATCHED else result.stream(1 if size <= SMALL_OBJECT else _CHUNK)
+    for chunk in pieces:
         done += len(chunk)
         if done > size:  # a server that takes no ranges, or counts otherwise
             raise AnswerError(Fault("other", f"more came than the {size} bytes that were asked for"))

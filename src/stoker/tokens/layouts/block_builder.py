@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from functools import partial
-from typing import Final
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PartPlan
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
+from stoker.policy import TOKENS_AHEAD
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout
 from stoker.tokens.order.division import Granularity, RowGroupRuns, join_groups
@@ -20,9 +20,6 @@ from stoker.tokens.order.prefetch import join_steps, read_ahead
 from stoker.tokens.order.token_order import TokenOrder, TokenSampleOrder, TokenSettings, block_spans
 from stoker.tokens.sources.block_buffer import Gathered
 from stoker.tokens.sources.source import TokenSource, describe_row
-
-# Tokens that lie ahead of the block that is decoded and are fetched meanwhile, where they come from afar.
-_FETCH_TOKENS: Final = 1 << 26
 
 
 class BlockBuilder:
@@ -136,7 +133,7 @@ class BlockBuilder:
             for cell in way.members(number).tolist():
                 groups += range(int(self._cells.bounds[cell]), int(self._cells.bounds[cell + 1]))
                 tokens += int(self._cells.tokens[cell])
-            if tokens > _FETCH_TOKENS and number > block:
+            if tokens > TOKENS_AHEAD and number > block:
                 break
         self.source.fetch(groups)
 

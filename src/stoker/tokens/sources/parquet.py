@@ -100,6 +100,10 @@ class ParquetSource:
         lengths = np.concatenate([chunk.lengths for chunk in self.chunks(group)])
         return lengths[lengths > 0]
 
+    def share(self, processes: int) -> None:
+        """Say how many processes of this node read these files at once, this one included."""
+        self._pool.share(processes)
+
     def fetch(self, groups: Iterable[int]) -> None:
         with self._lock:
             fresh = [group for group in groups if group not in self._coming]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from array import array
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -59,19 +60,19 @@ class _Encoder:
     def __call__(self, block: TextBlock) -> Tokens:
         job = self._job
         texts = [text or "" for text in block.documents()]
-        found = [one.ids for one in self._tokenizer.encode_batch_fast(texts, add_special_tokens=job.special)]
-        if job.eos_id is not None:
-            # What has no token stays empty, to be left out.
-            found = [[*ids, job.eos_id] if text else [] for ids, text in zip(found, texts, strict=True)]
-        elif job.special:
-            found = [ids if text else [] for ids, text in zip(found, texts, strict=True)]
-        lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
-        values = np.empty(int(lengths.sum()), dtype=job.dtype)
-        at = 0
-        for ids in found:
-            values[at : at + len(ids)] = ids
-            at += len(ids)
-        return Tokens(values, lengths)
+        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=job.special)
+        added = job.special or job.eos_id is not None
+        # Ids come as lists, which an array takes several times as fast as NumPy does.
+        values: array[int] = array("I")
+        lengths: list[int] = []
+        for text, one in zip(texts, found, strict=True):
+            before = len(values)
+            if text or not added:  # what has no token of its own stays empty, to be left out
+                values.fromlist(one.ids)
+                if job.eos_id is not None:
+                    values.append(job.eos_id)
+            lengths.append(len(values) - before)
+        return Tokens(np.array(values, dtype=job.dtype), np.array(lengths, dtype=np.int64))
 
 
 _encoder: tuple[EncodingJob, _Encoder] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ MOST_BARS: Final = 96
 
 
 class SecondsAxis(Axis):
-    """Seconds, each power of ten as long as the others."""
+    """Seconds, on a logarithmic scale."""
 
     __slots__ = ()
 
@@ -87,16 +87,29 @@ def run_colour(k: int) -> str:
     return COLOURS[k % len(COLOURS)]
 
 
-def run_legend(runs: Sequence[RunFiles]) -> str:
-    """Names of several runs; nothing of one."""
-    return legend([(run_colour(k), run.name) for k, run in enumerate(runs)]) if len(runs) > 1 else ""
+def run_legend(runs: Sequence[RunFiles], drawn: Collection[int], dashed: Sequence[tuple[str, str]] = ()) -> str:
+    """Names of those of several runs that are drawn, and dashed lines that are of none; nothing where there is one run.
+
+    Args:
+        runs: all runs of the page.
+        drawn: numbers of those that the chart shows.
+        dashed: of the legend.
+    """
+    named = [(run_colour(k), run.name) for k, run in enumerate(runs) if k in drawn]
+    return legend(named, dashed) if len(runs) > 1 else ""
 
 
-def threshold(chart: Chart, runs: Sequence[RunFiles]) -> None:
-    """The utilization that was asked for, where all runs ask for the same."""
+def threshold(chart: Chart, runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
+    """Draw the utilization that was asked for, where all runs ask for the same.
+
+    Returns:
+        Its entry of a legend of dashed lines: a name in the chart would hide what is drawn there.
+    """
     found = {run.number("metric.au", 0) for run in runs}
     if len(found) == 1 and (value := found.pop()) > 0:
-        chart.level(value, f"asked for: {value:.0%}")
+        chart.level(value, name := f"asked for: {value:.0%}", named=False)
+        return [("var(--ink)", name)]
+    return []
 
 
 def above(value: float) -> float:

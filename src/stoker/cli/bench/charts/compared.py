@@ -9,16 +9,26 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.bench.results.report_files import RunFiles
-from stoker.cli.bench.charts.common import EpochEntry, above, epochs_of, named_axis, rate_text, run_colour, threshold
+from stoker.cli.bench.charts.common import (
+    EpochEntry,
+    above,
+    epochs_of,
+    named_axis,
+    rate_text,
+    room_for,
+    run_colour,
+    threshold,
+)
 from stoker.cli.bench.datum import datum
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
 from stoker.cli.render.numbers import bytes_rate_text, percent_text
+from stoker.display import counted
 
 _SHOWN: Final[Mapping[str, tuple[str, str, float, str, str, Callable[[Any], str]]]] = {
     "storage_bytes_per_second": (
         *("Bytes a second from storage", "MB/s", 1e6),
-        *("delivered_bytes_per_second", "delivered to the steps", bytes_rate_text),
+        *("delivered_bytes_per_second", "delivered to the steps that count", bytes_rate_text),
     ),
     "au": ("Utilization", "utilization (%)", 0.01, "au_nominal", "nominal", percent_text),
     "samples_per_second": ("Samples a second", "samples/s", 1.0, "", "", rate_text),
@@ -40,6 +50,7 @@ def compared(runs: Sequence[RunFiles], name: str) -> str:
         f"{title.lower()} of each run",
         named_axis("run", [run.name for _, run, _ in found]),
         Axis(label, 0, 1.05 if name == "au" else above(top), unit),
+        width=room_for(found),
     )
     rows = []
     shown, left_out = epochs_of(runs, name)
@@ -63,8 +74,7 @@ def compared(runs: Sequence[RunFiles], name: str) -> str:
                     chart.mark(left, left + width, value, f"{epoch.name}{', ' if which else ''}{which}: {words(value)}")
             mean, least, most = (datum(k, run, f"train.{path}.{part}", words) for part in ("mean", "min", "max"))
             rows.append((run.name, *((which,) if beside else ()), mean, least, most, str(one["count"])))
-    if name == "au":
-        threshold(chart, runs)
+    asked = legend([], threshold(chart, runs)) if name == "au" else ""
     table = numbers(("run", *(("",) if beside else ()), "mean", "least", "most", "epochs"), rows)
     rows += [
         (one.name, *((which,) if beside else ()), datum(one.k, one.run, f"{one.path}.{path}", words), "-", "-", "1")
@@ -74,7 +84,7 @@ def compared(runs: Sequence[RunFiles], name: str) -> str:
     ]
     text = f"Mean of the epochs; lines across: each epoch; upwards: from the least to the most.{left_out}"
     text += f" Paler: {other}." if beside else ""
-    return section(f"{title}, run by run", text, chart.svg() + table)
+    return section(f"{title}, run by run", text, chart.svg() + asked + table, wide=chart.width > 540)
 
 
 def by_accelerators(runs: Sequence[RunFiles]) -> str:
@@ -104,11 +114,12 @@ def by_accelerators(runs: Sequence[RunFiles]) -> str:
         chart.line([float(count) for count in counts], np.array(means), run_colour(at), name)
         for count, mean, one in zip(counts, means, values, strict=True):
             chart.span(count, min(one), max(one), f"{name}: {count}: {mean:.2%}")
+            chart.dot(count, mean, run_colour(at), f"{name}: {counted(count, 'accelerator')}: {mean:.2%}")
             for k, run, _ in points[count]:
                 ranks, au = datum(k, run, "world.ranks", str), datum(k, run, "train.au.mean", percent_text)
                 rows.append((name, ranks, run.name, au))
-    threshold(chart, runs)
-    names = legend([(run_colour(k), name) for k, name in enumerate(series)])
+    asked = threshold(chart, runs)
+    names = legend([(run_colour(k), name) for k, name in enumerate(series)], asked)
     table = numbers(("loader and storage", "accelerators", "run", "utilization"), rows)
     text = "Mean of the runs; lines upwards: from the least to the most."
     return section("Utilization by accelerators", text, chart.svg() + names + table)

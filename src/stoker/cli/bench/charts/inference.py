@@ -11,8 +11,9 @@ from stoker.cli.bench.charts.common import MOST_BARS, SecondsAxis, named_axis
 from stoker.cli.bench.datum import NOTHING, datum
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
-from stoker.cli.render.numbers import bytes_rate_text, decimal_bytes_text, percent_text, time_text
+from stoker.cli.render.numbers import bytes_rate_text, percent_text, time_text
 from stoker.cli.render.picture import COLOURS
+from stoker.display import decimal_bytes_text
 
 _PERCENTILES: Final = (("p50", COLOURS[2]), ("p95", COLOURS[4]), ("p99", COLOURS[6]))
 _SHARES: Final = (
@@ -80,7 +81,7 @@ def inference_latency(runs: Sequence[RunFiles], left_out: str) -> str:
         *("", "count", *names, *(f"{name} of the storage" for name in names)),
         *("per s", "bytes/s", "size of each", "size of a request"),
     )
-    text = "Of whole entries and whole queries; each power of ten is as long as the others. Sizes are below, in the numbers."
+    text = "Of whole entries and whole queries; on a logarithmic scale. Sizes are below, in the numbers."
     named = legend([(colour, name.upper()) for name, colour in _PERCENTILES])
     return section("Request latency", text + left_out, chart.svg() + named + numbers(headings, rows), wide=True)
 

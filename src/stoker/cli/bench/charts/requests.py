@@ -10,18 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bench.results.report_files import RunFiles
-from stoker.cli.bench.charts.common import MOST_BARS, SecondsAxis, above, named_axis
+from stoker.cli.bench.charts.common import MOST_BARS, SecondsAxis, above, named_axis, run_colour
 from stoker.cli.bench.datum import datum
 from stoker.cli.bench.requests_table import SERVED_BY, not_measured
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
-from stoker.cli.render.numbers import bytes_rate_text, decimal_bytes_text, time_text
+from stoker.cli.render.numbers import bytes_rate_text, time_text
 from stoker.cli.render.picture import COLOURS
+from stoker.display import decimal_bytes_text
 
 SERVED_COLOURS: Final = dict(zip(SERVED_BY, (COLOURS[0], COLOURS[4], COLOURS[3], COLOURS[2], COLOURS[7]), strict=True))
 """Of where requests are served."""
 _MOST_BINS: Final = 600
 """Of a line over the whole width of a chart."""
+_SHADES: Final = ("", "a0", "78", "58", "40")
+"""Opacities, of one run's colour."""
 BLOCK_COLOUR: Final = COLOURS[5]
 _PERCENTILES: Final = (
     *(("p50", COLOURS[2]), ("p90", COLOURS[0]), ("p95", COLOURS[4])),
@@ -93,15 +96,17 @@ def request_latency(runs: Sequence[RunFiles], left_out: str) -> str:
         )
     headings = ("", "requests", "per s", "bytes/s", "mean size", "mean", *(_word(name) for name, _ in _PERCENTILES))
     text = (
-        "Of all requests of all ranks and epochs, by what served them; each power of ten is as long as the others. "
+        "Of all requests of all ranks and epochs, by what served them, on a logarithmic scale. "
         "A request that was read ahead counts from when a thread wants its bytes."
     )
     named = legend([(colour, _word(name)) for name, colour in _PERCENTILES])
     content = chart.svg() + named + numbers(headings, rows)
-    return section("Requests: latency", text + missing + left_out, content, wide=True) + _distribution(found, left_out)
+    return section("Requests: latency", text + missing + left_out, content, wide=True) + _distribution(
+        found, len(runs), left_out
+    )
 
 
-def _distribution(found: Sequence[_Served], left_out: str) -> str:
+def _distribution(found: Sequence[_Served], runs: int, left_out: str) -> str:
     """The share of requests that took at most so long."""
     edges = [edge for one in found for edge in (one.found["latency_histogram"]["to"]) if edge > 0]
     if not edges:
@@ -112,7 +117,7 @@ def _distribution(found: Sequence[_Served], left_out: str) -> str:
         SecondsAxis("latency", 10.0**low, 2 * 10.0 ** max(high, low + 1)),
         Axis("part of the requests (%)", 0, 1.0, 0.01),
     )
-    colours = _colours(found)
+    colours = _colours(found, runs)
     for one, colour in zip(found, colours, strict=True):
         histogram = one.found["latency_histogram"]
         reached = np.cumsum(np.array(histogram["count"], np.float64))
@@ -138,7 +143,7 @@ def request_sizes(runs: Sequence[RunFiles], left_out: str) -> str:
         named_axis("size of a request, from", [_power(power) for power in shown]),
         Axis("part of the requests (%)", 0, above(max(max(part) for part in shares)), 0.01),
     )
-    colours = _colours(found)
+    colours = _colours(found, len(runs))
     width = 0.8 / len(found)
     for side, (one, part) in enumerate(zip(found, shares, strict=True)):
         for at, (power, value) in enumerate(zip(shown, part, strict=True)):
@@ -235,8 +240,14 @@ def _whole(histogram: Mapping[str, Any] | None) -> bool:
     return histogram is not None and len(histogram["to"]) == len(histogram["count"]) and any(histogram["count"])
 
 
-def _colours(found: Sequence[_Served]) -> list[str]:
-    """The sources' colours, where each is drawn once; else others, that no two are alike."""
+def _colours(found: Sequence[_Served], runs: int) -> list[str]:
+    """A colour for each: of several runs the run's, as in all charts, that of training the darkest; of one its sources'."""
+    of_run: dict[int, list[_Served]] = {}
+    for one in sorted(found, key=lambda one: one.path.split(".")[1] != "train"):
+        of_run.setdefault(one.k, []).append(one)
+    if runs > 1 and max(map(len, of_run.values())) <= len(_SHADES):
+        shades = {one.name: shade for mine in of_run.values() for one, shade in zip(mine, _SHADES, strict=False)}
+        return [run_colour(one.k) + shades[one.name] for one in found]
     own = [one.colour for one in found]
     return own if len(set(own)) == len(own) else [COLOURS[at % len(COLOURS)] for at in range(len(found))]
 

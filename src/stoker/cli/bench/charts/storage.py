@@ -74,13 +74,17 @@ def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
     )
     if len(runs) == 1:
         text = (
-            "Bars: epochs, each from when its loader reads, with the mean of what came from storage as it was counted. "
-            "Lines: over time."
+            "Bars: the mean of an epoch from when its loader began to read. Lines: over time. "
+            "In the numbers, what came to the step is of the steps that count."
         )
+        chart.headings([(span.begin, span.end, f"epoch {span.name}") for span in found[0][2]])
         names = _bars(chart, found[0][2])
     else:
-        text = "Of each epoch the mean of what came from storage. Dashed: delivered to the steps."
-        names = run_legend(runs)
+        text = (
+            "The mean of each epoch, from storage. Dashed: delivered to all steps, over time. "
+            "In the numbers, what came to the step is of the steps that count."
+        )
+        names = run_legend(runs, [k for k, *_ in found])
         for k, run, spans in found:
             for span in spans:
                 rate = _from_storage(run, span)
@@ -267,7 +271,11 @@ def checkpoints(runs: Sequence[RunFiles], left_out: str) -> str:
         colour = run_colour(k) if len(runs) > 1 else COLOURS[kind == "loads"]
         chart.bar(at + 0.6, at + 1.4, one["bytes_per_second"], f"{name}: {words}", colour=colour)
         rows.append((str(at + 1), run.name, one["kind"], str(one["number"]), words))
-    names = run_legend(runs) if len(runs) > 1 else legend([(COLOURS[0], "saved"), (COLOURS[1], "loaded")])
+    names = (
+        run_legend(runs, {k for k, *_ in made})
+        if len(runs) > 1
+        else legend([(COLOURS[0], "saved"), (COLOURS[1], "loaded")])
+    )
     table = numbers(("", "run", "", "number", "bytes/s"), rows)
     text = "Bytes of all ranks by the time of the slowest."
     return section("Checkpoints", text + left_out, chart.svg() + names + table)

@@ -56,8 +56,9 @@ def utilization_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
     )
     text = "Part of the time in which accelerators computed, of all steps, also those that do not count."
     if len(found) == 1:
-        line = found[0][2]
-        chart.band((line.edges[1:] + line.edges[:-1]) / 2, line.low, line.high, "from the least to the most busy rank")
+        k, _, line = found[0]
+        middles, colour = (line.edges[1:] + line.edges[:-1]) / 2, run_colour(k) if len(runs) > 1 else None
+        chart.band(middles, line.low, line.high, "from the least to the most busy rank", colour=colour)
         for begin in line.begins[1:]:
             chart.span(begin, 0, 1.05, f"an epoch begins at {seconds_text(begin)}")
         text += " Shaded: from the least to the most busy rank. Lines upwards: epochs begin."
@@ -69,9 +70,11 @@ def utilization_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
             text += (
                 f" Of {run.name}, steps of {line.ranks} of {counted(run.result['world']['ranks'], 'rank')} are there."
             )
-    threshold(chart, runs)
-    both = legend([(COLOURS[0], "measured"), (COLOURS[1], "nominal")])
-    names = both if len(runs) == 1 else run_legend(runs)
+    asked = threshold(chart, runs)
+    if len(runs) == 1:
+        names = legend([(COLOURS[0], "measured")], [(COLOURS[1], "nominal"), *asked])
+    else:
+        names = run_legend(runs, [k for k, *_ in found], asked)
     return section("Utilization over time", text + left_out, chart.svg() + names, wide=True)
 
 
@@ -174,11 +177,11 @@ def stalls(runs: Sequence[RunFiles], left_out: str) -> str:
                 span = f"{chart.x.text(float(first))} to {chart.x.text(float(last))}"
                 if len(found) == 1:
                     name = f"{span}: {count_text(count)} steps, {seconds_text(seconds)} in all"
-                    chart.bar(float(first), float(last), value, name)
+                    chart.bar(float(first), float(last), value, name, colour=run_colour(k) if len(runs) > 1 else None)
                 rows.append((run.name, span, count_text(count), f"{value:.2%}", seconds_text(seconds)))
     text = "Steps that count, of all ranks and epochs of training."
     table = numbers(("run", "waited", "steps", "of all", "in all"), rows)
-    return section("Stalls", text + left_out, chart.svg() + run_legend(runs) + table)
+    return section("Stalls", text + left_out, chart.svg() + run_legend(runs, [k for k, *_ in found]) + table)
 
 
 def by_rank(runs: Sequence[RunFiles], left_out: str) -> str:
@@ -195,13 +198,14 @@ def by_rank(runs: Sequence[RunFiles], left_out: str) -> str:
         Axis("samples/s", 0, above(top)),
     )
     bars = count * len(runs) <= MOST_BARS
+    drawn = [k for k, one in enumerate(rates) if one]
     for k, (run, one) in enumerate(zip(runs, rates, strict=True)):
         if not bars:
             chart.line(list(one), np.array(list(one.values())), run_colour(k), run.name)
             continue
-        width = 0.8 / len(runs)
+        width = 0.8 / len(drawn)
         for rank, value in one.items():
-            left = rank - 0.4 + k * width
+            left = rank - 0.4 + drawn.index(k) * width
             chart.bar(
                 left,
                 left + width,
@@ -218,7 +222,7 @@ def by_rank(runs: Sequence[RunFiles], left_out: str) -> str:
     return section(
         "Throughput by rank",
         text + left_out,
-        chart.svg() + run_legend(runs) + numbers(("run", "rank", "samples/s"), rows),
+        chart.svg() + run_legend(runs, drawn) + numbers(("run", "rank", "samples/s"), rows),
     )
 
 

@@ -39,6 +39,11 @@ def load_at_once() -> None:
     _at_once = True
 
 
+def left_to_load() -> bool:
+    """Whether any image was opened in this process and left for its user to load."""
+    return _left_to_load
+
+
 def loaded(made: Any) -> Any:
     """Loads the images that a transform returned and left to be loaded."""
     if _left_to_load:

@@ -9,6 +9,7 @@ from typing import Any, Final, overload
 
 import numpy as np
 
+from stoker.concurrency.shared_arrays import cut_arrays
 from stoker.concurrency.shared_bytes import SharedBytes
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.types import Ids
@@ -25,6 +26,10 @@ class LazyShards(Sequence[ShardInfo]):
 
     @abstractmethod
     def _get(self, number: int) -> ShardInfo: ...
+
+    @abstractmethod
+    def size(self, number: int) -> int:
+        """Bytes of the raw files of one shard, as :attr:`~stoker.formats.base.ShardInfo.size` has them."""
 
     @overload
     def __getitem__(self, index: int) -> ShardInfo: ...
@@ -67,7 +72,7 @@ class ShardKind:
     first: int
 
 
-class PackedShards(LazyShards):
+class ColumnarShards(LazyShards):
     """Shards that are whole files, as arrays. Immutable; picklable.
 
     The arrays lie one after the other: samples (int64), sizes of files (int64, ``width`` a shard, those that a shard
@@ -99,20 +104,11 @@ class PackedShards(LazyShards):
         self._count = count
         if count < 1 or width < max(len(kind.raw) + len(kind.zip) for kind in self.kinds):
             raise ValueError(f"{count} shards of {width} files at most can not be")
-        sizes_at, ends_at = at + 8 * count, at + 8 * count * (1 + width)
-        kinds_at = ends_at + 8 * count
-        texts_at = kinds_at + 4 * count
-        view = data.view
-        self.samples: Ids = np.frombuffer(view, np.int64, count, at)
-        self._sizes: Ids = np.frombuffer(view, np.int64, count * width, sizes_at).reshape(count, width)
-        # What single elements are taken from: four times as fast as arrays.
-        self._one_samples = view[at:sizes_at].cast("q")
-        self._one_sizes = view[sizes_at:ends_at].cast("q")
-        self._one_ends = view[ends_at:kinds_at].cast("q")
-        self._one_kinds = view[kinds_at:texts_at].cast("i")
-        self._texts = view[texts_at:]
-        ends = np.frombuffer(view, np.int64, count, ends_at)
-        numbers = np.frombuffer(view, np.int32, count, kinds_at)
+        arrays = cut_arrays(data.view, at, [("q", count), ("q", count * width), ("q", count), ("i", count)])
+        self._one_samples, self._one_sizes, self._one_ends, self._one_kinds, self._texts = arrays
+        self.samples: Ids = np.frombuffer(self._one_samples, np.int64)
+        self._sizes: Ids = np.ndarray((count, width), np.int64, self._one_sizes)
+        ends, numbers = np.frombuffer(self._one_ends, np.int64), np.frombuffer(self._one_kinds, np.int32)
         if (
             min(self.samples.min(), ends[0], numbers.min()) < 0
             or self._sizes.min(initial=0) < UNKNOWN
@@ -123,7 +119,7 @@ class PackedShards(LazyShards):
             raise ValueError("the arrays of shards do not go together")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PackedShards, (self.data, self.at, self._count, self.width, self.kinds)
+        return ColumnarShards, (self.data, self.at, self._count, self.width, self.kinds)
 
     def __len__(self) -> int:
         return self._count
@@ -142,6 +138,11 @@ class PackedShards(LazyShards):
             chosen = slice(None) if len(self.kinds) == 1 else numbers == number
             found[chosen] = self._sizes[chosen, : len(kind.raw)].sum(1)
         return found
+
+    def size(self, number: int) -> int:
+        """See :meth:`LazyShards.size`."""
+        at = number * self.width
+        return sum(self._one_sizes[at : at + len(self.kinds[self._one_kinds[number]].raw)])
 
     def _get(self, number: int) -> ShardInfo:
         ends = self._one_ends
@@ -178,7 +179,7 @@ def kind_of(shard: ShardInfo, first: int) -> ShardKind:
     return ShardKind(shard.format, shard.compression, shard.spec, raw, packed, first)
 
 
-def pack_shards(shards: Sequence[ShardInfo]) -> PackedShards | None:
+def to_columnar(shards: Sequence[ShardInfo]) -> ColumnarShards | None:
     """The same shards as arrays; ``None`` where they have details, parts of files or names that arrays can not hold.
 
     Args:
@@ -224,19 +225,24 @@ def pack_shards(shards: Sequence[ShardInfo]) -> PackedShards | None:
         data = SharedBytes.of([*columns, np.array(chosen, np.int32).tobytes(), b"".join(texts)])
     except (OverflowError, OSError):
         return None
-    return PackedShards(data, 0, len(shards), width, kinds)
+    return ColumnarShards(data, 0, len(shards), width, kinds)
 
 
 def different_kinds(shards: Sequence[ShardInfo]) -> Sequence[ShardInfo]:
-    """The first shard of each kind of packed shards, in order; of other shards, all of them."""
-    if isinstance(shards, PackedShards):
+    """The first shard of each kind of columnar shards, in order; of other shards, all of them."""
+    if isinstance(shards, ColumnarShards):
         return [shards[kind.first] for kind in shards.kinds]
     return shards
 
 
+def shard_bytes(shards: Sequence[ShardInfo], number: int) -> int:
+    """Bytes of the raw files of one shard."""
+    return shards.size(number) if isinstance(shards, LazyShards) else shards[number].size
+
+
 def sample_counts(shards: Sequence[ShardInfo]) -> Ids:
     """Samples in each shard; int64, shape ``(shards,)``, read-only."""
-    if isinstance(shards, PackedShards):
+    if isinstance(shards, ColumnarShards):
         return shards.samples
     counts = np.array([shard.samples for shard in shards], dtype=np.int64)
     counts.flags.writeable = False

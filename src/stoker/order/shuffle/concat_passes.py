@@ -17,7 +17,7 @@ from stoker.types import Array, Ids
 _FEWEST: Final = 256
 
 
-class JoinedPasses:
+class ConcatPasses:
     """Passes of streams with the same shuffle, by numbers from 0 on. Each costs about 16 bytes a shard and 28 a block."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class JoinedPasses:
         if blocks is not None:
             self._bits.extend(blocks.bits)
             self._block_starts.extend(blocks.starts + base)
-            self._block_sizes.extend(np.diff(blocks.starts, append=tables.total))
+            self._block_sizes.extend(blocks.sizes)
             self._keys.extend(blocks.keys)
         return self._nodes.count - 1
 

@@ -23,11 +23,11 @@ from stoker.concurrency import shared_bytes
 from stoker.concurrency.shared_bytes import SharedBytes
 from stoker.errors import FormatError, IndexFileError, StokerError
 from stoker.formats.base import FileInfo, FilePart, ShardInfo
+from stoker.index import columnar_shards
 from stoker.index import index as index_module
-from stoker.index import packed_shards
-from stoker.index.concat_index import JoinedIndex
+from stoker.index.columnar_shards import ColumnarShards, to_columnar
+from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import INDEX_NAME, Index
-from stoker.index.packed_shards import PackedShards, pack_shards
 from stoker.writers import CSVWriter, JSONWriter
 
 SPECS = [{"column_names": ("a",)}, {"columns": {"b": "int"}, "separator": "\n"}]
@@ -44,8 +44,8 @@ SHARDS = st.builds(
 )
 
 
-def packed(shards: Sequence[ShardInfo]) -> PackedShards:
-    found = pack_shards(shards)
+def columnar(shards: Sequence[ShardInfo]) -> ColumnarShards:
+    found = to_columnar(shards)
     assert found is not None
     return found
 
@@ -53,8 +53,8 @@ def packed(shards: Sequence[ShardInfo]) -> PackedShards:
 @given(st.lists(SHARDS, min_size=1, max_size=20), st.integers(1, 7))
 def test_arrays_hold_what_the_objects_held(shards: list[ShardInfo], chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_shards, "_CHUNK", chunk)
-        made = packed(shards)
+        patch.setattr(columnar_shards, "_CHUNK", chunk)
+        made = columnar(shards)
         for one in (made, pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
             assert repr(list(one)) == repr([one[at] for at in range(len(one))]) == repr(shards)  # the types, too
             assert one == tuple(shards)
@@ -76,8 +76,8 @@ def test_shards_that_arrays_can_not_hold_stay_objects() -> None:
     spec = {"column_names": ("a",)}
     part = FilePart("a", 9, "", (1,), (2,), in_place=True)
     for file in (FileInfo("a\0b", 1, {}), FileInfo("a", 2**63, {}), FileInfo("a", 1, {}, part)):
-        assert pack_shards([ShardInfo("mds", 1, (file,), (), None, spec)]) is None
-    assert pack_shards([ShardInfo("mds", 1, (FileInfo("a", 1, {}),), (), None, spec, part)]) is None  # type: ignore[arg-type]
+        assert to_columnar([ShardInfo("mds", 1, (file,), (), None, spec)]) is None
+    assert to_columnar([ShardInfo("mds", 1, (FileInfo("a", 1, {}),), (), None, spec, part)]) is None  # type: ignore[arg-type]
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
@@ -120,8 +120,8 @@ def test_an_index_of_arrays_tells_the_same(tmp_path: Path, monkeypatch: pytest.M
         arrays = Index.from_json(data, "x")
         monkeypatch.undo()
         assert isinstance(objects.shards, tuple)
-        assert isinstance(arrays.shards, PackedShards)
-        for one in (arrays, pickle.loads(pickle.dumps(arrays)), JoinedIndex([arrays]), JoinedIndex([objects])):
+        assert isinstance(arrays.shards, ColumnarShards)
+        for one in (arrays, pickle.loads(pickle.dumps(arrays)), ConcatIndex([arrays]), ConcatIndex([objects])):
             assert one.shards == objects.shards
             assert one.sizes.tolist() == objects.sizes.tolist()
             assert not one.sizes.flags.writeable
@@ -131,7 +131,7 @@ def test_an_index_of_arrays_tells_the_same(tmp_path: Path, monkeypatch: pytest.M
         assert arrays.to_json() == objects.to_json()
         assert arrays.file_entries() == objects.file_entries()
         assert arrays.file_sizes() == objects.file_sizes()
-        joined, again = JoinedIndex([arrays, objects]), JoinedIndex([objects, objects])
+        joined, again = ConcatIndex([arrays, objects]), ConcatIndex([objects, objects])
         assert joined.shards == again.shards
         assert joined.shards[len(objects) - 1 : len(objects) + 1] == (objects.shards[-1], objects.shards[0])
         for name in (*FACTS[:6], "total_bytes"):
@@ -151,13 +151,13 @@ def test_what_is_wrong_with_an_entry_is_said_as_ever(tmp_path: Path) -> None:
 def child(results: Connection, dataset: StreamingDataset, index: Index) -> None:
     """Send what a child process sees: samples, and whether its shards lie in the parent's file."""
     shards = index.shards
-    assert isinstance(shards, PackedShards)
+    assert isinstance(shards, ColumnarShards)
     results.send(
         ([one for batch in dataset.batches() for one in np.asarray(batch["x"]).tolist()], list(shards), inode(shards))
     )
 
 
-def inode(shards: PackedShards) -> tuple[int, int]:
+def inode(shards: ColumnarShards) -> tuple[int, int]:
     """The file that holds them."""
     address = np.frombuffer(shards.data.view, np.uint8).ctypes.data
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -168,7 +168,7 @@ def inode(shards: PackedShards) -> tuple[int, int]:
 
 
 def test_a_file_that_took_the_number_of_a_closed_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_bytes, "SMALL", 1)
+    monkeypatch.setattr(shared_bytes, "SHARED", 1)
     monkeypatch.setattr(shared_bytes, "spawning", lambda: True)
     monkeypatch.setattr(reduction, "DupFd", lambda file: file)  # as if a child were being spawned
     data, other = SharedBytes.of([b"some bytes"]), SharedBytes.of([b"more bytes"])
@@ -189,14 +189,14 @@ class Descriptor:
 @pytest.mark.usefixtures("pack_all")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_read_the_same_memory(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_bytes, "SMALL", 1)
+    monkeypatch.setattr(shared_bytes, "SHARED", 1)
     for name in ("a", "b"):
         with MDSWriter({"x": "int"}, tmp_path / name, size_limit=200) as writer:
             for at in range(100):
                 writer.write({"x": at})
     dataset = StreamingDataset(streams=[Stream(tmp_path / "a"), Stream(tmp_path / "b")], shuffle=True, batch_size=8)
     index = dataset._streams.locations[1].index
-    assert isinstance(index.shards, PackedShards)
+    assert isinstance(index.shards, ColumnarShards)
     samples = [one for batch in dataset.batches() for one in np.asarray(batch["x"]).tolist()]
     dataset.set_epoch(0)
     context = multiprocessing.get_context(method)

@@ -1,0 +1,357 @@
+"""Shards in memory that the processes of a node share: one of them fetches a shard, all of them map it.
+
+Each process keeps what it fetched in anonymous files of its own, and writes into a table that all have which shard is where.
+To read a shard that another process has fetched, a process opens that file by way of ``/proc`` and maps it.
+Bytes of these files are written once, before the table names them. So what is mapped stays as it is, whatever becomes of the
+process that fetched it. What only that process had is gone with it, and is fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import secrets
+import struct
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.node_file import NodeFile, open_file_of
+from stoker.formats.common.reused_memory import populate
+from stoker.policy import SHARED_SHARDS, most_shared_shards
+from stoker.storage.files import MappedFile
+from stoker.types import HeldBytes
+
+# Changes with the layout of the table: processes with another version of this library have one of their own.
+_TABLE: Final = "stoker-shards-1"
+_BUCKETS: Final = 1 << 13
+_WAYS: Final = 8
+_LINE: Final = struct.Struct("<16sIIQQQQ")
+_CHECK: Final = 8
+_SIZE: Final = _LINE.size + _CHECK
+
+_ALIGNED: Final = 64
+
+
+class _Entry(NamedTuple):
+    """A line of the table: where a shard is.
+
+    Attributes:
+        key: the shard.
+        process, number: the process that keeps its file, and the descriptor there.
+        nonce: tells this file from all others.
+        start, size: the shard's bytes in it.
+        time: when they were there.
+    """
+
+    key: bytes
+    process: int
+    number: int
+    nonce: int
+    start: int
+    size: int
+    time: int
+
+    @classmethod
+    def of(cls, line: bytes) -> _Entry | None:
+        """The entry of a line; ``None`` where it is empty, or two processes have written to it at once."""
+        found = cls(*_LINE.unpack_from(line))
+        return found if found.nonce and found.line() == line else None
+
+    def line(self) -> bytes:
+        said = _LINE.pack(*self)
+        return said + hashlib.blake2b(said, digest_size=_CHECK).digest()
+
+
+@dataclass(slots=True, eq=False)
+class _KeptFile:
+    """A file with shards that this process has fetched.
+
+    Attributes:
+        number: its descriptor.
+        nonce: tells it from all others.
+        size: its bytes, and of them those that shards take.
+        keys: the shards that the table has of it.
+        written: the maps by which it is being written to.
+    """
+
+    number: int
+    nonce: int
+    size: int
+    used: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    written: weakref.WeakSet[mmap.mmap] = field(default_factory=weakref.WeakSet)
+
+
+class SharedAllocation:
+    """Memory for one shard, which this process fetches. What is not published goes with this object.
+
+    Args:
+        file: what it is a part of.
+        start, size: its bytes there.
+
+    Attributes:
+        data: the memory, to be filled.
+    """
+
+    def __init__(self, file: _KeptFile, start: int, size: int) -> None:
+        self.file, self.start, self.size = file, start, size
+        first = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(file.number, start + size - first, offset=first)
+        file.written.add(mapped)
+        self.data: HeldBytes = np.frombuffer(mapped, np.uint8)[start - first :].view(HeldBytes)
+        self.data.shared = file.number, start
+
+    def reserve(self) -> None:
+        """Take the memory.
+
+        Raises:
+            OSError: there is none, which otherwise would end the process where it is first touched (SIGBUS).
+        """
+        os.posix_fallocate(self.file.number, self.start, self.size)
+        populate(self.data)
+
+
+class NodeShards:
+    """The shards in memory of this process, and of the others of its user on this node. Thread-safe.
+
+    Args:
+        table: name of the table that the processes share.
+
+    Attributes:
+        spare: bytes that this process keeps for others although it does not read them now. The file that it has used last
+            stays in any case.
+
+    Raises:
+        StokerError, OSError: nothing can be shared here; says why.
+    """
+
+    def __init__(self, table: str = _TABLE) -> None:
+        self.spare = 0
+        self._kept: OrderedDict[int, _KeptFile] = OrderedDict()  # the least recently used first
+        self._table = NodeFile(table, _BUCKETS * _WAYS * _SIZE)
+        self.after_fork()
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: the parent keeps its files, the child what it has mapped.
+
+        It asks for others with a :class:`NodeShards` of its own."""
+        self._lock = threading.RLock()
+        self._claimed: set[bytes] = set()
+        self._maps: weakref.WeakValueDictionary[int, MappedFile] = weakref.WeakValueDictionary()
+        self._filled: _KeptFile | None = None
+        inherited, self._kept = self._kept, OrderedDict()
+        for file in inherited.values():
+            os.close(file.number)
+
+    def offer(self) -> None:
+        """Let processes that start from now on find the table, although the one that made it may have ended."""
+        self._table.offer()
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def find(self, key: bytes) -> HeldBytes | None:
+        """A shard's bytes, read-only, if a process has them."""
+        for place, entry in self._bucket(key):
+            if entry is None or entry.key != key:
+                continue
+            try:
+                return _window(self._mapped(entry), entry)
+            except (FileNotFoundError, ProcessLookupError):  # its process has ended, or has let go of it
+                self._table.write(place, bytes(_SIZE))
+            except OSError:  # this process may not open or map it, or can have no more; others can
+                continue
+        return None
+
+    def _bucket(self, key: bytes) -> Iterator[tuple[int, _Entry | None]]:
+        """The lines of the table where a shard may be, and their places."""
+        first = int.from_bytes(key[8:], "little") % _BUCKETS * _WAYS * _SIZE
+        lines = self._table.read(first, _WAYS * _SIZE)
+        for at in range(0, len(lines), _SIZE):
+            yield first + at, _Entry.of(lines[at : at + _SIZE])
+
+    def _mapped(self, entry: _Entry) -> MappedFile:
+        """The map of a shard's file.
+
+        Raises:
+            OSError: there is no such file, or it can not be had here.
+        """
+        with self._lock:
+            mine = self._kept.get(entry.nonce)
+            if mine is not None:
+                self._kept.move_to_end(entry.nonce)
+            mapped = self._maps.get(entry.nonce)
+            if mapped is not None:
+                return mapped
+            with contextlib.ExitStack() as after:
+                if mine is None:
+                    number = open_file_of(entry.process, entry.number, _name(entry.nonce))
+                    after.callback(os.close, number)
+                else:
+                    number = mine.number
+                status = os.fstat(number)
+                mapped = self._maps[entry.nonce] = MappedFile(number, 0, status.st_size, _name(entry.nonce), status)
+            return mapped
+
+    # -- fetching --------------------------------------------------------------------------------------------------
+
+    def claim(self, key: bytes) -> bool:
+        """Claim to fetch a shard, until :meth:`release` or the end of this process; whether nobody else does."""
+        with self._lock:
+            if key in self._claimed or not self._table.claim(_number(key)):
+                return False
+            self._claimed.add(key)
+            return True
+
+    def release(self, key: bytes) -> None:
+        """Give up a claim."""
+        with self._lock:
+            self._claimed.discard(key)
+            self._table.release(_number(key))
+
+    def allocate(self, size: int) -> SharedAllocation:
+        """Memory for a shard of so many bytes, at least one. It is to be reserved, or written to as a file.
+
+        Raises:
+            OSError: there is none, or the process can have no more files.
+        """
+        with self._lock:
+            file = self._filled
+            if size >= SHARED_SHARDS // 4:
+                file = self._new_file(size)
+            elif file is None or file.used + size > file.size:
+                file = self._filled = self._new_file(SHARED_SHARDS)
+            start, file.used = file.used, -(-(file.used + size) // _ALIGNED) * _ALIGNED
+            return SharedAllocation(file, start, size)
+
+    def leave(self, allocation: SharedAllocation) -> None:
+        """Let go of memory that no shard has come into."""
+        with self._lock:
+            file = allocation.file
+            if file is not self._filled and not file.keys and file.nonce in self._kept:
+                self._drop(file)
+
+    def _new_file(self, size: int) -> _KeptFile:
+        nonce = secrets.randbits(63) + 1
+        number = os.memfd_create(_name(nonce), os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(number, size)
+        except BaseException:
+            os.close(number)
+            raise
+        self._kept[nonce] = _KeptFile(number, nonce, size)
+        return self._kept[nonce]
+
+    def publish(self, key: bytes, allocation: SharedAllocation) -> HeldBytes:
+        """Let all processes have a shard that has arrived; its bytes, read-only."""
+        file = allocation.file
+        entry = _Entry(
+            key, os.getpid(), file.number, file.nonce, allocation.start, allocation.size, time.monotonic_ns()
+        )
+        with self._lock:
+            lines = list(self._bucket(key))
+            old = [place for place, one in lines if one is not None and one.key == key]
+            free = [place for place, one in lines if one is None]
+            by_age = sorted((one.time, place) for place, one in lines if one is not None)
+            for place in [*old, *free, *(place for _, place in by_age)][:1]:
+                self._table.write(place, entry.line())
+            file.keys.append(key)
+            try:
+                return _window(self._mapped(entry), entry)
+            except OSError:
+                allocation.data.setflags(write=False)
+                return allocation.data
+            finally:
+                self.trim()
+
+    def forget(self, key: bytes) -> None:
+        """Let no process find a shard that has turned out to be corrupt."""
+        for place, entry in self._bucket(key):
+            if entry is not None and entry.key == key:
+                self._table.write(place, bytes(_SIZE))
+
+    def trim(self) -> None:
+        """Let go of files beyond the spare ones that this process does not read; others keep what they have mapped."""
+        with self._lock:
+            unread = [
+                file
+                for file in self._kept.values()
+                if file is not self._filled and not file.written and file.nonce not in self._maps
+            ]
+            spare = sum(file.used for file in unread)
+            for file in unread[:-1]:
+                if spare > self.spare:
+                    spare -= file.used
+                    self._drop(file)
+            for file in list(self._kept.values()):
+                if len(self._kept) > most_shared_shards() and file is not self._filled and not file.written:
+                    self._drop(file)
+
+    def _drop(self, file: _KeptFile) -> None:
+        del self._kept[file.nonce]
+        os.close(file.number)
+        for key in file.keys:
+            for place, entry in self._bucket(key):
+                if entry is not None and entry.nonce == file.nonce and entry.key == key:
+                    self._table.write(place, bytes(_SIZE))
+
+    # Bound as a default: at the interpreter's end a module's names are gone.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        for file in self.__dict__.get("_kept", {}).values():
+            with contextlib.suppress(OSError):
+                close(file.number)
+
+
+def shard_key(*parts: object) -> bytes:
+    """The key of a shard: another one for other parts."""
+    return hashlib.blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _number(key: bytes) -> int:
+    """The number by which a shard is claimed."""
+    return int.from_bytes(key[:8], "little") >> 2
+
+
+def _name(nonce: int) -> str:
+    return f"stoker-shard-{nonce:016x}"
+
+
+def _window(mapped: MappedFile, entry: _Entry) -> HeldBytes:
+    return np.frombuffer(mapped, np.uint8)[entry.start : entry.start + entry.size].view(HeldBytes)
+
+
+_current: weakref.ref[NodeShards] | None = None
+_current_lock = threading.Lock()
+
+
+def node_shards() -> NodeShards:
+    """The shards of this node, which are there as long as anything in this process has them.
+
+    Raises:
+        StokerError, OSError: nothing can be shared here; says why.
+    """
+    global _current
+    with _current_lock:
+        found = None if _current is None else _current()
+        if found is None:
+            found = NodeShards()
+            _current = weakref.ref(found)
+        return found
+
+
+def _after_fork_in_child() -> None:
+    global _current, _current_lock
+    _current, _current_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

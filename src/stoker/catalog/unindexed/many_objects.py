@@ -1,0 +1,190 @@
+"""Very many objects of a store that are a sample each: listed as arrays, which all processes of a machine map.
+
+A listing is all that there is to know of them. It is kept in a file of the cache, so that processes share one copy, and so
+that it serves where the store can not be reached. Each start lists all the same: an object store tells in no other way that
+an object was replaced. Few objects, and listings that need a closer look, are for
+:mod:`stoker.catalog.unindexed.find_files`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, groupby, islice, repeat
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.cache.origin import make_private
+from stoker.catalog.splits import refuse_splits
+from stoker.catalog.unindexed.file_facts import save_side_file
+from stoker.catalog.unindexed.find_files import images_beside
+from stoker.concurrency.shared_arrays import pack_arrays, unpack_arrays
+from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.errors import StokerError, StorageTimeoutError
+from stoker.formats.common.checks import check_basename
+from stoker.formats.format import Format
+from stoker.index.file_index import FileIndex
+from stoker.index.index import INDEX_NAME
+from stoker.index.object_index import ObjectShards
+from stoker.storage import ObjectInfo, Store
+from stoker.storage.files import PRIVATE
+from stoker.storage.mounts import UNREADABLE, share_file
+from stoker.storage.recorded_versions import version_of_files
+from stoker.storage.unfinished import MARK, is_hidden
+
+logger = logging.getLogger(__name__)
+
+MANY: Final = 1 << 16
+"""Objects from which on they are held as arrays."""
+
+# The number at its end rises when the arrays or the header change.
+_MAGIC: Final = b"stokobj\1"
+_PIECE: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ManyObjects:
+    """The objects.
+
+    Attributes:
+        index: their index.
+        shards: its shards.
+        listed: see :class:`~stoker.catalog.location.DatasetLocation`.
+        replaced: objects that were listed at the last start, and are gone or others now.
+    """
+
+    index: FileIndex
+    shards: ObjectShards
+    listed: str
+    replaced: Iterable[ObjectInfo] = ()
+
+
+class _NotPlainError(Exception):
+    """Objects that :mod:`~stoker.catalog.unindexed.find_files` must look at."""
+
+
+def many_objects(
+    reader: Format, store: Store, settings: Mapping[str, Any], directory: Path, name: str
+) -> ManyObjects | Iterable[ObjectInfo] | None:
+    """All objects of a format in a store, where they are very many.
+
+    Args:
+        reader: the format; :func:`~stoker.catalog.unindexed.plain_files.are_plain` holds of it.
+        store: where they are.
+        settings: of the format.
+        directory: of the cache that the listing is kept in.
+        name: of the listing there; another for other objects or settings.
+
+    Returns:
+        The listing as it is, where it is short; ``None`` where it is long and needs a closer look.
+
+    Raises:
+        ConfigError: the settings make no sense, or the folders are splits.
+        StorageTimeoutError: the store can not be reached, and no listing is kept.
+    """
+    path = directory / PRIVATE / name
+    before = _load(path, reader)
+    try:
+        listing = store.list()
+        first = list(islice(listing, MANY))
+        if len(first) < MANY:
+            return first
+        texts, sizes, folders = _packed(reader, chain(first, listing))
+        del first
+    except StorageTimeoutError as error:
+        if before is None:
+            raise
+        logger.warning("%s; using what was listed at the last start", error)
+        return before
+    except _NotPlainError:
+        return None
+    refuse_splits(folders, store.url, folders_only=True)
+    spec = reader.inspect_names(folders, settings)
+    count = sum(map(len, sizes))
+    parts = ObjectShards.pack(texts, sizes)
+    del texts, sizes
+    shards = ObjectShards(SharedBytes.of(parts), 0, count, reader.name, spec)
+    listed = version_of_files(chain.from_iterable(shards.chunks()))
+    if before is not None and before.listed == listed and before.index.shards.spec == spec:
+        return before
+    index = FileIndex(shards)
+    header = {"spec": spec, "files": count, "fingerprint": index.fingerprint, "listed": listed}
+    replaced = () if before is None else _replaced(before.shards, shards)
+    try:
+        save_side_file(make_private(directory, store.url), name, pack_arrays(_MAGIC, header, parts))
+    except (OSError, StokerError) as error:
+        logger.debug("the listing of %s can not be kept as %s: %s", store.url, path, error)
+    kept = _load(path, reader)
+    if kept is None or kept.listed != listed:  # it can not be kept, or another process wrote one meanwhile
+        kept = ManyObjects(index, shards, listed)
+    return replace(kept, replaced=replaced)
+
+
+def _packed(reader: Format, listing: Iterable[ObjectInfo]) -> tuple[list[bytes], list[Any], list[str]]:
+    """Texts and sizes of the objects, for :meth:`ObjectShards.pack`, and the first key in each folder.
+
+    Raises:
+        _NotPlainError: there are none, or some need a closer look.
+    """
+    suffixes, images = reader.file_suffixes, images_beside(reader)
+    texts: list[bytes] = []
+    sizes: list[Any] = []
+    folders: dict[str, str] = {}
+    last = ""
+    listing = iter(listing)
+    while piece := list(islice(listing, _PIECE)):
+        chosen = []
+        for one in piece:
+            key = one.key
+            if suffixes and not key.lower().endswith(suffixes):
+                if key.endswith(MARK) or (images and key.lower().endswith(images)):
+                    raise _NotPlainError
+                continue
+            if key.endswith(MARK):
+                raise _NotPlainError
+            if is_hidden(key) or key == INDEX_NAME:
+                continue
+            if key <= last or check_basename(key) is not None:
+                raise _NotPlainError
+            last = key
+            folders.setdefault(key[: key.rfind("/") + 1], key)
+            chosen.append(one)
+        text = "".join([f"{one.key}\0{one.version}\0" for one in chosen])
+        if text.count("\0") != 2 * len(chosen):
+            raise _NotPlainError
+        texts.append(text.encode())
+        sizes.append(np.array([one.size for one in chosen], np.int64))
+    if not folders:
+        raise _NotPlainError
+    return texts, sizes, list(folders.values())
+
+
+def _load(path: Path, reader: Format) -> ManyObjects | None:
+    """The listing that is kept; ``None`` where there is none, or it is damaged."""
+    try:
+        data = share_file(path)
+        header, at = unpack_arrays(_MAGIC, data)
+        shards = ObjectShards(data, at, header["files"], reader.name, header["spec"])
+        return ManyObjects(FileIndex(shards, header["fingerprint"]), shards, header["listed"])
+    except FileNotFoundError:
+        return None
+    except UNREADABLE as error:
+        logger.info("the listing that %s keeps is not used: %s", path, error)
+        return None
+
+
+def _replaced(before: ObjectShards, now: ObjectShards) -> Iterator[ObjectInfo]:
+    """Objects of one listing that another, also in order, has not, or in another version."""
+    sides = [zip(chain.from_iterable(shards.chunks()), repeat(side)) for side, shards in enumerate((before, now))]
+    for _, each in groupby(heapq.merge(*sides, key=_key), key=_key):
+        found = {side: one for one, side in each}
+        if 0 in found and found.get(1) != found[0]:
+            yield ObjectInfo(*found[0])
+
+
+def _key(told: tuple[tuple[str, int, str], int]) -> str:
+    return told[0][0]

@@ -1,0 +1,57 @@
+"""``stoker order --step``: the samples that ranks get in one step, and where they lie."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from rich.markup import escape
+
+from stoker.cli.running import arguments_of, print_json
+from stoker.cli.runs import RunArgs, open_run
+from stoker.cli.terminal import make_console, make_table
+from stoker.errors import ConfigError
+from stoker.order.step import samples_of_step
+
+
+def show_step(chosen: argparse.Namespace) -> None:
+    """Print them: each with ``--samples``, else how many there are of each shard.
+
+    Raises:
+        StokerError: there is no such dataset, step or rank, or the arguments do not go together.
+    """
+    if chosen.html or chosen.list_shards:
+        raise ConfigError("--html and --list-shards are for a whole epoch: leave them out with --step")
+    opened = open_run(RunArgs(**arguments_of(RunArgs, chosen)))
+    world = chosen.nodes * chosen.ranks
+    if chosen.rank is not None and chosen.rank >= world:
+        raise ConfigError(f"--rank {chosen.rank}: there are {world} ranks, numbered from 0")
+    ranks, shards, rows = samples_of_step(
+        lambda rank: opened.rank_run(rank, world),
+        range(world) if chosen.rank is None else [chosen.rank],
+        chosen.step,
+        f"what is read of epoch {opened.settings['epoch']}",
+    )
+    urls = {shard: opened.shard_url(shard) for shard in np.unique(shards).tolist()}
+    if chosen.samples:
+        ids = np.concatenate(([0], np.cumsum(opened.shards.samples)))[shards] + rows
+        columns = {"rank": ranks, "sample": ids, "shard": shards, "row": rows}
+        lines = [
+            dict(zip(columns, values, strict=True)) | {"url": urls[values[2]]}
+            for values in zip(*(column.tolist() for column in columns.values()), strict=True)
+        ]
+    else:
+        pairs, counts = np.unique(np.stack([ranks, shards]), axis=1, return_counts=True)
+        lines = [
+            {"rank": rank, "shard": shard, "samples": count, "url": urls[shard]}
+            for (rank, shard), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
+        ]
+    if chosen.json:
+        print_json(
+            {"settings": dict(opened.settings), "step": chosen.step, "samples" if chosen.samples else "shards": lines}
+        )
+        return
+    table = make_table(list(lines[0]), title=f"step {chosen.step} of epoch {opened.settings['epoch']}", left=["url"])
+    for line in lines:
+        table.add_row(*(escape(str(value)) for value in line.values()))
+    make_console(wide=True).print(table)

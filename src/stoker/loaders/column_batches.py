@@ -1,0 +1,105 @@
+"""The items that a DataLoader gets of a dataset: batches of columns, or samples with a place for each that is left out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from stoker.cluster.outer_division import REMEDY, outer_division
+from stoker.errors import ConfigError, TransformError
+from stoker.loaders.dataset import StreamingDataset
+from stoker.pipeline.batch_groups import BatchGroup, to_message
+from stoker.pipeline.collate import as_tensors
+from stoker.pipeline.good_samples import LEFT_OUT
+from stoker.types import Batch
+
+
+def to_send(found: Batch | BatchGroup) -> Any:
+    """Batches as a worker sends them."""
+    return to_message(found) if isinstance(found, BatchGroup) else as_tensors(found)
+
+
+class ColumnBatches(IterableDataset[Batch | BatchGroup]):
+    """A dataset's batches as the items of a DataLoader that does not batch.
+
+    ``full_only`` is for trainers that make a DataLoader of their own over this; a ``StreamingDataLoader`` counts by itself.
+    """
+
+    def __init__(self, dataset: StreamingDataset, *, full_only: bool) -> None:
+        self._dataset = dataset
+        self._full_only = full_only
+        self._grouped = False
+
+    @contextlib.contextmanager
+    def grouping(self) -> Iterator[None]:
+        """Let the workers that are started inside send groups of batches, all of them whatever their lengths."""
+        self._grouped = True
+        try:
+            yield
+        finally:
+            self._grouped = False
+
+    def __iter__(self) -> Iterator[Batch | BatchGroup]:
+        if self._grouped:
+            if self._dataset.overrides("batches"):
+                # One length alone cuts nothing: a subclass may give values that have none.
+                return (BatchGroup(batch, [1]) for batch in self._dataset.batches())
+            return self._dataset.epoch_reader.groups(self._dataset.batch_size or 1)
+        batches = self._dataset.batches()
+        if not self._full_only:
+            return batches
+        division = outer_division()
+        if division is not None:
+            raise ConfigError(
+                f"{division.wrapper} is not told of drop_last=True with columnar=True: use remainder='drop' of the dataset, "
+                f"or {REMEDY}"
+            )
+        return (batch for batch in batches if len(next(iter(batch.values()))) == self._dataset.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._dataset.set_epoch(epoch)
+
+
+class SamplesInPlaces(IterableDataset[Any]):
+    """A dataset's samples as the items of a DataLoader, in which something stands for each bad sample that is left out.
+
+    So each batch is of the positions that it would have without bad samples, and steps are as many. :class:`CollatePresent`
+    takes the places out again.
+    """
+
+    def __init__(self, dataset: StreamingDataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._dataset.samples_in_places()
+
+    def set_epoch(self, epoch: int) -> None:
+        self._dataset.set_epoch(epoch)
+
+
+class CollatePresent:
+    """Collates what is left of a batch.
+
+    Args:
+        collate: makes a batch of samples.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """The batch.
+
+        Raises:
+            TransformError: nothing is left of it.
+        """
+        present = [sample for sample in samples if sample is not LEFT_OUT]
+        if not present:
+            raise TransformError(
+                f"all {len(samples)} samples of a batch are bad, so that nothing is left of it: use "
+                "on_bad_sample='replace', or columnar=True, whose batches may be empty"
+            )
+        return self._collate(present)

@@ -1,0 +1,119 @@
+"""Checks of an iteration that begins, and what is told of it: a trainer's wrapper may stand around the dataset."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from stoker.cluster.outer_division import REMEDY, OuterDivision, skipped_batches
+from stoker.errors import ConfigError
+from stoker.order.protocols import Plan
+from stoker.order.sample_order import EpochPosition, SampleOrder
+from stoker.pipeline.data_rank import DataRankFinder
+
+logger = logging.getLogger(__name__)
+
+
+def check_as_begun(rank_finder: DataRankFinder, division: OuterDivision | None, ranks: int, batch_size: int) -> None:
+    """See that no wrapper has come around an iteration that began without one, and no other ranks beside it.
+
+    Raises:
+        ConfigError: one has, and would divide samples that the dataset has divided; or there are other ranks, which read
+            the same samples.
+    """
+    if division is not None:
+        return
+    if (now := rank_finder.division()) is not None:
+        raise ConfigError(
+            f"this iteration began, and gave its first sample, before {now.wrapper} was around it: the dataset has "
+            f"divided its samples among the ranks, and {now.wrapper} divides once more. Begin the iteration where the "
+            "loader asks for samples, such as in __iter__ of an iterable between"
+        )
+    joined = rank_finder.data_rank(batch_size).world_size
+    if joined > ranks:
+        raise ConfigError(
+            f"this iteration began as that of 1 rank of {ranks}, and this process has become 1 of {joined} since, so "
+            "that samples would come more than once: begin iterations after init_process_group"
+        )
+
+
+def check_skipped(point: EpochPosition, plan: Plan, division: OuterDivision | None) -> None:
+    """See that accelerate leaves out nothing but what training has had of this epoch.
+
+    Raises:
+        ConfigError: a state is left out once more, or there is less than accelerate leaves out.
+    """
+    skipped = skipped_batches()
+    if skipped and point.position:
+        raise ConfigError(
+            f"accelerate leaves out {skipped} batches, and the dataset resumes from a state at position {point.position} "
+            f"of epoch {point.epoch}, which leaves them out already: do one of the two. transformers.Trainer skips none "
+            "with ignore_data_skip=True"
+        )
+    steps = 0 if division is None else -(-plan.samples // (division.batch_size or plan.batch_size))
+    if division is None or not skipped > steps > 0:
+        return
+    said = (
+        f"accelerate leaves out {skipped} batches, and epoch {point.epoch} has {steps}. transformers.Trainer counts so "
+        "where it does not know the length of an epoch, and then trains on the next one from its beginning: call "
+        "dataset.set_epoch(...) with the epoch to resume in, then "
+        "dataset.load_state_dict(dataset.state_dict(num_samples=...)) with the samples of it that all ranks had, and set "
+        "ignore_data_skip=True"
+    )
+    if division.direct:
+        raise ConfigError(said)
+    logger.warning("%s. (An iterable between may make more batches of them.)", said)
+
+
+def check_division(sample_order: SampleOrder, division: OuterDivision) -> None:
+    """See that the order leaves it to a wrapper which rank gets which samples of a global batch.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    order = sample_order.as_dict()["order"]
+    partition = order.get("partition")
+    if isinstance(partition, Mapping) and partition.get("name") != "elastic":
+        said = f"partition={partition.get('name')!r}"
+    elif order.get("batching_method") == "device_per_stream":
+        said = "batching_method='device_per_stream'"
+    else:
+        return
+    raise ConfigError(
+        f"{said} says which rank gets which samples, and {division.wrapper} divides them itself: {REMEDY}"
+    )
+
+
+def tell_of_sending(division: OuterDivision) -> None:
+    """Log that one rank reads for all."""
+    logger.warning(
+        "%s of accelerate: rank 0 reads for all %d ranks, and sends them their samples. dispatch_batches=False "
+        "lets each rank read its own",
+        division.wrapper,
+        division.ranks,
+    )
+
+
+def tell_of_filling(epoch: int, division: OuterDivision, samples: int) -> None:
+    """Log that a wrapper repeats samples."""
+    logger.warning(
+        "epoch %d: %s of accelerate repeats %d samples to fill its last batch, as in all epochs like this "
+        '(drop_last=True of the loader, or remainder="drop" of the dataset, repeats none)',
+        epoch,
+        division.wrapper,
+        samples,
+    )
+
+
+def tell_of_padding(epoch: int, plan: Plan, sample_order: SampleOrder) -> None:
+    """Log that the order repeats samples."""
+    native = "like" not in sample_order.as_dict()["order"]  # mosaicml orders always repeat some
+    logger.warning(
+        "epoch %d: %d samples come twice, so that all %d ranks take the same number of steps, as in all epochs like this%s",
+        epoch,
+        plan.padding,
+        plan.world_size,
+        ' (remainder="uneven" or "drop" repeats none)'
+        if native
+        else ", and all canonical nodes, as in mosaicml-streaming (fewer num_canonical_nodes= repeat fewer)",
+    )

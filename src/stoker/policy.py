@@ -1,0 +1,206 @@
+"""Limits of what a process opens, maps, fetches and holds of a dataset, from sizes and from those of its host.
+
+Nothing here changes which sample comes when. ``docs/scale.md`` has the same as a table.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+# -- opened and mapped ---------------------------------------------------------------------------------------------------
+
+READ_WHOLE: Final = 16 << 10
+"""A file of at most so many bytes is read: a map of it costs more time, and a process can have only so many maps."""
+
+SMALL_FILE: Final = 1 << 20
+"""A file that is a sample is read where it has at most so many bytes, as all of them are needed at once. A map of 100 kB
+costs three times as much as to read it, of 1 MiB half as much again."""
+
+SMALL_FILES_AT_ONCE: Final = 32
+SMALL_BYTES_AT_ONCE: Final = 4 << 20
+"""Small files that one thread opens at a time, and their bytes: to hand over one costs as much as to open it."""
+
+SMALL_BYTES_AHEAD: Final = 64 << 20
+"""Bytes of small files that a process reads before they are needed, unless more are asked for at once."""
+
+MOST_OPEN: Final = 256
+"""Shards that are kept open although no sample ahead needs them."""
+
+SHARED: Final = 1 << 20
+"""Bytes of an index or listing from which on all processes map one copy: each map takes descriptors."""
+
+SHARED_SHARDS: Final = 8 << 20
+"""Bytes of a file in memory for small shards that processes share. A shard of a quarter of it has a file of its own."""
+
+_USUAL_MAPS: Final = 65_530
+_MOST_SHARED: Final = 64
+_MOST_SHARED_SHARDS: Final = 1024
+
+
+@lru_cache(maxsize=1)
+def most_maps() -> int:
+    """Shards that may be open at once: the system limits the maps of a process, and some shards have two."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text()) // 4
+    except (OSError, ValueError):
+        return _USUAL_MAPS // 4
+
+
+def small_files_open(threads: int) -> int:
+    """Small files that each of some threads may have open at once: together an eighth of a process's descriptors."""
+    return max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8 // threads)
+
+
+def most_shared() -> int:
+    """Files that a process maps for good. Each takes two descriptors: together an eighth of what it may have."""
+    return min(_MOST_SHARED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16)
+
+
+def most_shared_shards() -> int:
+    """Files with shards in memory that a process keeps for itself and others: each takes a descriptor."""
+    return min(_MOST_SHARED_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+
+
+# -- fetched -------------------------------------------------------------------------------------------------------------
+
+CONNECTIONS: Final = 64
+"""Requests of one process at once that keep their connections."""
+
+USUAL_FETCHES: Final = 8
+"""Shards that are fetched at once before anything was seen, and at least."""
+
+INDEXES_AT_ONCE: Final = 64
+"""Indexes of streams, or of parts to merge, that are read at once where storage answers late."""
+
+FETCHED_FOR_WORKER: Final = 8
+"""Shards that the main process fetches for each DataLoader worker; by then these have connections of their own."""
+
+SMALL_OBJECT: Final = 1 << 18
+"""An object of at most so many bytes is fetched into memory by a request that has a bound on the whole. A cache on disk
+writes it by one call, and its reader does without a map."""
+
+# Requests of a process, and of all processes of a node that read through one cache; bytes under way in all of them.
+_MOST_FETCHES: Final = 128
+_MOST_FETCHES_OF_NODE: Final = 256
+_MOST_UNDER_WAY: Final = 256 << 20
+
+
+def most_fetches(shard_bytes: float, sharers: int) -> int:
+    """The bound for the shards that a process fetches at once, whatever the latency.
+
+    Args:
+        shard_bytes: bytes of a shard.
+        sharers: processes on this node that read through the same cache.
+    """
+    of_bytes = int(_MOST_UNDER_WAY / sharers / max(shard_bytes, 1.0))
+    return max(USUAL_FETCHES, min(_MOST_FETCHES, _MOST_FETCHES_OF_NODE // sharers, of_bytes))
+
+
+# -- held, and read in one step ------------------------------------------------------------------------------------------
+
+HELD_IN_MEMORY: Final = 8 << 30
+"""Bytes of the shards that ``cache="memory"`` holds at once, over the processes of a node, where no limit is given."""
+
+SMALL_SHARDS_HELD: Final = 1 << 26
+"""Bytes of small shards that a process holds as they were fetched; it maps those beyond in the cache on disk."""
+
+GROUP_BYTES: Final = 1 << 28
+"""Bytes of samples that the processes of a node hold where they read an order shard by shard."""
+
+FIRST_SAMPLES: Final = 1 << 14
+"""The first batch waits until so many samples are located, of at least :data:`FIRST_SHARDS` shards."""
+FIRST_SHARDS: Final = 16
+FIRST_SAMPLES_OF_FEW_SHARDS: Final = 1 << 16
+"""The same where they are of fewer shards."""
+FIRST_MOST_SHARDS: Final = 256
+"""Or until samples of so many shards are located: of many streams or small shards, each costs something when first met."""
+
+TOKENS_AHEAD: Final = 1 << 26
+"""Tokens ahead of the block that is decoded that are fetched meanwhile, where they come from afar."""
+
+# Bytes and samples that are read in one step: enough that NumPy's per-call costs vanish, few enough to stay in the
+# processor's cache.
+_CHUNK_BYTES: Final = 2 << 20
+_CHUNK_SAMPLES: Final = 4096
+# Bytes of samples whose shards are fetched ahead, and where the shards are at hand, opened ahead.
+_AHEAD_BYTES: Final = 1 << 30
+_AHEAD_NEAR_BYTES: Final = 1 << 28
+# Where they are held in memory: enough for the shards that are fetched at once. Beyond that, memory is used again.
+_AHEAD_HELD_BYTES: Final = 1 << 29
+# What the processes of a node keep in memory for each other when they have read it: they read in nearly the same order.
+_SPARE_BYTES: Final = 1 << 28
+# Small samples are located ahead no further than this: each takes 16 bytes of memory.
+_AHEAD_SAMPLES: Final = 1 << 20
+# Shards at hand are opened ahead no further than this: a process may have only so many maps.
+_AHEAD_NEAR_SHARDS: Final = 1 << 12
+
+
+def spare_bytes(limit: int | None, sharers: int) -> int:
+    """Bytes of shards in memory that a process keeps for others of its node when it has read them.
+
+    Args:
+        limit: bytes that all of them may hold, or ``None``.
+        sharers: those processes.
+    """
+    return min(_SPARE_BYTES, _SPARE_BYTES if limit is None else limit // 4) // sharers
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAmounts:
+    """Amounts that a process reads ahead of training, and in one step.
+
+    Attributes:
+        sample_bytes: bytes of an average sample.
+        shard_bytes: bytes of an average shard.
+        near: whether shards are read where they are, with nothing to fetch or decompress.
+        held: whether they are held in this process's memory.
+        limit: bytes that the cache may take, or ``None``.
+        sharers: processes on this node that read through the same cache.
+        predownload: samples ahead of the current one whose shards are fetched; ``None``: as many as make sense.
+    """
+
+    sample_bytes: int = 1
+    shard_bytes: int = 1
+    near: bool = False
+    held: bool = False
+    limit: int | None = None
+    sharers: int = 1
+    predownload: int | None = None
+
+    @property
+    def most_shards(self) -> int:
+        """Shards that this process may have open: with a limit, its part of half the cache. The rest is for eviction."""
+        if self.limit is None:
+            return _AHEAD_NEAR_SHARDS if self.near else sys.maxsize
+        return max(1, self.limit // 2 // max(1, self.shard_bytes) // self.sharers)
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of samples that this process holds where it reads shard by shard."""
+        ahead = GROUP_BYTES if self.predownload is None else self.predownload * max(1, self.sample_bytes)
+        return ahead // self.sharers
+
+    def lookahead(self, batch_size: int) -> int:
+        """Samples ahead of the one delivered whose shards are fetched, or opened and read into the page cache."""
+        if self.predownload is not None:
+            return max(1, self.predownload)
+        most = _AHEAD_NEAR_BYTES if self.near else _AHEAD_HELD_BYTES if self.held else _AHEAD_BYTES
+        ahead = most // max(1, self.sample_bytes) // self.sharers
+        return max(8 * batch_size, min(ahead, _AHEAD_SAMPLES))
+
+    def chunk(self, batch_size: int, *, one_by_one: bool) -> int:
+        """Samples that are read in one step.
+
+        Samples that are made as they are asked for (``one_by_one``) take no memory ahead; but all shards of a chunk must be
+        there before its first sample, so it is not much larger then, unless they are mapped where they lie. And all of its
+        shards are open, and so can not be evicted, at once.
+        """
+        mapped = self.near and self.shard_bytes > SMALL_FILE
+        size = _CHUNK_BYTES if not one_by_one else sys.maxsize if mapped else 8 * _CHUNK_BYTES
+        chunk = min(_CHUNK_SAMPLES, max(1, size // max(1, self.sample_bytes)), self.most_shards)
+        return chunk if self.near else min(chunk, max(1, self.lookahead(batch_size) // 2))

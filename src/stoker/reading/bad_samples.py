@@ -1,0 +1,208 @@
+"""Bad samples: what becomes of those that are damaged, do not decode, or of which a function of the user raised an error."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias, cast, get_args
+
+from stoker.arguments import checked
+from stoker.concurrency.shared_counters import Count, Counts
+from stoker.display import counted
+from stoker.errors import (
+    CacheError,
+    ConfigError,
+    DatasetChangedError,
+    FormatError,
+    IndexFileError,
+    SampleError,
+    StokerError,
+    StorageError,
+    TooManyBadSamplesError,
+)
+
+logger = logging.getLogger(__name__)
+
+OnBadSample: TypeAlias = Literal["raise", "skip", "replace"]
+"""Treatment of a bad sample: its error ends the iteration; it is left out; another sample comes in its place."""
+
+VARIABLE: Final = "STOKER_ON_BAD_SAMPLE"
+"""The environment variable that overrides what every dataset says, such as ``raise`` in tests."""
+
+_OF_MACHINE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+
+# A share is judged as if so many samples had been read at least.
+_JUDGED: Final = 1000
+# Bad samples of a process that are logged one by one; later ones where their number is a power of two.
+_LOGGED: Final = 20
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class BadSamples:
+    """The treatment of bad samples, how many there may be, and where they are listed.
+
+    A sample is bad if its bytes are damaged, if a column does not decode, or if ``transform`` or a subclass raises
+    an error for it. What is not the sample's fault (storage, a full disk, a missing package) is always an error.
+
+    >>> BadSamples("replace", max_bad=1000, file="bad.jsonl").on_bad_sample
+    'replace'
+
+    Args:
+        on_bad_sample: ``"skip"`` leaves it out: its batch is shorter, and all ranks take as many steps as without it.
+            ``"replace"`` delivers another sample of the epoch in its place, which comes before it in the order, the same one
+            in any world: batches are full. ``"raise"`` ends the iteration.
+        max_bad: bad samples that the processes of this dataset object may meet; the next one ends the iteration.
+            ``None``: any number.
+        max_share: the share of the samples read by one process that may be bad, 0 to 1, of at least 1,000 samples: up to 100
+            bad ones are allowed at once where it is 0.1.
+        max_in_a_row: bad samples that may follow each other in what one process delivers.
+        file: a file to which each bad sample is appended as a line of JSON: ``sample``, ``url``, ``shard``, ``row``,
+            ``column``, ``reason``. All processes of this machine may append to the same file.
+
+    Raises:
+        ConfigError: a limit makes no sense.
+    """
+
+    on_bad_sample: OnBadSample = "skip"
+    max_bad: int | None = None
+    max_share: float | None = 0.1
+    max_in_a_row: int | None = None
+    file: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_bad_sample not in get_args(OnBadSample):
+            raise ConfigError(f"on_bad_sample={self.on_bad_sample!r}: it is 'raise', 'skip' or 'replace'")
+        for name, value in (("max_bad", self.max_bad), ("max_in_a_row", self.max_in_a_row)):
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} must be at least 0, got {value}")
+        if self.max_share is not None and not 0 <= self.max_share <= 1:
+            raise ConfigError(f"max_share must be from 0 to 1, got {self.max_share}")
+
+    @classmethod
+    def of(cls, given: OnBadSample | BadSamples) -> BadSamples | None:
+        """The settings that a caller and the environment ask for; ``None`` where bad samples are errors.
+
+        Raises:
+            ConfigError: the environment asks for something unknown, or the file can not be written to.
+        """
+        wanted = given if isinstance(given, BadSamples) else cls(given)
+        named = os.environ.get(VARIABLE)
+        if named:
+            if named not in get_args(OnBadSample):
+                raise ConfigError(f"{VARIABLE}={named!r}: it is 'raise', 'skip' or 'replace'")
+            wanted = replace(wanted, on_bad_sample=cast(OnBadSample, named))
+        if wanted.on_bad_sample == "raise":
+            return None
+        if wanted.file is not None:
+            append_line(wanted.file)
+        return wanted
+
+
+def is_of_sample(error: BaseException) -> bool:
+    """Whether an error is a sample's own: of its bytes, their decoding, or a function of the user."""
+    if _is_of_machine(error) or (error.__cause__ is not None and _is_of_machine(error.__cause__)):
+        return False
+    if isinstance(error, StokerError):
+        return isinstance(error, SampleError | FormatError) and not isinstance(error, TooManyBadSamplesError)
+    return True
+
+
+def _is_of_machine(error: BaseException) -> bool:
+    """Whether an error says that something else than a sample is wrong, which other samples would meet, too."""
+    if isinstance(error, OSError) and error.errno in _OF_MACHINE:
+        return True
+    others = MemoryError | ImportError | StorageError | CacheError | ConfigError | DatasetChangedError | IndexFileError
+    return isinstance(error, others)
+
+
+class BadSampleLog:
+    """Counts, lists and bounds the bad samples of one iteration, in the order in which they would have been delivered.
+
+    Args:
+        settings: what is asked for.
+        counts: where all processes of the dataset object count.
+    """
+
+    def __init__(self, settings: BadSamples, counts: Counts) -> None:
+        self._settings, self._counts = settings, counts
+        self._read = self._before = self._bad = self._row = 0
+        self._last = -2
+
+    def enter(self, samples: int) -> None:
+        """Note that so many samples, bad ones counted, are about to be delivered."""
+        self._before = self._read
+        self._read += samples
+
+    def note(self, number: int, error: SampleError) -> None:
+        """Note a bad sample: its number among those that were entered last, rising from call to call, and its error.
+
+        Raises:
+            TooManyBadSamplesError: there are more than allowed.
+        """
+        place = self._before + number
+        self._row = self._row + 1 if place == self._last + 1 else 1
+        self._last = place
+        settings = self._settings
+        self._bad += 1
+        self._counts.add(Count.BAD_SAMPLES, 1)
+        if settings.file is not None:
+            append_line(settings.file, error)
+        if self._bad <= _LOGGED or not self._bad & (self._bad - 1):
+            done = "left out" if settings.on_bad_sample == "skip" else "replaced by another"
+            logger.warning("bad sample, %s: %s (%d of this process so far)", done, error, self._bad)
+        exceeded = self._exceeded()
+        if exceeded is not None:
+            raise TooManyBadSamplesError(
+                f"{exceeded}; the last: {error}. Repair the data, leave the samples out (subset=SkipIds), or allow more "
+                "(on_bad_sample=BadSamples(...))",
+                url=error.url,
+                shard=error.shard,
+                row=error.row,
+                column=error.column,
+                sample=error.sample,
+            ) from error
+
+    def _exceeded(self) -> str | None:
+        """The limit that is exceeded, in words."""
+        settings = self._settings
+        if settings.max_in_a_row is not None and self._row > settings.max_in_a_row:
+            return f"{counted(self._row, 'bad sample')} in a row, and max_in_a_row={settings.max_in_a_row}"
+        if settings.max_share is not None and self._bad > settings.max_share * max(self._read, _JUDGED):
+            return f"{counted(self._bad, 'bad sample')} of {self._read} read, and max_share={settings.max_share}"
+        if settings.max_bad is not None:
+            total = int(self._counts.totals()[0][Count.BAD_SAMPLES])
+            if total > settings.max_bad:
+                return f"{counted(total, 'bad sample')}, and max_bad={settings.max_bad}"
+        return None
+
+
+def append_line(file: str | os.PathLike[str], error: SampleError | None = None) -> None:
+    """Append a bad sample to a list of them, in one write, so that lines of several processes do not mix.
+
+    Args:
+        file: the list; made where there is none.
+        error: of the bad sample; ``None`` only sees that the list can be written to.
+
+    Raises:
+        ConfigError: it can not.
+    """
+    line = b""
+    if error is not None:
+        told = {name: getattr(error, name) for name in ("sample", "url", "shard", "row", "column")}
+        line = (json.dumps(told | {"reason": str(error)}) + "\n").encode()
+    try:
+        number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if os.write(number, line) < len(line):
+                raise OSError(errno.ENOSPC, "only part of a line could be written: the disk is full")
+        finally:
+            os.close(number)
+    except OSError as problem:
+        raise ConfigError(
+            f"the list of bad samples, BadSamples(file={os.fspath(file)!r}), can not be written to: {problem}. It is a file "
+            "of this machine, in a directory that exists"
+        ) from problem

@@ -1,0 +1,205 @@
+"""Opens small shards of this machine in groups, and bounds what is read of them ahead.
+
+A shard that is one small file is read whole, not mapped: a map costs page faults, and a process can have only so many. What
+is read takes memory of the process, so only so many bytes are read before they are needed; the rest waits its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from stoker.cache.base import ShardCache
+from stoker.cache.small_files import SmallFileReader
+from stoker.errors import CorruptDataError
+from stoker.formats.base import ReadOptions, ShardReader
+from stoker.formats.one_file import FileKind, FileShard
+from stoker.formats.registry import get_format
+from stoker.index.columnar_shards import shard_bytes
+from stoker.index.concat_index import ConcatIndex
+from stoker.index.file_index import FileShards
+from stoker.index.index import Index
+from stoker.policy import (
+    READ_WHOLE,
+    SMALL_BYTES_AHEAD,
+    SMALL_BYTES_AT_ONCE,
+    SMALL_FILE,
+    SMALL_FILES_AT_ONCE,
+    small_files_open,
+)
+
+
+class SmallShards:
+    """Shards of this machine that are one small file each.
+
+    Args:
+        index: the shards; of several streams, those of all of them.
+        caches: where the files of each stream are.
+        options: how samples are handed out.
+    """
+
+    def __init__(self, index: Index | ConcatIndex, caches: Sequence[ShardCache], options: ReadOptions) -> None:
+        self._index = index
+        parts = index.parts if isinstance(index, ConcatIndex) else (index,)
+        firsts = index.offsets.tolist() if isinstance(index, ConcatIndex) else (0,)
+        given = zip(parts, caches, firsts, strict=False)
+        self._streams = [_Stream(part, cache, first, options) for part, cache, first in given]
+
+    def _stream_of(self, shard: int) -> int:
+        return self._index.part_of(shard) if isinstance(self._index, ConcatIndex) else 0
+
+    def is_sample(self, shard: int) -> bool:
+        """Whether a shard is a file that is one sample: nothing of it is left to be read afterwards."""
+        return self._streams[self._stream_of(shard)].files is not None
+
+    def size(self, shard: int) -> int | None:
+        """Bytes of a small shard; ``None`` for others."""
+        stream = self._streams[self._stream_of(shard)]
+        if not stream.most:
+            return None
+        size = shard_bytes(stream.shards, shard - stream.first)
+        return size if size <= stream.most else None
+
+    def open(self, shards: Sequence[int], threads: int) -> tuple[dict[int, ShardReader], int]:
+        """Open those of some small shards that pass all checks.
+
+        Args:
+            shards: numbers of the shards.
+            threads: how many threads of this process do so at the same time.
+
+        Returns:
+            Their readers, and the bytes of all of them. The others are to be opened alone, which says what is wrong.
+        """
+        groups: dict[int, list[int]] = {}
+        for shard in shards:
+            groups.setdefault(self._stream_of(shard), []).append(shard)
+        found: dict[int, ShardReader] = {}
+        size, at_once = 0, small_files_open(threads)
+        for number, group in groups.items():
+            for shard, data, reader in self._streams[number].open(group, at_once):
+                found[shard] = reader
+                size += len(data)
+        return found, size
+
+
+class _Stream:
+    """The small shards of one stream.
+
+    Attributes:
+        shards: all of its shards.
+        first: number of its first shard among those of all streams.
+        files: the shards, where each is a file that is a sample.
+        most: bytes of the largest small shard; 0 where none is opened here.
+    """
+
+    __slots__ = ("_cache", "_kind", "_options", "files", "first", "most", "shards")
+
+    def __init__(self, index: Index, cache: ShardCache, first: int, options: ReadOptions) -> None:
+        self.shards = index.shards
+        self.first = first
+        self.files = index.shards if isinstance(index.shards, FileShards) else None
+        here = cache.small_files is not None and not options.checksums
+        self.most = 0 if not here else READ_WHOLE if self.files is None else SMALL_FILE
+        self._kind = None if self.files is None else FileKind.of(self.files.format, self.files.spec, options)
+        self._cache = cache
+        self._options = options
+
+    def open(self, shards: Sequence[int], at_once: int) -> Iterator[tuple[int, bytes, ShardReader]]:
+        reader = self._cache.small_files
+        if reader is None:
+            return iter(())
+        if self.files is not None and self._kind is not None:
+            return self._open_files(reader, self.files, self._kind, shards, at_once)
+        return self._open_shards(reader, shards, at_once)
+
+    def _open_files(
+        self, reader: SmallFileReader, files: FileShards, kind: FileKind, shards: Sequence[int], at_once: int
+    ) -> Iterator[tuple[int, bytes, ShardReader]]:
+        first, folder = self.first, reader.folder
+        for number, path, data in reader.read_listed(files, [shard - first for shard in shards], at_once):
+            try:
+                yield first + number, data, FileShard(kind, data, path, f"{folder}/{path}")
+            except CorruptDataError:  # is raised again where the shard is asked for
+                continue
+
+    def _open_shards(
+        self, reader: SmallFileReader, shards: Sequence[int], at_once: int
+    ) -> Iterator[tuple[int, bytes, ShardReader]]:
+        cache = self._cache
+        infos = [self.shards[shard - self.first] for shard in shards]
+        for shard, info, data in zip(shards, infos, reader.read_shards(infos, at_once), strict=True):
+            if data is None:
+                continue
+            form = get_format(info.format)
+            try:
+                cache.validate(info, [data])
+                opened = form.open(info, [data], where=cache.describe(info), options=self._options)
+                form.read_ahead(opened)
+            except Exception:  # noqa: BLE001, S112 - is raised again where the shard is asked for
+                continue
+            yield shard, data, opened
+
+
+class AheadWindow:
+    """Small shards that are wanted, in order, and those of them whose bytes are read ahead. Not thread-safe.
+
+    Attributes:
+        limit: bytes that are read ahead.
+    """
+
+    def __init__(self) -> None:
+        self.limit = SMALL_BYTES_AHEAD
+        self._waiting: dict[int, int] = {}
+        self._begun: dict[int, int] = {}
+        self._bytes = 0
+
+    def __contains__(self, shard: object) -> bool:
+        return shard in self._begun or shard in self._waiting
+
+    def waits(self, shard: int) -> bool:
+        """Whether reading a shard has not begun for want of room."""
+        return shard in self._waiting
+
+    def add(self, shard: int, size: int) -> None:
+        """Add a shard that is wanted after all others."""
+        self._waiting[shard] = size
+
+    def groups(self) -> Iterator[list[int]]:
+        """Groups of shards that there is room for: reading them is said to begin."""
+        while self._waiting:
+            group: list[int] = []
+            size = 0
+            for shard, more in islice(self._waiting.items(), SMALL_FILES_AT_ONCE):
+                if group and size + more > SMALL_BYTES_AT_ONCE:
+                    break
+                group.append(shard)
+                size += more
+            if self._bytes and self._bytes + size > self.limit:
+                return
+            for shard in group:
+                self._begun[shard] = self._waiting.pop(shard)
+            self._bytes += size
+            yield group
+
+    def demand(self, shard: int) -> Iterator[list[int]]:
+        """The same, with so much room that a shard that waits is in one of them: more is asked for at once than fits."""
+        while shard in self._waiting:
+            self.limit *= 2
+            yield from self.groups()
+
+    def done(self, shard: int) -> Iterator[list[int]]:
+        """The same, once a shard is not wanted any more."""
+        self._waiting.pop(shard, None)
+        self._bytes -= self._begun.pop(shard, 0)
+        return self.groups()
+
+    def reset(self, least: int = 0) -> None:
+        """Forget all shards.
+
+        Args:
+            least: bytes that there must be room for.
+        """
+        self.limit = max(SMALL_BYTES_AHEAD, least)
+        self._waiting.clear()
+        self._begun.clear()
+        self._bytes = 0

@@ -1,0 +1,98 @@
+"""Damaged files of every format: what ``dataset[i]`` gives comes in its place, what it refuses is left out or replaced."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from format_table import OTHERS, ROWS, WRITTEN, sample_of
+
+from stoker import BadSamples, StreamingDataset
+from stoker.errors import StokerError
+
+ROUNDS = 6
+
+
+def written(name: str, folder: Path) -> dict[str, Any]:
+    """Write a dataset; the arguments that read it."""
+    if name in WRITTEN:
+        case = WRITTEN[name]
+        with case.make(dict(case.columns), folder, **case.options) as writer:
+            for number in range(ROWS):
+                writer.write(sample_of(number, case.columns))
+        return {}
+    others = OTHERS[name]
+    for path, content in others.files(range(ROWS)).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return {"format": name, "format_options": others.options}
+
+
+def damage(folder: Path, chance: random.Random) -> None:
+    """Change bytes of a few files."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "index.json")
+    for path in chance.sample(files, min(len(files), 3)):
+        content = bytearray(path.read_bytes())
+        for _ in range(chance.randrange(1, 4)):
+            if content:
+                content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        path.write_bytes(content)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if hasattr(one, "tobytes"):
+        return bool(one.tobytes() == other.tobytes())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other or (one != one and other != other))
+
+
+def expected(dataset: StreamingDataset) -> list[Any]:
+    """Each sample by its id; ``None`` where that is an error."""
+    found: list[Any] = []
+    for number in range(dataset.size):
+        try:
+            sample = dataset[number]
+            for value in sample.values():
+                if hasattr(value, "load"):
+                    value.load()
+            found.append(sample)
+        except (StokerError, OSError, SyntaxError, ValueError):
+            found.append(None)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted({*WRITTEN, *OTHERS}))
+def test_good_samples_of_damaged_files_come_once(name: str, tmp_path: Path) -> None:
+    bad = BadSamples("skip", max_share=None)
+    for number in range(ROUNDS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        arguments = written(name, folder)
+        damage(folder, random.Random(f"{name} {number}"))
+        arguments["batch_size"] = 7
+        try:
+            wanted = expected(StreamingDataset(folder, **arguments))
+        except StokerError:  # what says which samples there are is damaged
+            continue
+        good = [sample for sample in wanted if sample is not None]
+        dataset = StreamingDataset(folder, on_bad_sample=bad, **arguments)
+        found = list(dataset)
+        assert len(found) == len(good)
+        assert all(map(same, found, good))
+        assert dataset.stats().bad_samples == len(wanted) - len(good)
+        batches = StreamingDataset(folder, on_bad_sample=bad, **arguments).batches()
+        lengths = [len(next(iter(batch.values()))) for batch in batches]
+        assert sum(lengths) == len(good)
+        steps = [wanted[first : first + 7] for first in range(0, len(wanted), 7)]
+        assert lengths == [sum(sample is not None for sample in step) for step in steps]
+        if good:
+            replacing = BadSamples("replace", max_share=None)
+            replaced = list(StreamingDataset(folder, on_bad_sample=replacing, **arguments))
+            assert len(replaced) == len(wanted)
+            for sample, original in zip(replaced, wanted, strict=True):
+                assert any(same(sample, one) for one in good) if original is None else same(sample, original)

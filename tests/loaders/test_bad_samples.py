@@ -1,0 +1,428 @@
+"""Bad samples: all good ones come once, ranks take equally many steps, any run resumes, and limits hold."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from stoker import (
+    BadSamples,
+    HashSplit,
+    LMStream,
+    MDSWriter,
+    ReadOptions,
+    StreamingDataLoader,
+    StreamingDataset,
+    StreamingShardLoader,
+)
+from stoker.cluster import World
+from stoker.errors import ConfigError, DecodeError, StorageTimeoutError, TooManyBadSamplesError, TransformError
+from stoker.partitions import Contiguous, HashBased, RoundRobin
+
+SAMPLES = 700
+BAD = frozenset({0, 1, 5, 119, 120, 121, 122, 300, 350, 699})
+GOOD = set(range(SAMPLES)) - BAD
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Samples of which those in ``BAD`` hold text that is no JSON."""
+    out = tmp_path_factory.mktemp("bad") / "data"
+    with MDSWriter({"id": "int", "doc": "json"}, out, size_limit=2000, hashes=[]) as writer:
+        for number in range(SAMPLES):
+            writer.write({"id": number, "doc": [f"sample {number:04}"]})
+    for shard in out.glob("*.mds"):
+        content = shard.read_bytes()
+        for number in BAD:
+            content = content.replace(b'["sample %04d"]' % number, b'["sample %04d"}' % number)
+        shard.write_bytes(content)
+    return out
+
+
+def ids_of(batches: Iterator[Any]) -> list[list[int]]:
+    return [[int(number) for number in batch["id"]] for batch in batches]
+
+
+def raises_for_bad(sample: dict[str, Any]) -> dict[str, Any]:
+    if int(sample["id"]) in BAD:
+        raise ValueError("a bad one")
+    return sample
+
+
+@pytest.fixture(params=["decoding", "transform", "override"])
+def make(request: pytest.FixtureRequest, data: Path) -> Any:
+    """Makes datasets of which the samples in ``BAD`` are bad, for one reason or another."""
+
+    class Overriding(StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return raises_for_bad(super().__getitem__(index))
+
+    def made(**settings: Any) -> StreamingDataset:
+        if request.param == "decoding":
+            return StreamingDataset(data, **settings)
+        kind = Overriding if request.param == "override" else StreamingDataset
+        if request.param == "transform":
+            settings["transform"] = raises_for_bad
+        return kind(data, columns=["id"], **settings)
+
+    made.columnar = request.param != "override"  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_bad_sample_is_an_error_unless_asked_otherwise(make: Any, shuffle: bool) -> None:
+    with pytest.raises((DecodeError, TransformError, ValueError)):
+        list(make(shuffle=shuffle, batch_size=8))
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_good_samples_come_once_and_in_order(make: Any, shuffle: bool, threads: int) -> None:
+    settings: dict[str, Any] = {"shuffle": shuffle, "batch_size": 8, "read": ReadOptions(read_threads=threads)}
+    order = [int(number) for step in range(-(-SAMPLES // 8)) for number in make(**settings).ids_of(step)]
+    dataset = make(on_bad_sample="skip", **settings)
+    assert [int(sample["id"]) for sample in dataset] == [number for number in order if number in GOOD]
+    assert dataset.stats().bad_samples == len(BAD)
+    replaced = [int(sample["id"]) for sample in make(on_bad_sample="replace", **settings)]
+    assert len(replaced) == SAMPLES
+    assert all(found == wanted for found, wanted in zip(replaced, order, strict=True) if wanted in GOOD)
+    assert set(replaced) == GOOD
+
+
+@pytest.mark.parametrize("on_bad_sample", ["skip", "replace"])
+def test_batches_keep_their_places(make: Any, on_bad_sample: str) -> None:
+    if not make.columnar:
+        pytest.skip("a subclass makes the samples")
+    plain = make(shuffle=True, batch_size=8)
+    found = ids_of(make(shuffle=True, batch_size=8, on_bad_sample=on_bad_sample).batches())
+    assert len(found) == -(-SAMPLES // 8)
+    for step, batch in enumerate(found):
+        wanted = plain.ids_of(step).tolist()
+        if on_bad_sample == "skip":
+            assert batch == [number for number in wanted if number in GOOD]
+        else:
+            assert all(one == number for one, number in zip(batch, wanted, strict=True) if number in GOOD)
+            assert GOOD.issuperset(batch)
+
+
+@pytest.mark.parametrize("columnar", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_bad_sample", ["skip", "replace"])
+def test_a_loader_s_steps_are_those_without_bad_samples(
+    make: Any, workers: int, columnar: bool, on_bad_sample: str
+) -> None:
+    if columnar and not make.columnar:
+        pytest.skip("a subclass makes the samples")
+    settings: dict[str, Any] = {"shuffle": True, "batch_size": 20}
+    options: dict[str, Any] = {"num_workers": workers, "columnar": columnar}
+    if columnar and make().columns is None:
+        settings["columns"] = ["id", "doc"]
+    whole: Counter[int] = Counter()
+    for rank in range(3):
+        world = World(rank, 3, 3)
+        dataset = make(on_bad_sample=on_bad_sample, world=world, **settings)
+        expected = [dataset.ids_of(step, rank).tolist() for step in range(-(-SAMPLES // 60))]
+        with StreamingDataLoader(dataset, **options) as loader:
+            found = ids_of(iter(loader))
+        assert len(found) == len(expected) == len(loader)
+        if on_bad_sample == "skip":
+            assert found == [[number for number in batch if number in GOOD] for batch in expected]
+        else:
+            assert [*map(len, found)] == [*map(len, expected)]
+        whole.update(number for batch in found for number in batch)
+    assert whole.keys() == GOOD
+    if on_bad_sample == "skip":
+        assert max(whole.values()) == 1
+
+
+def test_what_replaces_is_the_same_in_any_world(make: Any) -> None:
+    settings: dict[str, Any] = {"shuffle": True, "on_bad_sample": "replace"}
+    wholes = []
+    for ranks in (1, 2, 3):
+        parts = [list(make(batch_size=60 // ranks, world=World(n, ranks, ranks), **settings)) for n in range(ranks)]
+        size = 60 // ranks
+        steps = range(SAMPLES // 60)
+        wholes.append([int(s["id"]) for step in steps for part in parts for s in part[step * size : (step + 1) * size]])
+    assert wholes[0] == wholes[1] == wholes[2]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"shuffle_algo": "global", "shuffle": True},
+        {"shuffle_algo": "py1e", "shuffle": True},
+        {"shuffle_algo": "py2s", "shuffle": True},
+        {"partition": Contiguous()},
+        {"partition": HashBased(4, key="id")},
+        {"partition": RoundRobin(), "remainder": "uneven"},
+        {"subset": HashSplit(0.1, 1.0)},
+        {"epoch_size": 900},
+    ],
+    ids=repr,
+)
+def test_replacing_holds_in_any_order(data: Path, order: dict[str, Any]) -> None:
+    plain = [
+        StreamingDataset(data, columns=["id"], batch_size=8, world=World(rank, 2, 2), **order) for rank in range(2)
+    ]
+    wanted = [[int(sample["id"]) for sample in one] for one in plain]
+    found = []
+    for rank in range(2):
+        dataset = StreamingDataset(data, on_bad_sample="replace", batch_size=8, world=World(rank, 2, 2), **order)
+        found.append([int(sample["id"]) for sample in dataset])
+        again = StreamingDataset(data, on_bad_sample="replace", batch_size=8, world=World(rank, 2, 2), **order)
+        assert found[rank] == [int(number) for batch in again.batches() for number in batch["id"]]
+    whole = {number for part in wanted for number in part}
+    for one, other in zip(wanted, found, strict=True):
+        assert all(b == a if a in GOOD else b in GOOD & whole for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("on_bad_sample", ["skip", "replace"])
+@pytest.mark.parametrize("transform", [None, raises_for_bad])
+def test_an_order_that_is_read_shard_by_shard(data: Path, tmp_path: Path, on_bad_sample: str, transform: Any) -> None:
+    def opened() -> StreamingDataset:
+        return StreamingDataset(
+            data.as_uri(),
+            local=tmp_path / "cache",
+            cache_limit=6000,
+            shuffle=True,
+            shuffle_algo="global",
+            batch_size=16,
+            transform=transform,
+            on_bad_sample=on_bad_sample,  # type: ignore[arg-type]
+        )
+
+    dataset = opened()
+    samples = [int(sample["id"]) for sample in dataset]
+    batches = [int(number) for batch in opened().batches() for number in batch["id"]]
+    assert samples == batches
+    assert set(samples) == GOOD
+    assert len(samples) == (len(GOOD) if on_bad_sample == "skip" else SAMPLES)
+    assert dataset.stats().bad_samples == len(BAD)
+
+
+@pytest.mark.parametrize("on_bad_sample", ["skip", "replace"])
+def test_a_run_resumes_after_any_sample(make: Any, on_bad_sample: str) -> None:
+    settings: dict[str, Any] = {"shuffle": True, "batch_size": 7, "on_bad_sample": on_bad_sample}
+    whole = [int(sample["id"]) for sample in make(**settings)]
+    for taken in random.Random(3).sample(range(len(whole)), 12):
+        dataset = make(**settings)
+        before = [int(sample["id"]) for sample in islice(dataset, taken)]
+        again = make(**settings)
+        again.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+        assert before + [int(sample["id"]) for sample in again] == whole
+
+
+@pytest.mark.parametrize("columnar", [False, True])
+def test_a_loader_resumes_between_batches(make: Any, columnar: bool) -> None:
+    if columnar and not make.columnar:
+        pytest.skip("a subclass makes the samples")
+    settings: dict[str, Any] = {"shuffle": True, "batch_size": 20, "on_bad_sample": "skip"}
+    with StreamingDataLoader(make(**settings), columnar=columnar) as loader:
+        whole = ids_of(iter(loader))
+    for taken in (1, 6, 30):
+        first = StreamingDataLoader(make(**settings), columnar=columnar, num_workers=2)
+        before = ids_of(islice(first, taken))
+        state = first.state_dict()
+        first.close()
+        with StreamingDataLoader(make(**settings), columnar=columnar) as second:
+            second.load_state_dict(state)
+            assert before + ids_of(iter(second)) == whole
+
+
+def test_a_list_says_where_bad_samples_are(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bad = BadSamples("skip", file=tmp_path / "bad.jsonl")
+    dataset = StreamingDataset(data, on_bad_sample=bad, batch_size=16)
+    with StreamingDataLoader(dataset, num_workers=2, columnar=True) as loader:
+        assert sum(map(len, ids_of(iter(loader)))) == len(GOOD)
+    lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert {line["sample"] for line in lines} == BAD
+    assert len(lines) == len(BAD) == dataset.stats().bad_samples
+    for line in lines:
+        found = dataset.where(line["sample"])
+        assert (found.url, found.shard, found.row) == (line["url"], line["shard"], line["row"])
+        assert line["column"] == "doc"
+        assert "(json) does not decode" in line["reason"]
+    list(StreamingDataset(data, on_bad_sample="replace", batch_size=16))
+    assert "replaced by another" in caplog.text
+    assert "column 'doc'" in caplog.text
+
+
+def test_a_list_that_can_not_be_written_to_is_an_error(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"list of bad samples.*No such file or directory"):
+        StreamingDataset(data, on_bad_sample=BadSamples(file=tmp_path / "missing" / "bad.jsonl"))
+    full = BadSamples(file="/dev/full")
+    with pytest.raises(ConfigError, match=r"/dev/full.*No space left"):
+        list(StreamingDataset(data, on_bad_sample=full))
+
+
+def test_limits_hold(data: Path) -> None:
+    def read(**limits: Any) -> int:
+        return len(list(StreamingDataset(data, on_bad_sample=BadSamples(**limits), batch_size=8)))
+
+    assert read(max_bad=len(BAD), max_in_a_row=4) == len(GOOD)
+    with pytest.raises(TooManyBadSamplesError, match=r"10 bad samples, and max_bad=9; the last: .*sample 699"):
+        read(max_bad=9)
+    with pytest.raises(TooManyBadSamplesError, match="4 bad samples in a row, and max_in_a_row=3") as caught:
+        read(max_in_a_row=3)
+    assert (caught.value.sample, caught.value.column) == (122, "doc")
+    assert read(max_share=0.01) == len(GOOD)
+    with pytest.raises(TooManyBadSamplesError, match=r"10 bad samples of 700 read, and max_share=0\.009"):
+        read(max_share=0.009)
+    for wrong in ({"max_bad": -1}, {"max_in_a_row": -1}, {"max_share": 1.5}, {"on_bad_sample": "ignore"}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            BadSamples(**wrong)
+
+
+def test_a_whole_shard_that_is_damaged(tmp_path: Path) -> None:
+    with MDSWriter({"id": "int"}, tmp_path / "data", size_limit=200) as writer:
+        writer.write_batch({"id": np.arange(300)})
+    shards = sorted((tmp_path / "data").glob("*.mds"))
+    damaged = bytearray(shards[3].read_bytes())
+    damaged[-20] ^= 1
+    shards[3].write_bytes(damaged)
+    sizes = StreamingDataset(tmp_path / "data").shards
+    first = sum(shard.samples for shard in sizes[:3])
+    lost = set(range(first, first + sizes[3].samples))
+
+    def opened(on_bad_sample: Any) -> StreamingDataset:
+        remote = (tmp_path / "data").as_uri()
+        cache = tmp_path / f"cache-{on_bad_sample}"
+        return StreamingDataset(remote, local=cache, on_bad_sample=on_bad_sample, batch_size=10, shuffle=True)
+
+    dataset = opened("skip")
+    assert {int(number) for batch in dataset.batches() for number in batch["id"]} == set(range(300)) - lost
+    assert dataset.stats().bad_samples == len(lost)
+    assert dataset.stats().retries <= 3  # the shard was fetched again as often as any, not once for each sample
+    assert set(range(300)) - lost == {int(sample["id"]) for sample in opened("skip")}
+    assert sum(len(batch["id"]) for batch in opened("replace").batches()) == 300
+
+
+def test_a_batch_of_bad_samples_alone_is_empty(data: Path) -> None:
+    dataset = StreamingDataset(data, on_bad_sample="skip", batch_size=1)
+    batches = list(dataset.batches())
+    assert [len(batch["id"]) for batch in batches] == [int(number in GOOD) for number in range(SAMPLES)]
+    assert np.asarray(batches[119]["id"]).dtype == np.asarray(batches[118]["id"]).dtype == np.int64
+    assert isinstance(batches[119]["id"], np.ndarray)
+    with pytest.raises(TransformError, match="all 1 samples of a batch are bad"):
+        list(StreamingDataLoader(StreamingDataset(data, on_bad_sample="skip", batch_size=1)))
+
+
+def test_where_batches_are_made_elsewhere_samples_are_replaced_not_left_out(data: Path) -> None:
+    dataset = StreamingDataset(data, on_bad_sample="skip", batch_size=8)
+    assert len(list(DataLoader(dataset, batch_size=None))) == len(GOOD)
+    with pytest.raises(ConfigError, match="use 'replace'"):
+        list(DataLoader(dataset, batch_size=None, num_workers=2))
+    with pytest.raises(ConfigError, match="use 'replace'"):
+        list(StreamingDataset(data, on_bad_sample="skip", batch_size=8, world=World(0, 2, 2)))
+    with pytest.raises(ConfigError, match="remainder='drop'"):
+        StreamingDataLoader(dataset, columnar=True, drop_last=True)
+    with pytest.raises(ConfigError, match="StreamingShardLoader"):
+        StreamingShardLoader(dataset)
+    with pytest.raises(ConfigError, match="layout='pad'"):
+        LMStream(dataset, "id", batch_size=8, seq_len=16, layout="pad", pad_id=0)
+
+    class Iterating(StreamingDataset):
+        def __iter__(self) -> Iterator[Any]:
+            return super().__iter__()
+
+    with pytest.raises(ConfigError, match=r"Iterating\.__iter__"):
+        StreamingDataLoader(Iterating(data, on_bad_sample="skip", batch_size=8))
+    replacing = StreamingDataset(data, on_bad_sample="replace", batch_size=8)
+    assert len(list(DataLoader(replacing, batch_size=None, num_workers=2))) == SAMPLES
+
+
+def test_the_environment_overrides(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_ON_BAD_SAMPLE", "raise")
+    with pytest.raises(DecodeError):
+        list(StreamingDataset(data, on_bad_sample="skip"))
+    monkeypatch.setenv("STOKER_ON_BAD_SAMPLE", "skip")
+    assert len(list(StreamingDataset(data))) == len(GOOD)
+    monkeypatch.setenv("STOKER_ON_BAD_SAMPLE", "forget")
+    with pytest.raises(ConfigError, match="STOKER_ON_BAD_SAMPLE='forget'"):
+        StreamingDataset(data)
+
+
+def test_what_is_not_the_sample_s_fault_is_an_error(data: Path) -> None:
+    def fails(sample: Any) -> Any:
+        raise MemoryError
+
+    def exits(sample: Any) -> Any:
+        raise KeyboardInterrupt
+
+    for threads in (0, 2):
+        read = ReadOptions(read_threads=threads)
+        with pytest.raises(TransformError, match="MemoryError"):
+            list(StreamingDataset(data, columns=["id"], transform=fails, on_bad_sample="skip", read=read))
+        with pytest.raises(KeyboardInterrupt):
+            list(StreamingDataset(data, columns=["id"], transform=exits, on_bad_sample="skip", read=read))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'cv3'"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        StorageTimeoutError("the store does not answer"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_a_function_meets_of_the_machine_is_an_error(data: Path, threads: int, error: Exception) -> None:
+    def fails(sample: Any) -> Any:
+        if int(sample["id"]) == 50:
+            raise error
+        return sample
+
+    class Overriding(StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return fails(super().__getitem__(index))
+
+    settings: dict[str, Any] = {"columns": ["id"], "batch_size": 8, "read": ReadOptions(read_threads=threads)}
+    for on_bad_sample in ("skip", "replace"):
+        with pytest.raises(TransformError, match=str(error.args[-1])):
+            list(StreamingDataset(data, transform=fails, on_bad_sample=on_bad_sample, **settings))
+        with pytest.raises(TransformError, match=str(error.args[-1])):
+            list(StreamingDataset(data, transform=fails, on_bad_sample=on_bad_sample, **settings).batches())
+        with pytest.raises((type(error), TransformError), match=str(error.args[-1])):
+            list(Overriding(data, on_bad_sample=on_bad_sample, **settings))
+
+
+@pytest.mark.parametrize("on_bad_sample", ["skip", "replace"])
+def test_a_subclass_s_method_runs_in_the_consumer_s_thread(data: Path, on_bad_sample: str) -> None:
+    ran: set[int] = set()
+
+    class Overriding(StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            ran.add(threading.get_ident())
+            return raises_for_bad(super().__getitem__(index))
+
+    settings: dict[str, Any] = {"columns": ["id"], "batch_size": 8, "transform": dict}
+    read = ReadOptions(read_threads=4)
+    dataset = Overriding(data, on_bad_sample=on_bad_sample, read=read, **settings)  # type: ignore[arg-type]
+    assert {int(sample["id"]) for sample in dataset} == GOOD
+    assert ran == {threading.get_ident()}
+    assert dataset.stats().bad_samples == len(BAD)
+
+
+def test_a_transform_is_called_once_for_each_sample(data: Path) -> None:
+    called: Counter[int] = Counter()
+
+    def counting(sample: dict[str, Any]) -> dict[str, Any]:
+        called[int(sample["id"])] += 1
+        return sample
+
+    dataset = StreamingDataset(data, transform=counting, on_bad_sample="skip", batch_size=16, shuffle=True)
+    for _ in dataset.batches():
+        pass
+    assert called == Counter(GOOD)

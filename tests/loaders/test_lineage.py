@@ -1,0 +1,168 @@
+"""``ids_of`` and ``where``: which samples a step has, from the order alone, and where they lie."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker import MDSWriter, SkipIds, Stream, StreamingDataset
+from stoker.cluster import World
+from stoker.errors import ConfigError
+from support import environ
+
+STREAMS = ("a", "b", "c")
+SAMPLES = 300
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three streams of shards whose column is the id that samples have in all of them together."""
+    out = tmp_path_factory.mktemp("data")
+    for number, name in enumerate(STREAMS):
+        with MDSWriter({"id": "int"}, out / name, size_limit=200) as writer:
+            writer.write_batch({"id": np.arange(number * SAMPLES, (number + 1) * SAMPLES)})
+    return out
+
+
+def settings(data: Path, chance: random.Random) -> dict[str, Any]:
+    """A mixture, a subset, or one stream, in any order."""
+    found: dict[str, Any] = {
+        "shuffle": chance.random() < 0.8,
+        "shuffle_seed": chance.randrange(100),
+        "shuffle_algo": chance.choice(["block", "global", "py1e", "py2s"]),
+        "batch_size": chance.choice([1, 3, 8]),
+        "num_canonical_nodes": chance.choice([None, 4]),
+    }
+    native = found["shuffle_algo"] in ("block", "global")
+    kind = chance.choice(["one", "mixture", "subset"] if native else ["one", "mixture"])
+    if kind == "mixture":
+        weights: dict[str, Any] = {"proportion": 1 / len(STREAMS)} if chance.random() < 0.5 else {"repeat": 1.5}
+        return found | {"streams": [Stream(local=data / name, **weights) for name in STREAMS]}
+    if kind == "subset":
+        found["subset"] = SkipIds(chance.sample(range(SAMPLES), 20))
+    elif native:
+        found["remainder"] = chance.choice(["pad", "drop", "uneven"])
+    return found | {"local": data / "a"}
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_ids_of_a_step_are_those_that_are_delivered(data: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    chosen = settings(data, chance)
+    ranks, later = chance.choice([1, 2, 4]), chance.choice([1, 2, 4])
+
+    def opened(world_size: int) -> list[StreamingDataset]:
+        return [StreamingDataset(**chosen, world=World(rank, world_size, world_size)) for rank in range(world_size)]
+
+    compare(opened(ranks), chance.choice(opened(ranks)))
+    stopped = opened(ranks)[0]
+    list(islice(stopped.batches(), chance.randrange(6)))
+    resumed, teller = opened(later), chance.choice(opened(later))
+    for one in (*resumed, teller):
+        one.load_state_dict(stopped.state_dict())
+    compare(resumed, teller)
+
+
+def compare(datasets: list[StreamingDataset], teller: StreamingDataset) -> None:
+    """Read two epochs on all ranks: each knows its own batches, and one that reads nothing knows all."""
+    epoch = datasets[0].next_epoch
+    for number in (epoch, epoch + 1):
+        read = [[batch["id"].tolist() for batch in told_by_itself(one, rank)] for rank, one in enumerate(datasets)]
+        for rank, batches in enumerate(read):
+            for n in some_of(len(batches)):
+                assert teller.ids_of(n, rank, number).tolist() == batches[n]
+            with pytest.raises(ConfigError, match=f"rank {rank} has {len(batches)} steps"):
+                teller.ids_of(len(batches), rank, number)
+        if len(read[0]) > 1:
+            together = [one for batches in read for one in (batches[1] if len(batches) > 1 else [])]
+            assert teller.ids_of(1, epoch=number).tolist() == together
+
+
+def told_by_itself(dataset: StreamingDataset, rank: int) -> Iterator[Any]:
+    for n, batch in enumerate(dataset.batches()):
+        if n in (0, 1, 4):
+            assert dataset.ids_of(n, rank).tolist() == list(batch["id"])
+        yield batch
+
+
+def some_of(count: int) -> list[int]:
+    return sorted({*range(min(3, count)), *range(0, count, max(1, count // 4)), count - 1} - {-1})
+
+
+def test_a_sample_is_found_where_it_lies(data: Path) -> None:
+    dataset = StreamingDataset(streams=[Stream(local=data / name) for name in STREAMS])
+    for sample in (0, 299, 300, 650, -1):
+        found = dataset.where(sample)
+        assert found.sample == (sample if sample >= 0 else 899)
+        assert found.url is not None
+        assert f"/{STREAMS[found.sample // SAMPLES]}/shard." in found.url
+        alone = StreamingDataset(local=Path(found.url).parent)
+        first = sum(shard.samples for shard in alone.shards if shard.raw[0].basename < Path(found.url).name)
+        assert alone[first + found.row]["id"] == found.sample
+    with pytest.raises(IndexError, match="900"):
+        dataset.where(900)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"step": -1}, "numbered from 0"),
+        ({"step": 0, "epoch": -1}, "numbered from 0"),
+        ({"step": 0, "rank": 2}, "2 ranks"),
+        ({"step": 10**9}, "every rank has 19 steps"),
+        ({"step": 10**30}, "below 2"),
+        ({"step": 0.5}, "step"),
+    ],
+)
+def test_a_step_that_is_not_there_is_refused(data: Path, asked: dict[str, Any], message: str) -> None:
+    dataset = StreamingDataset(local=data / "a", batch_size=8, world=World(1, 2, 2))
+    with pytest.raises(ConfigError, match=message):
+        dataset.ids_of(**asked)
+
+
+def stoker(*arguments: Any, code: int = 0) -> str:
+    command = [sys.executable, "-m", "stoker", "order", *map(str, arguments)]
+    done = subprocess.run(command, env=environ(COLUMNS="160"), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_command_prints_the_samples_of_a_step(data: Path) -> None:
+    cluster = (data / "a", "--nodes", 2, "--ranks", 2, "--batch-size", 8, "--seed", 7, "--step", 3)
+    dataset = StreamingDataset(local=data / "a", batch_size=8, shuffle=True, shuffle_seed=7, world=World(0, 4, 2))
+    printed = json.loads(stoker(*cluster, "--samples", "--json"))
+    assert printed["step"] == 3
+    assert [line["sample"] for line in printed["samples"]] == dataset.ids_of(3).tolist()
+    assert [line["rank"] for line in printed["samples"]] == [rank for rank in range(4) for _ in range(8)]
+    for line in printed["samples"]:
+        found = dataset.where(line["sample"])
+        assert (line["shard"], line["row"]) == (found.shard, found.row)
+        assert found.url is not None
+        assert line["url"].endswith(found.url.removeprefix("file://"))
+    assert str(int(dataset.ids_of(3, rank=2)[0])) in stoker(*cluster, "--rank", 2, "--samples")
+    shards = json.loads(stoker(*cluster, "--json"))["shards"]
+    assert sum(line["samples"] for line in shards) == 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--step", 1000), "rank 0 has 10 steps"),
+        (("--step", 1, "--rank", 4), "1 ranks"),
+        (("--samples",), "add --step"),
+        (("--rank", 0), "add --step"),
+        (("--step", 1, "--html", "x.html"), "leave them out"),
+        (("--step", 1, "--predict"), "not for predictions"),
+    ],
+)
+def test_the_command_refuses_what_does_not_go_together(data: Path, arguments: tuple[Any, ...], message: str) -> None:
+    assert message in stoker(data / "a", *arguments, code=1)
