@@ -1,4 +1,4 @@
-"""Make the environments of the libraries that ``compare.py``, ``parquet_tokens.py`` and ``dlio.py`` measure stoker against.
+"""Make the environments of the libraries that other commands of this folder measure stoker against.
 
     python benchmarks/setup_peers.py            # make what is missing
     python benchmarks/setup_peers.py --clear    # make all anew
@@ -24,6 +24,7 @@ PINS: dict[str, dict[str, str]] = {
     "mosaic": {"torch": "2.13.0", "mosaicml-streaming": "0.13.0"},
     "litdata": {"torch": "2.13.0", "litdata": "0.2.76", "webdataset": "1.0.2", "zstd": "1.5.7.2"},
     "hf": {"torch": "2.13.0", "datasets": "5.2.0"},
+    "grain": {"grain": "0.2.18", "array_record": "0.8.6"},
     "dlio": {"torch": "2.13.0", "dlio_benchmark": "2.0.0", "pydftracer": "1.0.2", "tensorflow-cpu": "2.21.0"},
 }
 # DLIO requires DALI, which PyPI does not have, and does not import it for what is measured here; TensorFlow it imports
@@ -34,6 +35,7 @@ IMPORTS = {
     "mosaic": ("streaming",),
     "litdata": ("litdata", "webdataset"),
     "hf": ("datasets",),
+    "grain": ("grain", "array_record"),
     "dlio": ("dlio_benchmark.main",),
 }
 
