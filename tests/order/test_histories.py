@@ -24,7 +24,7 @@ from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.epoch_reader import EpochReader
-from stoker.pipeline.pipeline import EpochReaderSettings
+from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.reading.fetch_width import FetchWidth
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids

@@ -16,7 +16,7 @@ import pytest
 from slow_store import asked, slow_store
 from stoker import MDSWriter, ReadOptions, StreamingDataset
 from stoker.errors import DecodeError, TransformError
-from stoker.pipeline.by_shard import expected_fetches
+from stoker.pipeline.chunks.by_shard import expected_fetches
 
 SAMPLES, SHARDS = 1500, 30
 COLUMNS = {"id": "int", "text": "str", "any": "json", "x": "ndarray:float32:8", "ragged": "ndarray:int16"}

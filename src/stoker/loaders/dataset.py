@@ -43,8 +43,8 @@ from stoker.pipeline.build_order import OrderOptions, make_order, set_weights
 from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.order_sources import needed_columns
-from stoker.pipeline.pipeline import EpochReaderSettings
 from stoker.pipeline.stats.stats import StreamStats
+from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.policy import HELD_IN_MEMORY, ReadAmounts
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.chain import SampleIdentity

@@ -12,7 +12,7 @@ from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
 from stoker.order.capabilities import shards_at_once
 from stoker.order.sample_order import SampleOrder
-from stoker.pipeline.by_shard import expected_fetches
+from stoker.pipeline.chunks.by_shard import expected_fetches
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import REMEDY, OuterDivision
 from stoker.errors import ConfigError, StateError
-from stoker.formats.mds.encodings.images import load_at_once, loaded
+from stoker.formats.mds.encodings.images import load_at_once
 from stoker.order.capabilities import shards_at_once
 from stoker.order.native import NativeOrder
 from stoker.order.protocols import Plan
@@ -25,7 +25,7 @@ from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
-from stoker.pipeline.good_samples import LEFT_OUT, Override
+from stoker.pipeline.good_samples import LEFT_OUT
 from stoker.pipeline.iteration_checks import (
     check_as_begun,
     check_division,
@@ -35,10 +35,16 @@ from stoker.pipeline.iteration_checks import (
     tell_of_sending,
 )
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
-from stoker.pipeline.pipeline import EpochReaderSettings, Pipeline, make_transforms
+from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.state.resume import Progress, ResumeState
+from stoker.pipeline.transforms import (
+    EpochReaderSettings,
+    Override,
+    loading_override,
+    loading_transform,
+    make_transforms,
+)
 from stoker.policy import FETCHED_FOR_WORKER
-from stoker.reading.chain import Chain
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Transform
 
@@ -359,7 +365,7 @@ class EpochReader:
         """
         transform = self.settings.transform
         if worker.token is not None:
-            transform, override = _and_load(transform), _then_load(override)
+            transform, override = loading_transform(transform), loading_override(override)
         amounts = replace(self.settings.amounts, sharers=sharers)
         settings = replace(
             self.settings, transform=transform, amounts=amounts, read_threads=threads, by_shard=self._is_wide()
@@ -458,15 +464,3 @@ class EpochReader:
 
 def _is_there(sample: Any) -> bool:
     return sample is not LEFT_OUT
-
-
-def _and_load(transform: Transform | None) -> Transform | None:
-    """A transform whose images are loaded, for a DataLoader worker."""
-    if isinstance(transform, Chain):
-        return transform.map(loaded, "the loading of images")
-    return None if transform is None else lambda sample: loaded(transform(sample))
-
-
-def _then_load(override: Override | None) -> Override | None:
-    """An override whose images are loaded, for a DataLoader worker."""
-    return None if override is None else lambda ids, samples: map(loaded, override(ids, samples))

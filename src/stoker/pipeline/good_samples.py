@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,20 +19,15 @@ from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun
+from stoker.pipeline.transforms import Override, TransformOf
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import apply_transform, decode_error, location_at, location_of, transform_error
 from stoker.reading.samples import distinct, iterate_samples, read_sample, read_samples
 from stoker.reading.shard_pool import ShardPool
-from stoker.types import Batch, Ids, Transform
+from stoker.types import Batch, Ids
 
 _NEAR: Final = 1000
 """Positions on each side of a bad sample that are all tried before none is said to be good."""
-
-Override: TypeAlias = Callable[[Sequence[int], Iterator[Any]], Iterator[Any]]
-"""A function from samples and their ids to samples, applied lazily."""
-
-TransformOf: TypeAlias = Callable[[Ids, Ids, Ids], Transform]
-"""A function from positions, shards and rows of samples to what is applied to each of them, in this order."""
 
 
 class LeftOut:

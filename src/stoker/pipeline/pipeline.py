@@ -6,10 +6,10 @@ import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,64 +18,24 @@ from stoker.concurrency.threads import Threads
 from stoker.errors import CacheError, StateError, StokerError, StorageError
 from stoker.formats.mds.encodings.images import left_to_load
 from stoker.order.sample_order import Run
-from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.batch_groups import BatchGroup
-from stoker.pipeline.by_shard import ShardByShard
+from stoker.pipeline.chunks.by_shard import ShardByShard
+from stoker.pipeline.chunks.located import Chunk, located_chunks
 from stoker.pipeline.columns import stack_samples
-from stoker.pipeline.good_samples import LEFT_OUT, GoodSampleReader, GoodSamples, Override, TransformOf
+from stoker.pipeline.good_samples import LEFT_OUT, GoodSampleReader, GoodSamples
 from stoker.pipeline.outer_plan import OuterRun
-from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, ReadAmounts
-from stoker.reading.bad_samples import BadSampleLog, BadSamples, is_of_sample
-from stoker.reading.chain import Chain, SampleIdentity, SampleKeys
+from stoker.pipeline.transforms import EpochReaderSettings, Override, make_transforms
+from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS
+from stoker.reading.bad_samples import BadSampleLog, is_of_sample
 from stoker.reading.sample_errors import apply_transform, location_at
-from stoker.reading.samples import SampleRun, distinct, iterate_samples, read_samples
+from stoker.reading.samples import SampleRun, iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
-from stoker.types import Batch, Ids, Transform
+from stoker.types import Batch
 
 _T = TypeVar("_T")
 
-_LOCATE_SAMPLES = 4096
 # After it, this many times as much is located as is delivered, until the whole lookahead is located.
 _GROWTH = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Batches that are read together: their lengths, and positions, shards and rows of their samples.
-
-    Attributes:
-        values: the samples, where they were read already, as columns or one by one. Then ``distinct`` is empty.
-    """
-
-    lengths: list[int]
-    positions: Ids
-    shards: Ids
-    rows: Ids
-    distinct: tuple[int, ...]
-    values: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class EpochReaderSettings:
-    """Settings of an :class:`~stoker.pipeline.epoch_reader.EpochReader`; nothing here changes which samples come when.
-
-    Attributes:
-        columns: columns to read; ``None`` for all.
-        transform: applied to each sample, on the reading threads.
-        identity: what the random numbers of a chain belong to.
-        read_threads: threads that read ahead; 0 reads in the consumer's thread; ``None``: some if there is a transform.
-        amounts: how far ahead and how much at a time.
-        by_shard: whether many samples are read together, shard by shard, as the order is too wide for the limit.
-        bad_samples: what becomes of bad samples; ``None``: they are errors.
-    """
-
-    columns: Sequence[str] | None = None
-    transform: Transform | None = None
-    identity: SampleIdentity = SampleIdentity()  # noqa: RUF009 - frozen
-    read_threads: int | None = None
-    amounts: ReadAmounts = field(default_factory=ReadAmounts)
-    by_shard: bool = False
-    bad_samples: BadSamples | None = None
 
 
 class Pipeline:
@@ -84,7 +44,7 @@ class Pipeline:
     Args:
         pool: the dataset's open shards.
         run: the rank's batches, and where their samples lie.
-        settings: see :class:`~stoker.pipeline.pipeline.EpochReaderSettings`.
+        settings: see :class:`~stoker.pipeline.transforms.EpochReaderSettings`.
         worker: the DataLoader worker that reads; it takes every ``worker.count``-th batch.
         skip: batches of this worker to leave out at the beginning.
         epoch: number of the epoch, for the random numbers of a chain.
@@ -156,15 +116,15 @@ class Pipeline:
         self._worker_takes_groups = True
         return self._groups()
 
-    def _sample_run(self, chunk: _Chunk) -> SampleRun:
+    def _sample_run(self, chunk: Chunk) -> SampleRun:
         with self._pool.counted(chunk.shards, chunk.distinct):
             return self._overridden(chunk, self._transformed(chunk))
 
-    def _sample_list(self, chunk: _Chunk) -> SampleRun:
+    def _sample_list(self, chunk: Chunk) -> SampleRun:
         with self._pool.counted(chunk.shards, chunk.distinct):
             return self._overridden(chunk, SampleRun.of(list(self._transformed(chunk).samples)))
 
-    def _transformed(self, chunk: _Chunk) -> SampleRun:
+    def _transformed(self, chunk: Chunk) -> SampleRun:
         shards, rows = chunk.shards, chunk.rows
         transform = None if self._transform_of is None else self._transform_of(chunk.positions, shards, rows)
         if chunk.values is None:
@@ -175,13 +135,13 @@ class Pipeline:
         made = apply_transform(transform, run.samples, run.remaining, partial(location_at, self._pool, shards, rows))
         return SampleRun(made, run.remaining)
 
-    def _overridden(self, chunk: _Chunk, run: SampleRun) -> SampleRun:
+    def _overridden(self, chunk: Chunk, run: SampleRun) -> SampleRun:
         if self._override is None:
             return run
         ids = self._pool.index.table.starts[chunk.shards] + chunk.rows
         return SampleRun(self._override(ids.tolist(), run.samples), run.remaining)
 
-    def _read_group(self, chunk: _Chunk) -> BatchGroup:
+    def _read_group(self, chunk: Chunk) -> BatchGroup:
         pool, shards, rows = self._pool, chunk.shards, chunk.rows
         with pool.counted(shards, chunk.distinct):
             if self._settings.transform is None:
@@ -192,17 +152,17 @@ class Pipeline:
 
     # -- with bad samples --------------------------------------------------------------------------------------------
 
-    def _good_samples(self, chunk: _Chunk) -> tuple[_Chunk, GoodSamples]:
+    def _good_samples(self, chunk: Chunk) -> tuple[Chunk, GoodSamples]:
         assert self._good is not None
         with self._pool.counted(chunk.shards, chunk.distinct):
             return chunk, self._good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
 
-    def _good_batches(self, chunk: _Chunk) -> tuple[_Chunk, GoodSamples]:
+    def _good_batches(self, chunk: Chunk) -> tuple[Chunk, GoodSamples]:
         assert self._good is not None
         with self._pool.counted(chunk.shards, chunk.distinct):
             return chunk, self._good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values)
 
-    def _told(self, read: Iterator[tuple[_Chunk, GoodSamples]]) -> Iterator[tuple[_Chunk, GoodSamples]]:
+    def _told(self, read: Iterator[tuple[Chunk, GoodSamples]]) -> Iterator[tuple[Chunk, GoodSamples]]:
         """The same, with bad samples counted and listed as they would be delivered."""
         log = self._bad_sample_log()
         for chunk, found in read:
@@ -222,11 +182,11 @@ class Pipeline:
             log.enter(len(chunk.rows))
             yield self._with_recovery(log, chunk, 0, run)
 
-    def _begun(self, chunk: _Chunk) -> tuple[_Chunk, SampleRun | GoodSamples]:
+    def _begun(self, chunk: Chunk) -> tuple[Chunk, SampleRun | GoodSamples]:
         with self._pool.counted(chunk.shards, chunk.distinct):
             return chunk, self._begin(chunk)
 
-    def _begin(self, chunk: _Chunk) -> SampleRun | GoodSamples:
+    def _begin(self, chunk: Chunk) -> SampleRun | GoodSamples:
         """The samples of a chunk, made as they are asked for; or all of them, where one is met before that is bad."""
         assert self._good is not None
         first, self._first = self._first, False
@@ -239,7 +199,7 @@ class Pipeline:
                 raise
         return self._good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
 
-    def _with_recovery(self, log: BadSampleLog, chunk: _Chunk, first: int, run: SampleRun | GoodSamples) -> SampleRun:
+    def _with_recovery(self, log: BadSampleLog, chunk: Chunk, first: int, run: SampleRun | GoodSamples) -> SampleRun:
         """The samples of a chunk from the ``first`` on."""
         if isinstance(run, SampleRun):
             return replace(run, recover=partial(self._recover, log, chunk))
@@ -247,7 +207,7 @@ class Pipeline:
             log.note(first + number, error)
         return _run_of(run)
 
-    def _recover(self, log: BadSampleLog, chunk: _Chunk, run: SampleRun, error: Exception) -> SampleRun:
+    def _recover(self, log: BadSampleLog, chunk: Chunk, run: SampleRun, error: Exception) -> SampleRun:
         assert self._good is not None
         if not is_of_sample(error):
             raise error
@@ -269,7 +229,7 @@ class Pipeline:
         )
         return replace(after, samples=chain([stands], after.samples), gaps=after.gaps or stands is LEFT_OUT)
 
-    def _group_of(self, found: tuple[_Chunk, GoodSamples]) -> BatchGroup:
+    def _group_of(self, found: tuple[Chunk, GoodSamples]) -> BatchGroup:
         chunk, good = found
         if len(good.kept) == len(chunk.rows):
             return BatchGroup(good.values, chunk.lengths)
@@ -278,7 +238,7 @@ class Pipeline:
 
     # -- chunks --------------------------------------------------------------------------------------------------------
 
-    def _chunks(self, read: Callable[[_Chunk], _T]) -> Iterator[_T]:
+    def _chunks(self, read: Callable[[Chunk], _T]) -> Iterator[_T]:
         """All chunks in order, read by ``read`` in this thread, or in threads ahead of the consumer."""
         counts = self._pool.counts
         needed: dict[int, int] = {}
@@ -287,7 +247,7 @@ class Pipeline:
         threads = Threads(self._threads, "read") if self._threads else None
         # One more than there are threads, so that none waits for the consumer to ask.
         ahead = self._threads + 1 if threads else 0
-        running: deque[tuple[_Chunk, Callable[[], _T]]] = deque()
+        running: deque[tuple[Chunk, Callable[[], _T]]] = deque()
         try:
             whole = read in (self._read_group, self._good_batches) and self._settings.transform is None
             ready = self._read_by_shard(whole) if self._settings.by_shard else self._fetched_ahead(needed)
@@ -316,10 +276,10 @@ class Pipeline:
                 threads.close(patience=0.0)
             self._pool.expect(())
 
-    def _fetched_ahead(self, needed: dict[int, int]) -> Iterator[_Chunk]:
+    def _fetched_ahead(self, needed: dict[int, int]) -> Iterator[Chunk]:
         """Chunks in order, while shards of the next ones are fetched; ``needed`` counts the chunks that need each."""
         lookahead, most_shards = self._lookahead, self._settings.amounts.most_shards
-        window: deque[_Chunk] = deque()
+        window: deque[Chunk] = deque()
         ahead, allowed, allowed_shards = 0, FIRST_SAMPLES, FIRST_MOST_SHARDS
 
         def enough() -> bool:
@@ -342,7 +302,7 @@ class Pipeline:
         while window:
             yield window.popleft()
 
-    def _read_by_shard(self, whole: bool) -> Iterator[_Chunk]:
+    def _read_by_shard(self, whole: bool) -> Iterator[Chunk]:
         """Chunks in order, read already: many together, shard by shard."""
         settings = self._settings
         reader = ShardByShard(
@@ -362,7 +322,7 @@ class Pipeline:
                 size += len(following.rows)
             yield from self._read_together(reader, group)
 
-    def _read_together(self, reader: ShardByShard, group: Sequence[_Chunk]) -> Iterator[_Chunk]:
+    def _read_together(self, reader: ShardByShard, group: Sequence[Chunk]) -> Iterator[Chunk]:
         """Chunks with their samples. One of which a sample can not be read goes without them, and those before it with."""
         begun, values = time.perf_counter_ns(), None
         try:
@@ -393,75 +353,10 @@ class Pipeline:
                 part = {name: one[here].copy() for name, one in values.items()}
                 yield replace(chunk, distinct=(), values=part)
 
-    def _located(self) -> Iterator[_Chunk]:
-        count = len(self._pool.index)
-        lists = self._position_groups()
-        # The first batch waits for no other to be located: of many streams, each costs something when it is first met.
-        first = next(lists, [])
-        for groups in chain(([group] for group in first), lists):
-            positions = np.concatenate([batch for group in groups for batch in group])
-            shards, rows = self._run.order.locate(positions)
-            start = 0
-            for group in groups:
-                lengths = [len(batch) for batch in group]
-                here = slice(start, start + sum(lengths))
-                start = here.stop
-                numbers = tuple(distinct(shards[here], count)[0].tolist())
-                yield _Chunk(lengths, positions[here], shards[here], rows[here], numbers)
-
-    def _position_groups(self) -> Iterator[list[list[Ids]]]:
-        """Positions of the batches of each chunk, in lists of chunks that are located together."""
-        plan, worker, in_groups = self._run.plan, self._worker, self._worker_takes_groups
-        most = max(1, self._chunk // plan.batch_size)
-        # Locating has a cost a call as well as a cost a sample, so it is done for many chunks at once: for whole ones, as
-        # memory of one size is used again.
-        whole = most * plan.batch_size
-        together_located = whole * -(-_LOCATE_SAMPLES // whole)
-        if in_groups:  # all workers cut all batches alike
-            lists = plan.chunks(together_located * worker.count)
-        else:
-            lists = plan.chunks(together_located, worker.number, worker.count, self._skip)
-        turns, turn = (worker.count, worker.number) if in_groups else (1, 0)
-        # Chunks begin with one batch and double, so that the first batch waits for few shards and the rest is efficient.
-        together, number = 1, 0
-        for batches in lists:
-            groups: list[list[Ids]] = []
-            first = 0
-            while first < len(batches):
-                if number % turns == turn:
-                    groups.append(batches[first : first + together])
-                first += together
-                number += 1
-                if number % turns == 0:
-                    together = min(2 * together, most)
-            if groups:
-                yield groups
+    def _located(self) -> Iterator[Chunk]:
+        count, in_groups = len(self._pool.index), self._worker_takes_groups
+        return located_chunks(self._run, count, self._chunk, self._worker, self._skip, in_groups=in_groups)
 
 
 def _run_of(found: GoodSamples) -> SampleRun:
     return SampleRun.of(found.values, gaps=len(found.kept) < len(found.values))
-
-
-def make_transforms(table: ShardTable, settings: EpochReaderSettings, epoch: int) -> TransformOf | None:
-    """The function that says what is applied to samples of an epoch, by their places; ``None`` where nothing is.
-
-    Args:
-        table: where the samples of each shard begin.
-        settings: with the function or the chain.
-        epoch: number of the epoch.
-    """
-    transform, identity = settings.transform, settings.identity
-    if transform is None:
-        return None
-    if not isinstance(transform, Chain) or not transform.draws:
-        return lambda *_: transform
-    keys = SampleKeys(transform, identity, epoch)
-    starts = table.starts
-    firsts = np.array(identity.first_shards, np.int64)
-
-    def of_samples(positions: Ids, shards: Ids, rows: Ids) -> Transform:
-        streams = np.searchsorted(firsts, shards, side="right") - 1
-        ids = starts[shards] + rows - starts[firsts[streams]]
-        return keys.transform(streams, ids, positions if identity.repeats else np.zeros_like(rows))
-
-    return of_samples

@@ -1,0 +1,1 @@
+"""Chunks: batches that are read together."""
