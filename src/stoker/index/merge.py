@@ -57,19 +57,8 @@ def merge_index(
         ConfigError: nothing to merge, or an index that does not lie below the root.
         IndexFileError: an index is not valid, or two use the same file.
     """
-    if isinstance(urls, list) or (isinstance(urls, Sequence) and not isinstance(urls, str | tuple)):
-        if out is None:
-            raise ConfigError("merge_index of a list of indexes needs out=, the root that the merged index goes to")
-        roots = _stores(out, storage_options, download_timeout)
-        parts = _listed(list(dict.fromkeys(urls)), roots, storage_options, download_timeout)
-    else:
-        if out is not None:
-            raise ConfigError("merge_index(root) writes to the root itself; leave out= away")
-        roots = _stores(urls, storage_options, download_timeout)
-        parts = _found(roots)
-    if not parts:
-        raise ConfigError(f"found no {INDEX_NAME} to merge in sub-directories of {roots[-1].url}")
     with collector_paused():
+        roots, parts = _parts_of(urls, out, storage_options, download_timeout)
         local = all(is_local(url) is not None for url in {store.url for _, store, _ in parts})
         shards = map_in_order(_shards_of, parts, at_hand=local, most=INDEXES_AT_ONCE, name="merge")
         merged = Index(chain.from_iterable(shards), where=roots[-1].url_of(INDEX_NAME))
@@ -78,6 +67,25 @@ def merge_index(
     for store in roots if keep_local else roots[-1:]:
         store.put(INDEX_NAME, data)
     return merged
+
+
+def _parts_of(
+    urls: Sequence[UrlOrPair] | UrlOrPair, out: UrlOrPair | None, options: StorageOptions | None, timeout: float
+) -> tuple[list[Store], list[_Part]]:
+    """The roots that the merged index goes to, and what is merged."""
+    if isinstance(urls, list) or (isinstance(urls, Sequence) and not isinstance(urls, str | tuple)):
+        if out is None:
+            raise ConfigError("merge_index of a list of indexes needs out=, the root that the merged index goes to")
+        roots = _stores(out, options, timeout)
+        parts = _listed(list(dict.fromkeys(urls)), roots, options, timeout)
+    else:
+        if out is not None:
+            raise ConfigError("merge_index(root) writes to the root itself; leave out= away")
+        roots = _stores(urls, options, timeout)
+        parts = _found(roots)
+    if not parts:
+        raise ConfigError(f"found no {INDEX_NAME} to merge in sub-directories of {roots[-1].url}")
+    return roots, parts
 
 
 def _stores(out: UrlOrPair, options: StorageOptions | None, timeout: float) -> list[Store]:

@@ -46,6 +46,8 @@ _KINDS: Final = (
     (stat.S_ISBLK, "a device"),
 )
 
+# Errors of asking for what vanished, or for the end of a symbolic link that has none.
+_LEADS_NOWHERE: Final = frozenset([errno.ENOENT, errno.ELOOP])
 _POPULATE_READ: Final = 22
 _ENDS: Final = 1 << 20
 """Bytes at the begin and at the end of a file in which its headers are, nearly always."""
@@ -181,9 +183,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def walk_files(
-    root: str, wanted: Callable[[str], bool] = lambda _: True, only: str | None = None
-) -> Iterator[tuple[str, os.stat_result]]:
+def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[tuple[str, os.stat_result]]:
     """Regular files below a directory, in no order: path below ``root``, and status.
 
     A symbolic link to a file is that file, wherever it lies. A link to a directory below ``root`` is followed once, and not
@@ -194,13 +194,27 @@ def walk_files(
     Args:
         root: the directory.
         wanted: says of a name whether to look at it; of a directory's name, whether to look into it.
-        only: name of the files; ``None`` for all. The status of others is not asked for.
 
     Raises:
         StorageError: a link leads to a directory that is not below ``root``: it could be all of the machine, and what it
             holds must not be left out without a word.
         OSError: a directory can not be read.
     """
+    for path, entry in _walk(root, wanted):
+        if (status := _file_status(entry)) is not None:
+            yield path, status
+
+
+def walk_named(root: str, name: str, wanted: Callable[[str], bool]) -> Iterator[str]:
+    """Paths below a directory of its regular files of one name, as :func:`walk_files` finds them; asks for no status."""
+    for path, entry in _walk(root, wanted):
+        # Of what is no link, the listing of its directory tells whether it is a regular file.
+        if entry.name == name and (entry.is_file(follow_symlinks=False) or _file_status(entry) is not None):
+            yield path
+
+
+def _walk(root: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """What is no directory below ``root``: path below it, and entry."""
     top = os.path.realpath(root)
     linked: set[str] = set()
     folders = [(root, "")]
@@ -213,45 +227,55 @@ def walk_files(
             continue
         for entry in entries:
             try:
-                if not entry.is_dir():
-                    if only is not None and entry.name != only:
-                        continue
-                    status = entry.stat()
-                    if stat.S_ISREG(status.st_mode):
-                        yield prefix + entry.name, status
-                    else:
-                        logger.warning(
-                            "%s is passed over: it is not a file but %s", entry.path, _what_it_is(status.st_mode)
-                        )
-                    continue
+                is_folder = entry.is_dir()
             except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ELOOP):
-                    if entry.is_symlink():
-                        logger.warning("%s is passed over: it is a symbolic link to what is not there", entry.path)
+                if error.errno in _LEADS_NOWHERE:
+                    _pass_over(entry)
                     continue
                 raise
+            if not is_folder:
+                yield prefix + entry.name, entry
+                continue
             is_link = entry.is_symlink()
             if is_link and not _is_followed(entry.path, top, linked):
                 continue
-            if _is_cache(entry.path, is_link=is_link):
-                continue
-            folders.append((entry.path, f"{prefix}{entry.name}/"))
+            if not _is_cache(entry.path, os.path.basename(os.path.realpath(entry.path)) if is_link else entry.name):
+                folders.append((entry.path, f"{prefix}{entry.name}/"))
+
+
+def _file_status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Status of a regular file; ``None`` where it is something else, which is logged, or vanished."""
+    try:
+        status = entry.stat()
+    except OSError as error:
+        if error.errno in _LEADS_NOWHERE:
+            _pass_over(entry)
+            return None
+        raise
+    if stat.S_ISREG(status.st_mode):
+        return status
+    logger.warning("%s is passed over: it is not a file but %s", entry.path, _what_it_is(status.st_mode))
+    return None
+
+
+def _pass_over(entry: os.DirEntry[str]) -> None:
+    if entry.is_symlink():
+        logger.warning("%s is passed over: it is a symbolic link to what is not there", entry.path)
 
 
 def is_in_cache(path: str, root: str) -> bool:
     """Whether a file below ``root`` lies in one of stoker's caches below ``root``."""
     folder = os.path.dirname(path)
     while len(folder) > len(root):
-        if _is_cache(folder, is_link=os.path.islink(folder)):
+        if _is_cache(folder, os.path.basename(os.path.realpath(folder) if os.path.islink(folder) else folder)):
             return True
         folder = os.path.dirname(folder)
     return False
 
 
-def _is_cache(folder: str, *, is_link: bool) -> bool:
-    """Whether stoker made this directory as a cache."""
-    name = os.path.basename(os.path.realpath(folder) if is_link else folder)
-    if CACHE_NAME.fullmatch(name) is None and REMOVED_CACHE.fullmatch(name) is None:
+def _is_cache(folder: str, name: str) -> bool:
+    """Whether stoker made this directory as a cache; ``name`` is its own, not that of a link that leads there."""
+    if CACHE_NAME.match(name) is None or (CACHE_NAME.fullmatch(name) is None and REMOVED_CACHE.fullmatch(name) is None):
         return False
     return os.path.isfile(f"{folder}/{PRIVATE}/{CACHE_MARK}")
 

@@ -17,7 +17,7 @@ from typing import Any
 from stoker.errors import ObjectNotFoundError, StorageError
 from stoker.storage.copying import copy_all, copy_hashed, copy_part, fill, write_all
 from stoker.storage.file_errors import file_errors, open_target
-from stoker.storage.files import open_regular, walk_files
+from stoker.storage.files import open_regular, walk_files, walk_named
 from stoker.storage.store import Store
 from stoker.storage.transfer.stream import Made
 from stoker.storage.types import (
@@ -152,7 +152,7 @@ class LocalStore(Store):
 
     def keys_named(self, name: str) -> Iterator[str]:
         with file_errors(self.url):
-            yield from (key for key, _ in walk_files(self.url, lambda one: not one.startswith(TEMPORARY), name))
+            yield from walk_named(self.url, name, lambda one: not one.startswith(TEMPORARY))
 
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
