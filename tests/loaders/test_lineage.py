@@ -1,4 +1,7 @@
-"""``ids_of`` and ``where``: which samples a step has, from the order alone, and where they lie."""
+"""``ids_of`` and ``where``: which samples a step has, from the order alone, and where they lie.
+
+``--lineages 1000`` reads so many random runs instead of 24.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker import MDSWriter, SkipIds, Stream, StreamingDataset
+from stoker import BadSamples, Chain, HashSplit, MDSWriter, SkipIds, Stream, StreamingDataset
 from stoker.cluster import World
 from stoker.errors import ConfigError
 from support import environ
 
 STREAMS = ("a", "b", "c")
-SAMPLES = 300
+SAMPLES = 200
+BAD = frozenset(range(0, len(STREAMS) * SAMPLES, 17))
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +46,45 @@ def settings(data: Path, chance: random.Random) -> dict[str, Any]:
         "batch_size": chance.choice([1, 3, 8]),
         "num_canonical_nodes": chance.choice([None, 4]),
     }
+    if chance.random() < 0.5:
+        found["transform"] = Chain().map(doubled).random_map(noisy)
+        if chance.random() < 0.5:
+            found["transform"] = found["transform"].map(raises_for_bad)
+            found["on_bad_sample"] = BadSamples("skip", max_share=None)
     native = found["shuffle_algo"] in ("block", "global")
     kind = chance.choice(["one", "mixture", "subset"] if native else ["one", "mixture"])
     if kind == "mixture":
         weights: dict[str, Any] = {"proportion": 1 / len(STREAMS)} if chance.random() < 0.5 else {"repeat": 1.5}
         return found | {"streams": [Stream(local=data / name, **weights) for name in STREAMS]}
     if kind == "subset":
-        found["subset"] = SkipIds(chance.sample(range(SAMPLES), 20))
+        listed = SkipIds(chance.sample(range(SAMPLES), 20))
+        found["subset"] = chance.choice(
+            [listed, HashSplit(0, 0.7, seed=chance.randrange(9)), [listed, HashSplit(0.2, 1)]]
+        )
     elif native:
         found["remainder"] = chance.choice(["pad", "drop", "uneven"])
     return found | {"local": data / "a"}
 
 
-@pytest.mark.parametrize("seed", range(24))
+def doubled(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"id": sample["id"], "twice": 2 * sample["id"]}
+
+
+def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return sample | {"noise": rng.random()}
+
+
+def raises_for_bad(sample: dict[str, Any]) -> dict[str, Any]:
+    if int(sample["id"]) in BAD:
+        raise ValueError("a bad one")
+    return sample
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(metafunc.config.getoption("--lineages")))
+
+
 def test_the_ids_of_a_step_are_those_that_are_delivered(data: Path, seed: int) -> None:
     chance = random.Random(seed)
     chosen = settings(data, chance)
@@ -64,6 +94,7 @@ def test_the_ids_of_a_step_are_those_that_are_delivered(data: Path, seed: int) -
         return [StreamingDataset(**chosen, world=World(rank, world_size, world_size)) for rank in range(world_size)]
 
     compare(opened(ranks), chance.choice(opened(ranks)))
+    compare(opened(ranks), StreamingDataset(**chosen), World(0, ranks, ranks))
     stopped = opened(ranks)[0]
     list(islice(stopped.batches(), chance.randrange(6)))
     resumed, teller = opened(later), chance.choice(opened(later))
@@ -72,25 +103,35 @@ def test_the_ids_of_a_step_are_those_that_are_delivered(data: Path, seed: int) -
     compare(resumed, teller)
 
 
-def compare(datasets: list[StreamingDataset], teller: StreamingDataset) -> None:
-    """Read two epochs on all ranks: each knows its own batches, and one that reads nothing knows all."""
+def compare(datasets: list[StreamingDataset], teller: StreamingDataset, world: World | None = None) -> None:
+    """Read two epochs on all ranks: each knows its own batches, and one that reads nothing, of any world, knows all."""
+    skips = datasets[0].leaves_out
+
+    def told(*asked: Any) -> list[int]:
+        ids: list[int] = teller.ids_of(*asked, world_size=world).tolist()
+        return [one for one in ids if one not in BAD] if skips else ids
+
     epoch = datasets[0].next_epoch
     for number in (epoch, epoch + 1):
-        read = [[batch["id"].tolist() for batch in told_by_itself(one, rank)] for rank, one in enumerate(datasets)]
+        read = [
+            [[*map(int, batch.get("id", []))] for batch in told_by_itself(one, rank)]
+            for rank, one in enumerate(datasets)
+        ]
         for rank, batches in enumerate(read):
             for n in some_of(len(batches)):
-                assert teller.ids_of(n, rank, number).tolist() == batches[n]
+                assert told(n, rank, number) == batches[n]
             with pytest.raises(ConfigError, match=f"rank {rank} has {len(batches)} steps"):
-                teller.ids_of(len(batches), rank, number)
+                told(len(batches), rank, number)
         if len(read[0]) > 1:
             together = [one for batches in read for one in (batches[1] if len(batches) > 1 else [])]
-            assert teller.ids_of(1, epoch=number).tolist() == together
+            assert told(1, None, number) == together
 
 
 def told_by_itself(dataset: StreamingDataset, rank: int) -> Iterator[Any]:
     for n, batch in enumerate(dataset.batches()):
         if n in (0, 1, 4):
-            assert dataset.ids_of(n, rank).tolist() == list(batch["id"])
+            ids = dataset.ids_of(n, rank).tolist()
+            assert [one for one in ids if not (dataset.leaves_out and one in BAD)] == list(batch.get("id", []))
         yield batch
 
 
@@ -100,16 +141,17 @@ def some_of(count: int) -> list[int]:
 
 def test_a_sample_is_found_where_it_lies(data: Path) -> None:
     dataset = StreamingDataset(streams=[Stream(local=data / name) for name in STREAMS])
-    for sample in (0, 299, 300, 650, -1):
+    for sample in (0, SAMPLES - 1, SAMPLES, 2 * SAMPLES + 50, -1):
         found = dataset.where(sample)
-        assert found.sample == (sample if sample >= 0 else 899)
+        assert found.sample == (sample if sample >= 0 else 3 * SAMPLES - 1)
         assert found.url is not None
+        assert found.stream == STREAMS[found.sample // SAMPLES]
         assert f"/{STREAMS[found.sample // SAMPLES]}/shard." in found.url
         alone = StreamingDataset(local=Path(found.url).parent)
         first = sum(shard.samples for shard in alone.shards if shard.raw[0].basename < Path(found.url).name)
         assert alone[first + found.row]["id"] == found.sample
-    with pytest.raises(IndexError, match="900"):
-        dataset.where(900)
+    with pytest.raises(IndexError, match="600"):
+        dataset.where(600)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +160,10 @@ def test_a_sample_is_found_where_it_lies(data: Path) -> None:
         ({"step": -1}, "numbered from 0"),
         ({"step": 0, "epoch": -1}, "numbered from 0"),
         ({"step": 0, "rank": 2}, "2 ranks"),
-        ({"step": 10**9}, "every rank has 19 steps"),
+        ({"step": 10**9}, "every rank has 13 steps"),
+        ({"step": 0, "rank": 2, "world_size": 3, "batch_size": 0}, "batch_size must be at least 1"),
+        ({"step": 0, "world_size": 0}, "world_size must be at least 1"),
+        ({"step": 5, "world_size": 6}, "every rank has 5 steps"),
         ({"step": 10**30}, "below 2"),
         ({"step": 0.5}, "step"),
     ],
@@ -156,7 +201,7 @@ def test_the_command_prints_the_samples_of_a_step(data: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--step", 1000), "rank 0 has 10 steps"),
+        (("--step", 1000), "rank 0 has 7 steps"),
         (("--step", 1, "--rank", 4), "1 ranks"),
         (("--samples",), "add --step"),
         (("--rank", 0), "add --step"),

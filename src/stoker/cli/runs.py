@@ -17,6 +17,7 @@ from stoker.errors import ConfigError, ObjectNotFoundError, StateError
 from stoker.index.index import Index, load_index
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.build_order import OrderOptions, make_order
 from stoker.pipeline.state.state import read_state
 from stoker.policy import ReadAmounts
@@ -58,6 +59,7 @@ class OpenedRun:
 
     Attributes:
         shards: the shards.
+        table: where the ids of each shard begin.
         rank_run: order and plan of each rank.
         settings: everything that is in force, by name, for people.
         num_canonical_nodes: C of the order; 0 where ranks own parts of the data.
@@ -66,6 +68,7 @@ class OpenedRun:
     """
 
     shards: Shards
+    table: ShardTable
     rank_run: RankRun
     settings: Mapping[str, Any]
     num_canonical_nodes: int
@@ -141,7 +144,7 @@ def open_run(args: RunArgs) -> OpenedRun:
         file = index.shards[shard].stored[0]
         return store.url_of(file.basename if file.part is None else file.part.key)
 
-    return OpenedRun(Shards.of(index), rank_run, said, canonical, lookahead, shard_url)
+    return OpenedRun(Shards.of(index), index.table, rank_run, said, canonical, lookahead, shard_url)
 
 
 def partition_of(args: RunArgs) -> Partition:

@@ -26,22 +26,22 @@ def show_step(chosen: argparse.Namespace) -> None:
     world = chosen.nodes * chosen.ranks
     if chosen.rank is not None and chosen.rank >= world:
         raise ConfigError(f"--rank {chosen.rank}: there are {world} ranks, numbered from 0")
-    ranks, shards, rows = samples_of_step(
+    found = samples_of_step(
         lambda rank: opened.rank_run(rank, world),
+        opened.table,
         range(world) if chosen.rank is None else [chosen.rank],
         chosen.step,
         f"what is read of epoch {opened.settings['epoch']}",
     )
-    urls = {shard: opened.shard_url(shard) for shard in np.unique(shards).tolist()}
+    urls = {shard: opened.shard_url(shard) for shard in np.unique(found.shards).tolist()}
     if chosen.samples:
-        ids = np.concatenate(([0], np.cumsum(opened.shards.samples)))[shards] + rows
-        columns = {"rank": ranks, "sample": ids, "shard": shards, "row": rows}
+        columns = {"rank": found.ranks, "sample": found.ids, "shard": found.shards, "row": found.rows}
         lines = [
             dict(zip(columns, values, strict=True)) | {"url": urls[values[2]]}
             for values in zip(*(column.tolist() for column in columns.values()), strict=True)
         ]
     else:
-        pairs, counts = np.unique(np.stack([ranks, shards]), axis=1, return_counts=True)
+        pairs, counts = np.unique(np.stack([found.ranks, found.shards]), axis=1, return_counts=True)
         lines = [
             {"rank": rank, "shard": shard, "samples": count, "url": urls[shard]}
             for (rank, shard), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)

@@ -6,6 +6,7 @@ import logging
 import operator
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, overload
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.arguments import checked
+from stoker.cluster import World
 from stoker.errors import ConfigError
 from stoker.loaders.trainers.consumers import fetches_by_id
 from stoker.order.shuffle.shard_table import ShardTable
@@ -101,20 +103,31 @@ class SamplesById:
         return read_samples(self._epoch_reader.pool, shards, rows, wanted)
 
     def where(self, sample_id: int) -> SampleLocation:
-        """The URL, shard and row of a sample.
+        """The URL, shard, row and stream of a sample.
 
         Raises:
             IndexError: there is no such sample.
         """
         shards, rows = self._table.locate(self._ids([sample_id]))
-        return location_of(self._epoch_reader.pool, int(shards[0]), int(rows[0]))
+        stream = int(np.searchsorted(self._streams.shard_offsets, shards[0], side="right")) - 1
+        found = location_of(self._epoch_reader.pool, int(shards[0]), int(rows[0]))
+        return replace(found, stream=self._streams.names[stream])
 
     @checked
-    def ids_of(self, step: int, rank: int | None = None, epoch: int | None = None) -> Ids:
-        """The ids of the samples in a batch of any rank and epoch, from the order alone: nothing is read.
+    def ids_of(
+        self,
+        step: int,
+        rank: int | None = None,
+        epoch: int | None = None,
+        *,
+        world_size: int | World | None = None,
+        batch_size: int | None = None,
+    ) -> Ids:
+        """The ids of the samples in a batch of any rank, epoch and world, from the order alone: nothing is read.
 
-        They are those that this world delivers with these settings, in batches of ``batch_size``. What a wrapper of a
-        trainer divides once more (``dispatch_batches``), a sampler or a subclass's own ``__iter__`` changes is not in it.
+        They are those that the world delivers with these settings; whether one is bad shows when it is read. What a wrapper
+        of a trainer divides once more (``dispatch_batches``), or a sampler or a subclass's own ``__iter__`` changes, is not
+        in it.
 
         >>> dataset.ids_of(340)                # doctest: +SKIP
         >>> dataset.where(dataset.ids_of(340, rank=2)[0])  # doctest: +SKIP
@@ -124,6 +137,10 @@ class SamplesById:
                 began, which after a resume is where the state was taken; in other epochs from their beginning.
             rank: of those that read different samples; default: all, one after the other.
             epoch: number of the epoch; default: the one that was begun last, or that the next iteration begins.
+            world_size: how many ranks read different samples, of another run of these settings, which would begin or resume
+                where this one did. Where the order depends on nodes, they have as many ranks as here; or give a
+                :class:`~stoker.cluster.world.World`, whose ``local_world_size`` says it. Default: this world.
+            batch_size: of each rank of it; default: that of this dataset.
 
         Returns:
             int64, shape ``(batch_size,)``, or ``(ranks * batch_size,)`` without ``rank``; fewer in an epoch's last batch.
@@ -133,8 +150,9 @@ class SamplesById:
         """
         if step < 0 or (epoch is not None and epoch < 0):
             raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
-        shards, rows = self._epoch_reader.batch_of(step, rank, epoch, self.batch_size or 1)
-        return self._table.starts[shards] + rows
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        return self._epoch_reader.step(step, rank, epoch, batch_size or self.batch_size or 1, world_size).ids
 
     def _check_length_told(self) -> None:
         """Warn of a dataset around this one that may take this rank's length for the number of samples. Once."""

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.order.sample_order import Run
+from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 
 
-def samples_of_step(run_of: Callable[[int], Run], ranks: Sequence[int], step: int, epoch: str) -> tuple[Ids, Ids, Ids]:
-    """Rank, shard and row of each sample of a step, one rank after the other; three int64 arrays of shape ``(n,)``.
+@dataclass(frozen=True, slots=True)
+class StepSamples:
+    """The samples of a step, one rank after the other; int64 arrays of shape ``(n,)``.
 
-    Takes the same time for any step.
+    Attributes:
+        ranks: the rank that gets each.
+        shards: number of the shard that holds it.
+        rows: row in that shard.
+        ids: its id in the dataset.
+    """
+
+    ranks: Ids
+    shards: Ids
+    rows: Ids
+    ids: Ids
+
+
+def samples_of_step(
+    run_of: Callable[[int], Run], table: ShardTable, ranks: Sequence[int], step: int, epoch: str
+) -> StepSamples:
+    """The samples that ranks get in a step. Takes the same time for any step.
 
     Args:
         run_of: gives a rank's batches.
+        table: where the ids of each shard begin.
         ranks: whose batches, at least one rank.
         step: batches before it.
         epoch: the epoch in words, for errors.
@@ -37,4 +57,4 @@ def samples_of_step(run_of: Callable[[int], Run], ranks: Sequence[int], step: in
         whose = f"rank {ranks[0]}" if len(ranks) == 1 else "every rank"
         raise ConfigError(f"step {step} is not in {epoch}: {whose} has {most} steps there, numbered from 0")
     numbers, shards, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return numbers, shards, rows
+    return StepSamples(numbers, shards, rows, table.starts[shards] + rows)

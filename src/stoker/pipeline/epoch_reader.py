@@ -20,7 +20,7 @@ from stoker.order.capabilities import shards_at_once
 from stoker.order.native import NativeOrder
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-from stoker.order.step import samples_of_step
+from stoker.order.step import StepSamples, samples_of_step
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
@@ -220,30 +220,47 @@ class EpochReader:
         """This rank's batches from ``point`` on."""
         return self.sample_order.run(point, self.data_rank(batch_size)).plan
 
-    def batch_of(self, step: int, rank: int | None, epoch: int | None, batch_size: int) -> tuple[Ids, Ids]:
-        """Shard and row of each sample of a batch; two int64 arrays of shape ``(n,)``.
+    def step(
+        self, step: int, rank: int | None, epoch: int | None, batch_size: int, world: World | int | None = None
+    ) -> StepSamples:
+        """The samples of a step.
 
         Args:
             step: batches before it.
             rank: of those that read different samples; ``None``: all, one after the other.
             epoch: its number; see :meth:`~stoker.pipeline.state.resume.ResumeState.latest`.
             batch_size: of a rank.
+            world: of another run: how many ranks read different samples, on nodes of as many as here, or a world that says
+                that too; ``None``: this one.
 
         Raises:
             ConfigError: there is no such rank, or no such step.
         """
-        mine = self.data_rank(batch_size)
+        mine = self._data_rank_of(world, batch_size)
         if rank is not None and not 0 <= rank < mine.world_size:
             raise ConfigError(f"rank={rank}: {mine.world_size} ranks read different samples, numbered from 0")
-        point = self._resume.latest(epoch, mine)
-        _, shards, rows = samples_of_step(
+        point = self._resume.latest(epoch, mine, begun_here=world is None)
+        return samples_of_step(
             lambda number: self._resume.run(point, replace(mine, rank=number)),
+            self.pool.index.table,
             range(mine.world_size) if rank is None else [rank],
             step,
             f"epoch {point.epoch}"
             + (f" from position {point.position} on, where it was resumed" if point.position else ""),
         )
-        return shards, rows
+
+    def _data_rank_of(self, world: World | int | None, batch_size: int) -> DataRank:
+        """Rank 0 of a world that is asked about."""
+        mine = self.data_rank(batch_size)
+        if world is None:
+            return mine
+        if isinstance(world, World):
+            each, world = world.local_world_size * mine.replication, world.world_size
+        else:
+            each = min(mine.ranks_per_node, world * mine.replication)
+        if world < 1:
+            raise ConfigError(f"world_size must be at least 1, got {world}")
+        return replace(mine, rank=0, world_size=world, ranks_per_node=each)
 
     def data_rank(self, batch_size: int) -> DataRank:
         """This process's data rank."""

@@ -23,12 +23,17 @@ from stoker.types import Ids, Sample, Transform
 
 @dataclass(frozen=True, slots=True)
 class SampleLocation:
-    """The origin of a sample; attributes are those of :class:`~stoker.errors.SampleError`."""
+    """The origin of a sample; attributes are those of :class:`~stoker.errors.SampleError`.
+
+    Attributes:
+        stream: name of its stream, where :meth:`~stoker.StreamingDataset.where` was asked; errors leave it out.
+    """
 
     url: str | None
     shard: int | None
     row: int
     sample: int
+    stream: str | None = None
 
     def __str__(self) -> str:
         lies = f"row {self.row}" if self.url is None else f"{self.url}, row {self.row}"

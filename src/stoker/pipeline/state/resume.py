@@ -305,14 +305,17 @@ class ResumeState:
         """Number of the epoch that was begun last, or that the next iteration begins."""
         return (self._begun() or self.upcoming()).epoch
 
-    def latest(self, epoch: int | None, data_rank: DataRank) -> EpochPosition:
+    def latest(self, epoch: int | None, data_rank: DataRank, *, begun_here: bool = True) -> EpochPosition:
         """The position at which the iteration that began last did begin, or else the next one will.
 
         Args:
             epoch: another epoch, from its beginning.
             data_rank: a rank.
+            begun_here: whether an epoch that has begun is that of this world; otherwise ``data_rank`` begins it anew.
         """
         begun = self._begun() or self.upcoming()
+        if not begun_here:
+            begun = self._clock.started(begun.epoch)
         if epoch is not None and epoch != begun.epoch:
             begun = EpochPosition(epoch, start=begun.start)
         return self.settled(begun, data_rank)
