@@ -32,7 +32,7 @@ _FOREIGN = ("AWS_", "S3_ENDPOINT", "GOOGLE_", "AZURE_", "GCE_METADATA")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--histories 3000``, ``--lineages 1000``: more random runs that stop and go on. ``--budget 0.4``: ``make check``."""
-    parser.addoption("--histories", type=int, default=300, help="random histories in tests/order/test_histories.py")
+    parser.addoption("--histories", type=int, default=150, help="random histories in tests/order/test_histories.py")
     parser.addoption("--lineages", type=int, default=24, help="random runs in tests/loaders/test_lineage.py")
     parser.addoption("--budget", type=float, help="processor seconds of each test file: its other tests are skipped")
 

@@ -2,7 +2,7 @@
 
 A history is some epochs of one sample order. It is read in legs, each of a world, a batch size and a number of loader
 workers of its own. A leg ends with a state that any rank saves at any moment; it goes through JSON to all ranks of the
-next. No shards are read: all is integers. ``--histories 3000`` reads so many instead of 300.
+next. No shards are read: all is integers. ``--histories 3000`` reads so many instead of 150.
 """
 
 from __future__ import annotations

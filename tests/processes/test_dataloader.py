@@ -53,7 +53,7 @@ def method(workers: int, name: str) -> dict[str, Any]:
 CASES = [
     (0, "fork", False),
     *((workers, "fork", persistent) for workers in (1, 4) for persistent in (False, True)),
-    *((workers, "spawn", workers == 4) for workers in (1, 4)),
+    *((workers, "spawn", workers == 2) for workers in (1, 2)),
 ]
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE
+from typing import Any
 
 import pytest
 
@@ -39,15 +43,34 @@ _SUSPENDED = {
 }
 _WRITER = "MDSWriter(columns={'id': 'int'}, out=cache + '/new')"
 
-_BEGIN = """
-import sys
+# An interpreter imports stoker, another one torch as well; each forks a child for each of its cases. A child runs the script
+# in its main module, then comes to the end of the program, and its interpreter ends as any other does.
+_PROGRAM = """
+import json, os, sys
 from itertools import count
-from torch.utils.data import DataLoader
-from stoker import *
+from stoker import LMStream, MDSWriter, ReadOptions, StreamingDataset, StreamingParquetLoader, StreamingShardLoader
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig
 
-folder, tokens, cache = sys.argv[1:]
+if sys.argv[1] == "torch":
+    from torch.utils.data import DataLoader
+    from stoker import StreamingDataLoader
+
 number = count()
+for line in sys.stdin:
+    script, folder, tokens, cache = json.loads(line)
+    said, end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for stream in (1, 2):
+            os.dup2(end, stream)
+        os.closerange(3, max(said, end) + 1)
+        exec(script)
+        break
+    os.close(end)
+    with open(said) as pipe:
+        text = pipe.read()  # until the last of the child's own children has ended
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text]), flush=True)
 """
 
 
@@ -63,13 +86,34 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(script: str, data: Path, cache: Path) -> subprocess.CompletedProcess[str]:
-    cache.mkdir(exist_ok=True)
-    command = [sys.executable, "-X", "dev", "-c", _BEGIN + textwrap.dedent(script)]
-    arguments = [str(data / "mds"), str(data / "tokens"), str(cache)]
-    return subprocess.run(
-        [*command, *arguments], env=environ(), capture_output=True, text=True, timeout=100, check=False
-    )
+@pytest.fixture(scope="module")
+def interpreters() -> Iterator[dict[bool, subprocess.Popen[str]]]:
+    """Whether torch is imported, and the interpreter that forks."""
+    with ExitStack() as stack:
+        started = {}
+        for torch in (False, True):
+            command = [sys.executable, "-X", "dev", "-c", _PROGRAM, "torch" if torch else "alone"]
+            process = subprocess.Popen(command, env=environ(), stdin=PIPE, stdout=PIPE, text=True)
+            started[torch] = stack.enter_context(process)
+        yield started
+
+
+@pytest.fixture
+def run(interpreters: dict[bool, subprocess.Popen[str]], data: Path, tmp_path: Path) -> Callable[[str], list[Any]]:
+    """Runs a script to the end of its interpreter: the exit status, and all that it and its workers wrote."""
+
+    def run(script: str) -> list[Any]:
+        (tmp_path / "cache").mkdir()
+        interpreter = interpreters["DataLoader(" in script]
+        assert interpreter.stdin is not None
+        assert interpreter.stdout is not None
+        job = [script, *map(str, (data / "mds", data / "tokens", tmp_path / "cache"))]
+        interpreter.stdin.write(json.dumps(job) + "\n")
+        interpreter.stdin.flush()
+        status_and_output: list[Any] = json.loads(interpreter.stdout.readline())
+        return status_and_output
+
+    return run
 
 
 # One is held by the module, one by a cycle, and one by the frame of a function that exits.
@@ -94,13 +138,17 @@ work()
 
 @pytest.mark.parametrize("what", _SUSPENDED)
 def test_an_interpreter_that_ends_with_suspended_iterators_prints_nothing(
-    data: Path, tmp_path: Path, what: str
+    run: Callable[[str], list[Any]], what: str
 ) -> None:
-    done = run(_HELD.format(begin=_SUSPENDED[what]), data, tmp_path / "cache")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run(_HELD.format(begin=_SUSPENDED[what])) == [0, ""]
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)"])
-def test_an_interpreter_that_ends_with_an_open_writer_prints_nothing(data: Path, tmp_path: Path, end: str) -> None:
-    done = run(f"writer = {_WRITER}\nwriter.write({{'id': 1}})\n{end}", data, tmp_path / "cache")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_an_interpreter_that_ends_with_an_open_writer_prints_nothing(run: Callable[[str], list[Any]], end: str) -> None:
+    assert run(f"writer = {_WRITER}\nwriter.write({{'id': 1}})\n{end}") == [0, ""]
+
+
+def test_what_an_interpreter_prints_as_it_ends_is_seen(run: Callable[[str], list[Any]]) -> None:
+    status, said = run("class Loud:\n    def __del__(self):\n        raise ValueError('at the end')\nheld = Loud()")
+    assert status == 0
+    assert "ValueError: at the end" in said

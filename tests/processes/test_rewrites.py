@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180),
 
 
 def test_readers_of_rewritten_datasets_get_one_version_or_an_error() -> None:
-    (counts,) = run_script([Path(__file__).parent / "rewrite_many.py", "--seconds", 20], timeout=150)
+    (counts,) = run_script([Path(__file__).parent / "rewrite_many.py", "--seconds", 8], timeout=150)
     assert counts["killed"] > 0
     assert counts["rewritten"] > 0
     assert counts["disk: read"] > 0
