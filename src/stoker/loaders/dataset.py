@@ -21,7 +21,7 @@ from stoker.formats.base import ReadOptions
 from stoker.loaders.attributes import DatasetAttributes
 from stoker.loaders.by_id import SamplesById
 from stoker.loaders.chained import ChainMethods
-from stoker.loaders.dataset_checks import OTHER_ARGUMENTS, check_columns, check_limit
+from stoker.loaders.dataset_checks import OTHER_ARGUMENTS, check_columns, check_ids, check_limit
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.overrides import (
     SAMPLE_METHODS,
@@ -90,6 +90,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
             docs/formats/options.md.
         storage_options: credentials and settings for ``remote``, by obstore's names; they go before the environment's.
         columns: read only these.
+        ids: name of one column more, of each sample's id: the number that ``dataset[id]`` takes. A transform gets it with the
+            others, and hands it on.
         transform: function of a sample, or a :class:`~stoker.reading.chain.Chain` of them, run where samples are read: in the
             loader's workers, or by several threads at once, see ``ReadOptions.read_threads``.
         read: :class:`~stoker.formats.base.ReadOptions`: views instead of copies, the memory for decoded data, threads.
@@ -172,6 +174,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         format_options: Mapping[str, Any] | None = None,
         storage_options: StorageOptions | None = None,
         columns: Sequence[str] | None = None,
+        ids: str | None = None,
         transform: Transform | None = None,
         read: ReadOptions = ReadOptions(),
         on_bad_sample: OnBadSample | BadSamples = "raise",
@@ -260,6 +263,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         if transform is None:
             warn_of_stored_files(self._streams, None if columns is None else tuple(columns))
         check_columns(columns, index.columns)
+        check_ids(ids, index.columns)
         sample_order = make_order(
             self._streams,
             OrderOptions(
@@ -281,7 +285,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
             ),
         )
         self._epoch_reader = EpochReader(
-            self._streams.pool(options),
+            self._streams.pool(options, ids),
             sample_order,
             EpochReaderSettings(
                 columns=None if columns is None else tuple(columns),
@@ -338,6 +342,11 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
     def columns(self) -> tuple[str, ...] | None:
         """The columns that are read; ``None`` for all."""
         return None if self._epoch_reader.settings.columns is None else tuple(self._epoch_reader.settings.columns)
+
+    @property
+    def ids(self) -> str | None:
+        """Name of the column of ids; ``None`` where there is none."""
+        return self._epoch_reader.pool.ids
 
     @property
     def world(self) -> World:

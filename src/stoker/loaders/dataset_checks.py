@@ -80,6 +80,18 @@ def check_columns(columns: Sequence[str] | None, known: Collection[str]) -> None
         raise ConfigError(f"columns: {unknown_name('column', min(unknown), known)}")
 
 
+def check_ids(ids: str | None, known: Collection[str]) -> None:
+    """Check the name of the column of ids.
+
+    Raises:
+        ConfigError: it is empty, or another column has it.
+    """
+    if ids is not None and (not ids or ids in known):
+        raise ConfigError(
+            f"ids={ids!r} names a column beside those of the dataset, {', '.join(map(str, known))}: choose another name"
+        )
+
+
 def check_limit(
     limit: int | None, index: Index | ConcatIndex, sample_order: SampleOrder, group_bytes: int | None
 ) -> None:

@@ -129,6 +129,11 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
                 f"batch_size={batch_size} here and {dataset.batch_size} in the dataset: with layout={layout!r} a row is a "
                 "sample, so they must be the same"
             )
+        if getattr(dataset, "ids", None) is not None:
+            raise ConfigError(
+                "an LMStream delivers tokens, which have no ids: leave ids= of the dataset out; ids_of(step) of a dataset "
+                "tells which samples its batches have"
+            )
         if self._rows and getattr(dataset, "leaves_out", False):
             raise ConfigError(
                 f"on_bad_sample='skip' makes batches shorter, and with layout={layout!r} each has {batch_size} rows: use "

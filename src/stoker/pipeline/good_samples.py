@@ -235,7 +235,10 @@ class GoodSampleReader:
         """A batch of no samples. Which columns a function of the user gives is not known before it has given some."""
         if self._empty is not None:
             return dict(self._empty)
-        return {} if self._functions is not None else {name: [] for name in self._columns or self._pool.index.columns}
+        if self._functions is not None:
+            return {}
+        none: Batch = {name: [] for name in self._columns or self._pool.index.columns}
+        return none if self._pool.ids is None else {**none, self._pool.ids: np.zeros(0, np.int64)}
 
     def _parts(self, shards: Ids, rows: Ids) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
         """The good samples as columns, in parts with their numbers, and the bad ones."""

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from stoker.types import Batch, Ids, Sample, Transform
 
 # Up to so many shards a table of them is cheaper than sorting.
 _TABLE = 1 << 16
+
+_Values = TypeVar("_Values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ def read_samples(
     readers, which = _open(pool, shards)
     try:
         if _alike(readers):
-            return get_format(readers[0].format).read_many(readers, which, rows, columns)
+            batch = get_format(readers[0].format).read_many(readers, which, rows, columns)
+            return _with_ids(batch, pool, shards, rows)
         kinds = list(_kinds(readers, which))
         parts = [get_format(chosen[0].format).read_many(chosen, here, rows[at], columns) for at, chosen, here in kinds]
     except Exception as error:
@@ -75,17 +78,31 @@ def read_samples(
         told, cause = decode_error(pool, shards, rows, columns, error)
         raise told from cause
     check_types(parts, [chosen[0].where for _, chosen, _ in kinds])
-    return scatter([(at, part) for (at, _, _), part in zip(kinds, parts, strict=True)], len(rows))
+    batch = scatter([(at, part) for (at, _, _), part in zip(kinds, parts, strict=True)], len(rows))
+    return _with_ids(batch, pool, shards, rows)
+
+
+def _with_ids(
+    batch: dict[str, _Values], pool: ShardPool, shards: Ids, rows: Ids, *, one_by_one: bool = False
+) -> dict[str, _Values | Any]:
+    """Columns of the shards, and that of the ids where the dataset has one: an array, or Python's numbers one by one."""
+    if pool.ids is None:
+        return batch
+    ids = pool.index.table.starts[shards] + rows
+    return {**batch, pool.ids: ids.tolist() if one_by_one else ids}
 
 
 def read_sample(pool: ShardPool, shard: int, row: int, columns: Sequence[str] | None = None) -> Sample:
     """One sample, as :func:`iterate_samples` gives it; errors are the same."""
     reader = pool.get(shard)
     try:
-        return get_format(reader.format).read_one(reader, row, columns)
+        sample = get_format(reader.format).read_one(reader, row, columns)
     except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
         named, cause = decode_error(pool, np.array([shard]), np.array([row]), columns, error)
         raise named from cause
+    if pool.ids is not None:
+        sample[pool.ids] = int(pool.index.table.starts[shard]) + row
+    return sample
 
 
 def iterate_samples(
@@ -116,10 +133,12 @@ def _iterate(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | N
     try:
         if _alike(readers):
             columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
+            columnwise = _with_ids(columnwise, pool, shards, rows, one_by_one=True)
             return SampleRun(_dicts(columnwise, remaining, failed), remaining)
         samples: list[Sample | None] = [None] * len(rows)
         for here, chosen, which_of_them in _kinds(readers, which):
             part = get_format(chosen[0].format).iterate_many(chosen, which_of_them, rows[here], columns)
+            part = _with_ids(part, pool, shards[here], rows[here], one_by_one=True)
             for number, sample in zip(here.tolist(), _dicts(part, iter(range(len(here)))), strict=True):
                 samples[number] = sample
     except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything

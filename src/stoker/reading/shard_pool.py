@@ -55,6 +55,7 @@ class ShardPool:
             it, as far as the process may have maps.
         options: how samples are handed out.
         counts: where it counts what it does.
+        ids: name of a column that samples get beside those of the shards: their ids; ``None``: none.
 
     Attributes:
         width: how many shards are fetched at once.
@@ -70,8 +71,10 @@ class ShardPool:
         most_open: int = MOST_OPEN,
         options: ReadOptions = ReadOptions(),
         counts: Counts | None = None,
+        ids: str | None = None,
     ) -> None:
         self.index = index
+        self.ids = ids
         self.counts = counts or Counts()
         self.fetched: NDArray[np.bool_] | None = None
         self.caches = (cache,) if isinstance(cache, ShardCache) else tuple(cache)
@@ -105,6 +108,7 @@ class ShardPool:
             "most_open": self.most_open,
             "options": self.options,
             "counts": self.counts,
+            "ids": self.ids,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -249,10 +249,10 @@ class Streams:
         """The directories that shards are read from, for messages."""
         return ", ".join(dict.fromkeys(str(location.cache.root) for location in self.locations))
 
-    def pool(self, options: ReadOptions = ReadOptions()) -> ShardPool:
-        """A pool of all streams' shards."""
+    def pool(self, options: ReadOptions = ReadOptions(), ids: str | None = None) -> ShardPool:
+        """A pool of all streams' shards; see there."""
         caches = [location.cache for location in self.locations]
-        return ShardPool(self.index, caches, threads=options.download_threads, options=options)
+        return ShardPool(self.index, caches, threads=options.download_threads, options=options, ids=ids)
 
     def __repr__(self) -> str:
         return f"<Streams {', '.join(self.names)}: {self.index.samples} samples in {len(self.index)} shards>"
