@@ -51,8 +51,8 @@ Jobs, as on the command line:
     inspect                 what a dataset holds
     verify                  whether a dataset is whole
 
-Partitions are in ``stoker.partitions``, token sources in ``stoker.tokens``, errors in ``stoker.errors``, and tests for
-formats, loaders and engines of one's own in ``stoker.testing``.
+Pictures are decoded by ``stoker.image``. Partitions are in ``stoker.partitions``, token sources in ``stoker.tokens``, errors
+in ``stoker.errors``, and tests for formats, loaders and engines of one's own in ``stoker.testing``.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ _MODULES: Final = {
     "verify": "stoker.inspection",
 }
 
-_SUBMODULES: Final = ("errors", "partitions", "testing", "tokens", "util", "writers")
+_SUBMODULES: Final = ("errors", "image", "partitions", "testing", "tokens", "util", "writers")
 
 _MOVED: Final = {
     **dict.fromkeys(

@@ -23,6 +23,7 @@ __all__ = [
     "DestinationExistsError",
     "EncodingError",
     "FormatError",
+    "ImageError",
     "IndexFileError",
     "IndexSyntaxError",
     "MissingPackageError",
@@ -81,6 +82,10 @@ class IndexSyntaxError(IndexFileError, JSONDecodeError):
 
 class CorruptDataError(FormatError):
     """A shard whose bytes, sizes, offsets or hashes contradict its index or itself."""
+
+
+class ImageError(FormatError):
+    """A picture that is damaged, of no known kind, or larger than is decoded; says which."""
 
 
 class DatasetChangedError(CorruptDataError):

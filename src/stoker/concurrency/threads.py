@@ -100,6 +100,7 @@ class Threads:
         thread = threading.Thread(target=_serve, args=(self._queue,), name=f"stoker-{self._name}", daemon=True)
         self._threads.append(thread)
         thread.start()
+        _started.add(thread)
 
     def submit(self, action: Callable[[], _T]) -> Future[_T]:
         """Run ``action`` on a thread of the pool, which opens again if it was closed."""
@@ -180,9 +181,14 @@ def _serve(work_queue: _Queue) -> None:
 
 
 _pools: weakref.WeakSet[Threads] = weakref.WeakSet()
+_started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     for pool in list(_pools):
         pool.close()
+    # Those of pools that were closed without patience, or let go.
+    deadline = time.monotonic() + _PATIENCE
+    for thread in list(_started):
+        thread.join(max(0.0, deadline - time.monotonic()))

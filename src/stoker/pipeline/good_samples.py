@@ -95,15 +95,15 @@ class GoodSampleReader:
             decoded: the samples, where they were read already, not yet transformed.
         """
         found, bad = self._decoded(shards, rows) if decoded is None else (list(decoded), {})
-        if left_to_load():  # whether an image is bad shows when it is loaded
+        if self._functions is not None or self._override is not None:
+            self._make(found, positions, shards, rows, bad)
+        if left_to_load():  # whether an image is bad shows when it is loaded, by a function of the user or here
             for number, sample in enumerate(found):
                 try:
                     loaded(sample)
                 except Exception as error:  # noqa: BLE001 - as decoders raise
                     bad[number] = self.named(int(shards[number]), int(rows[number]), error)
                     found[number] = LEFT_OUT
-        if self._functions is not None or self._override is not None:
-            self._make(found, positions, shards, rows, bad)
         if self._replace:
             for number, why in bad.items():
                 found[number] = self.instead(int(positions[number]), why)
@@ -175,21 +175,24 @@ class GoodSampleReader:
             raise transform_error(f"raised {type(error).__name__}: {error}", origin(number)) from error
 
     def _decoded_at(self, shard: int, row: int) -> Any:
-        """One sample, not transformed.
+        """One sample, not transformed; its images may be left to be loaded.
 
         Raises:
             SampleError: it is bad.
         """
         try:
             self._open(shard)
-            return loaded(read_sample(self._pool, shard, row, self._columns))
+            return read_sample(self._pool, shard, row, self._columns)
         except Exception as error:
             raise self.named(shard, row, error) from error
 
     def _sample_at(self, position: int, shard: int, row: int) -> Any:
         decoded = self._decoded_at(shard, row)
         (made,) = self._made([decoded], np.array([position]), np.array([shard]), np.array([row]))
-        return made
+        try:
+            return loaded(made)
+        except Exception as error:
+            raise self.named(shard, row, error) from error
 
     # -- as columns ------------------------------------------------------------------------------------------------
 

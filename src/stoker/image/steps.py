@@ -1,0 +1,228 @@
+"""Steps of a chain that put pixels in the place of a column's encoded pictures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from stoker.arguments import checked
+from stoker.errors import ConfigError, ImageError
+from stoker.image.decode import CHANNELS, Decoder, Mode, Picture, open_picture
+from stoker.image.resize import Box, Resample, resize_part
+from stoker.types import Array, Sample
+
+Layout: TypeAlias = Literal["HWC", "CHW"]
+"""The order of axes: height, width, channels; or channels first, as torch has it."""
+
+Size: TypeAlias = int | tuple[int, int]
+"""Height and width in pixels; one number for both."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Settings that all steps have."""
+
+    _: KW_ONLY
+    column: str = "image"
+    mode: Mode = "RGB"
+    layout: Layout = "HWC"
+    decoder: Decoder = "auto"
+    strict: bool = True
+
+    def _open(self, sample: Sample) -> Picture:
+        if not isinstance(sample, dict):
+            raise ConfigError(f"{self!r} takes samples that are dicts of columns, got {type(sample).__name__}")
+        if self.column not in sample:
+            raise ImageError(f"the sample has no column {self.column!r}; it has {', '.join(map(str, sample))}")
+        return open_picture(sample[self.column], self.mode, self.decoder, strict=self.strict)
+
+    def _with(self, sample: Sample, pixels: Array) -> Sample:
+        """The sample with pixels, given with channels last."""
+        if self.layout == "CHW":
+            pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        return {**sample, self.column: pixels}
+
+
+@dataclass(frozen=True, slots=True)
+class _Resizing(_Step):
+    """Settings of all steps that resize."""
+
+    _: KW_ONLY
+    resample: Resample = "bilinear"
+
+    def _resized(
+        self, sample: Sample, picture: Picture, box: Box, size: tuple[int, int], *, flip: bool = False
+    ) -> Sample:
+        out = np.empty((*size, CHANNELS[self.mode]), np.uint8)
+        resize_part(picture, box, out, self.resample, flip=flip)
+        return self._with(sample, out)
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class Decode(_Step):
+    """Decodes whole pictures, which keep their sizes.
+
+    >>> Decode(column="jpg")
+    Decode(column='jpg', mode='RGB', layout='HWC', decoder='auto', strict=True)
+
+    Args:
+        column: with encoded pictures (bytes), or images of Pillow. Pixels replace them: uint8, ``(height, width, channels)``.
+        mode: colours of the pixels.
+        layout: ``"HWC"``, or ``"CHW"`` for channels first.
+        decoder: of JPEG: ``"simplejpeg"``, ``"pillow"``; ``"auto"``: simplejpeg where it is installed.
+        strict: whether a warning of the decoder is an error.
+    """
+
+    def __call__(self, sample: Sample) -> Sample:
+        """The sample with pixels.
+
+        Raises:
+            ImageError: the picture is damaged, or the sample has none.
+        """
+        return self._with(sample, np.ascontiguousarray(self._open(sample).pixels()))
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class Resize(_Resizing):
+    """Decodes pictures at one size, or with a shorter side of one length.
+
+    >>> Resize((2, 4), column="jpg").size
+    (2, 4)
+
+    Args:
+        size: height and width, to which the picture is stretched; one number: the length of the shorter side, where the
+            longer one keeps its proportion.
+        resample: ``"bilinear"``, fast, or ``"antialias"``, as Pillow and torchvision resize. They give other pixels.
+
+    Other args are those of :class:`Decode`.
+
+    Raises:
+        ConfigError: ``size`` is not positive.
+    """
+
+    size: Size
+
+    def __post_init__(self) -> None:
+        _pair(self.size)
+
+    def __call__(self, sample: Sample) -> Sample:
+        """The sample with pixels; errors are those of :class:`Decode`."""
+        picture = self._open(sample)
+        height, width = picture.height, picture.width
+        if isinstance(self.size, int):
+            short = min(height, width)
+            size = (max(1, height * self.size // short), max(1, width * self.size // short))
+        else:
+            size = self.size
+        return self._resized(sample, picture, Box(0, 0, width, height), size)
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class CenterCrop(_Resizing):
+    """Decodes the middle of pictures at one size.
+
+    The part is the largest of the size's proportions, or a share of it. ``CenterCrop(224)`` is what torchvision calls
+    ``Resize(256)`` and ``CenterCrop(224)``, resized once instead of cut after it.
+
+    >>> CenterCrop(224).share
+    0.875
+
+    Args:
+        size: height and width of the result; one number for both.
+        share: height of the part as a share of the largest, above 0 and at most 1.
+        resample: as :class:`Resize` has it.
+
+    Other args are those of :class:`Decode`.
+
+    Raises:
+        ConfigError: ``size`` or ``share`` makes no sense.
+    """
+
+    size: Size
+    share: float = 0.875
+
+    def __post_init__(self) -> None:
+        _pair(self.size)
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"share must be above 0 and at most 1, got {self.share}")
+
+    def __call__(self, sample: Sample) -> Sample:
+        """The sample with pixels; errors are those of :class:`Decode`."""
+        picture = self._open(sample)
+        size = _pair(self.size)
+        return self._resized(sample, picture, _middle(picture, size[1] / size[0], self.share), size)
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop(_Resizing):
+    """Decodes a random part of pictures at one size, as torchvision's ``RandomResizedCrop`` draws it; for ``random_map``.
+
+    >>> dataset.random_map(RandomResizedCrop(224, flip=0.5, column="jpg"))  # doctest: +SKIP
+
+    Args:
+        size: height and width of the result; one number for both.
+        scale: least and largest area of the part, as shares of the picture's.
+        ratio: least and largest width of the part as a multiple of its height.
+        flip: probability that left and right are exchanged.
+        resample: as :class:`Resize` has it.
+
+    Other args are those of :class:`Decode`.
+
+    Raises:
+        ConfigError: a range or the size makes no sense.
+    """
+
+    size: Size
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.0
+
+    def __post_init__(self) -> None:
+        _pair(self.size)
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ConfigError(f"scale must be two rising shares above 0 and at most 1, got {self.scale}")
+        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
+            raise ConfigError(f"ratio must be two rising numbers above 0, got {self.ratio}")
+        if not 0 <= self.flip <= 1:
+            raise ConfigError(f"flip must be a probability, 0 to 1, got {self.flip}")
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """The sample with pixels; errors are those of :class:`Decode`."""
+        picture = self._open(sample)
+        box = self._draw(picture, rng)
+        flip = bool(rng.random() < self.flip)
+        return self._resized(sample, picture, box, _pair(self.size), flip=flip)
+
+    def _draw(self, picture: Picture, rng: np.random.Generator) -> Box:
+        area = picture.height * picture.width
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(10):
+            chosen = area * rng.uniform(*self.scale)
+            ratio = math.exp(rng.uniform(low, high))
+            width, height = round(math.sqrt(chosen * ratio)), round(math.sqrt(chosen / ratio))
+            if 0 < width <= picture.width and 0 < height <= picture.height:
+                x, y = rng.integers(picture.width - width + 1), rng.integers(picture.height - height + 1)
+                return Box(int(x), int(y), width, height)
+        ratio = min(max(picture.width / picture.height, self.ratio[0]), self.ratio[1])
+        return _middle(picture, ratio, 1.0)
+
+
+def _middle(picture: Picture, ratio: float, share: float) -> Box:
+    """The middle of a picture: ``share`` of the largest part of which the width is ``ratio`` times the height."""
+    height = share * min(picture.height, picture.width / ratio)
+    width = min(height * ratio, float(picture.width))
+    return Box((picture.width - width) / 2, (picture.height - height) / 2, width, height)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    if min(height, width) < 1:
+        raise ConfigError(f"size must be positive, got {size}")
+    return height, width
