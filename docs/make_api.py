@@ -16,6 +16,7 @@ import stoker
 PAGE = Path(__file__).parent / "api.md"
 PAGES = {
     "Adaptive": "coordination",
+    "Audio": "media",
     "BadSamples": "bad_samples",
     "Chain": "transforms",
     "DatasetSpec": "generate",
@@ -37,6 +38,7 @@ PAGES = {
     "StreamingDataset": "read",
     "StreamingParquetLoader": "tokens",
     "StreamingShardLoader": "shard_loader",
+    "Video": "media",
     "Where": "order/subsets",
     "World": "read",
     "convert": "convert",

@@ -16,6 +16,8 @@ Loaders, which all follow the protocol ``Loader``:
 What is read, and how:
     Stream                  one source of a dataset, with its weight and subset
     ReadOptions             views, memory for decoded data, threads
+    Video                   a video that is decoded by clip
+    Audio                   a sound that is decoded by clip
     Chain                   functions of a sample, with random numbers that belong to it
     BadSamples              what becomes of bad samples, how many there may be, where they are listed
     Where                   samples whose column fulfils a condition
@@ -51,8 +53,9 @@ Jobs, as on the command line:
     inspect                 what a dataset holds
     verify                  whether a dataset is whole
 
-Pictures are decoded by ``stoker.image``. Partitions are in ``stoker.partitions``, token sources in ``stoker.tokens``, errors
-in ``stoker.errors``, and tests for formats, loaders and engines of one's own in ``stoker.testing``.
+Pictures are decoded by ``stoker.image``. Columns of videos and sounds are in ``stoker.media``, partitions in
+``stoker.partitions``, token sources in ``stoker.tokens``, errors in ``stoker.errors``, and tests for formats, loaders and
+engines of one's own in ``stoker.testing``.
 """
 
 from __future__ import annotations
@@ -68,6 +71,8 @@ if TYPE_CHECKING:
     from stoker.conversion import convert
     from stoker.errors import StokerError
     from stoker.formats.base import ReadOptions
+    from stoker.formats.media.audio import Audio
+    from stoker.formats.media.video import Video
     from stoker.generation import DatasetSpec, generate
     from stoker.index.merge import merge_index
     from stoker.index.rebuild import rebuild_index
@@ -96,6 +101,7 @@ if TYPE_CHECKING:
 
     __all__ = [
         "Adaptive",
+        "Audio",
         "BadSamples",
         "Chain",
         "DatasetSpec",
@@ -119,6 +125,7 @@ if TYPE_CHECKING:
         "StreamingDataset",
         "StreamingParquetLoader",
         "StreamingShardLoader",
+        "Video",
         "Where",
         "World",
         "__version__",
@@ -137,6 +144,7 @@ __version__ = "0.1.0"
 
 _MODULES: Final = {
     "Adaptive": "stoker.pipeline.workers.adaptive",
+    "Audio": "stoker.formats.media.audio",
     "BadSamples": "stoker.reading.bad_samples",
     "Chain": "stoker.reading.chain",
     "DatasetSpec": "stoker.generation",
@@ -160,6 +168,7 @@ _MODULES: Final = {
     "StreamingDataset": "stoker.loaders.dataset",
     "StreamingParquetLoader": "stoker.loaders.parquet_loader",
     "StreamingShardLoader": "stoker.loaders.shard_loader",
+    "Video": "stoker.formats.media.video",
     "Where": "stoker.streams.conditions",
     "World": "stoker.cluster",
     "convert": "stoker.conversion",
@@ -173,7 +182,7 @@ _MODULES: Final = {
     "verify": "stoker.inspection",
 }
 
-_SUBMODULES: Final = ("errors", "image", "partitions", "testing", "tokens", "util", "writers")
+_SUBMODULES: Final = ("errors", "image", "media", "partitions", "testing", "tokens", "util", "writers")
 
 _MOVED: Final = {
     **dict.fromkeys(

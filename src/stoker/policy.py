@@ -28,6 +28,9 @@ SMALL_BYTES_AT_ONCE: Final = 4 << 20
 SMALL_BYTES_AHEAD: Final = 64 << 20
 """Bytes of small files that a process reads before they are needed, unless more are asked for at once."""
 
+MOST_DECODERS: Final = 8
+"""Videos and sounds that a process keeps open between clips. Each may hold some pictures, and 4 MiB of its file or a clip."""
+
 MOST_OPEN: Final = 256
 """Shards that are kept open although no sample ahead needs them."""
 

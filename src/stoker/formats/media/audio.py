@@ -1,0 +1,297 @@
+"""Sounds as lazy handles: nothing is read of one before a clip of it is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.arguments import checked
+from stoker.errors import ConfigError, CorruptDataError, StokerError, import_option
+from stoker.formats.media.container import OpenStream
+from stoker.formats.media.open_decoders import DecoderOf
+from stoker.formats.media.source import MediaData, MediaSource, RangedFile, media_source
+from stoker.types import StorageOptions
+
+# Files that libsndfile reads, by how they begin; all others are FFmpeg's.
+_SNDFILE: Final = (b"fLaC", b"RIFF", b"RF64", b"FORM", b".snd", b"caff")
+_OPUS: Final = b"OpusHead"
+_EXTRA: Final = "stoker[audio]"
+# Input samples beside a clip that the filter of a resampler looks at, where it raises the rate.
+_FILTER: Final = 1024
+# Seconds before a clip at which decoding by FFmpeg begins: a frame of AAC needs the one before it, of MP3 the last 511 bytes.
+_LEAD: Final = 1.0
+# Seconds by which the times of frames may be rounded without there being a gap.
+_ROUNDED: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFacts:
+    """Facts that the header of a sound tells.
+
+    Attributes:
+        duration: seconds; ``None`` where the file does not say.
+        rate: samples a second of each channel.
+        channels: number of channels.
+        samples: of each channel; ``None`` where the file does not say exactly.
+        codec: name of the format, such as ``"FLAC"``, ``"WAV"``, ``"MP3"`` or ``"aac"``.
+    """
+
+    duration: float | None
+    rate: int
+    channels: int
+    samples: int | None
+    codec: str
+
+
+class Audio:
+    """A sound that is decoded by clip.
+
+    A handle is cheap, as that of a :class:`~stoker.formats.media.video.Video`. FLAC, WAV, AIFF and Opus in Ogg are
+    decoded by libsndfile; MP3, Vorbis, M4A, AAC and the sound of videos by FFmpeg.
+
+    >>> import io, numpy as np, soundfile
+    >>> soundfile.write(file := io.BytesIO(), np.zeros((32000, 2)), 16000, format="FLAC")
+    >>> sound = Audio(file.getvalue())
+    >>> sound.facts.duration, sound.clip(0.5, seconds=1.0).shape, sound.clip(0.5, seconds=1.0, rate=8000).shape
+    (2.0, (16000, 2), (8000, 2))
+
+    Args:
+        data: the encoded bytes, or the path or URL of a file.
+        storage_options: of a URL; see :func:`stoker.storage.open_store`.
+
+    Raises:
+        ConfigError: the path or URL makes no sense.
+        ObjectNotFoundError, StorageError: there is no such file, or it can not be asked for.
+    """
+
+    __slots__ = ("__weakref__", "_decoder", "_facts", "_source")
+
+    @checked
+    def __init__(self, data: MediaData, storage_options: StorageOptions | None = None) -> None:
+        self._begin(media_source(data, "a sound", storage_options))
+
+    @classmethod
+    def of(cls, source: MediaSource) -> Audio:
+        """The sound of a source."""
+        made = cls.__new__(cls)
+        made._begin(source)
+        return made
+
+    def _begin(self, source: MediaSource) -> None:
+        self._source = source
+        self._facts: AudioFacts | None = None
+        self._decoder: DecoderOf[_Decoder] = DecoderOf(self, lambda: _open(source))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Audio.of, (self._source,)
+
+    def __repr__(self) -> str:
+        return f"<Audio: {self._source.where}>"
+
+    @property
+    def facts(self) -> AudioFacts:
+        """Facts that its header tells: duration, rate, channels, samples.
+
+        Raises:
+            CorruptDataError: the bytes are no sound.
+            StorageError: it can not be read.
+            MissingPackageError: soundfile, or for other formats PyAV, is not installed.
+        """
+        if self._facts is None:
+            with self._decoder.used() as decoder:
+                self._facts = decoder.facts
+        return self._facts
+
+    @checked
+    def clip(self, start: float, seconds: float, rate: int | None = None) -> NDArray[np.float32]:
+        """Samples from a time on.
+
+        Positions are exact to the sample, but in Matroska and WebM, which round the times of frames to milliseconds. In MP3
+        and Vorbis, files without an index, what is before a clip is read, too.
+
+        Args:
+            start: seconds, from 0 on. The first sample is number ``round(start * rate of the file)``.
+            seconds: how long, above 0.
+            rate: ``None``: samples as they are stored. Otherwise samples a second, resampled by soxr (quality "HQ") with the
+                samples before and after the clip, so that it has no edges of its own.
+
+        Returns:
+            float32, shape ``(round(seconds * rate), channels)``, of full scale from -1 to 1.
+
+        Raises:
+            ConfigError: the sound ends before the clip does, or an argument makes no sense.
+            CorruptDataError: the bytes are no sound, or are damaged.
+            StorageError: it can not be read.
+            MissingPackageError: soundfile, soxr, or for other formats PyAV, is not installed.
+        """
+        if not (math.isfinite(start) and start >= 0):
+            raise ConfigError(f"start={start!r}: a clip begins at a number of seconds from 0 on")
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ConfigError(f"seconds={seconds!r}: a clip lasts a number of seconds above 0")
+        if rate is not None and rate < 1:
+            raise ConfigError(f"rate={rate!r}: a number of samples a second, or None for the sound's own")
+        with self._decoder.used() as decoder:
+            stored = decoder.facts.rate
+            first = round(start * stored)
+            end = first + round(seconds * stored)
+            if rate is None or rate == stored:
+                return decoder.read(first, end)
+            decoder.check(end)
+            return _resampled(decoder.read_around, first, stored, rate, round(seconds * rate))
+
+
+class _Decoder(Protocol):
+    """An open sound."""
+
+    facts: AudioFacts
+
+    def read(self, first: int, end: int) -> NDArray[np.float32]:
+        """Samples ``[first, end)``; shape ``(end - first, channels)``.
+
+        Raises:
+            ConfigError: they reach beyond the end.
+        """
+        ...
+
+    def read_around(self, first: int, end: int) -> NDArray[np.float32]:
+        """The same with zeros for samples before the beginning and beyond the end."""
+        ...
+
+    def check(self, end: int) -> None:
+        """See that the sound has ``end`` samples, as far as that is known."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def _open(source: MediaSource) -> _Decoder:
+    begins = source.read(0, min(64, source.size))
+    # libsndfile's seek is not exact in Vorbis (its issue 885) nor in MP3 (where a frame needs bits of many before it).
+    plain = begins.startswith(_SNDFILE) or _OPUS in begins
+    return _SndFile(source) if plain else _FFmpeg(source)
+
+
+def _resampled(
+    read: Callable[[int, int], NDArray[np.float32]], first: int, stored: int, rate: int, count: int
+) -> NDArray[np.float32]:
+    """``count`` samples of another rate, of which the first is at the time of sample ``first``."""
+    soxr = import_option("soxr", "resampling needs soxr", _EXTRA)
+    divisor = math.gcd(stored, rate)
+    into, out = stored // divisor, rate // divisor  # so many samples last as long as so many of the other rate
+    turns = math.ceil(_FILTER * max(1, stored / rate) / into)
+    around = turns * into
+    end = first + math.ceil(count * stored / rate) + around
+    found = soxr.resample(read(first - around, end), stored, rate, quality="HQ")
+    return np.ascontiguousarray(found[turns * out : turns * out + count], np.float32)
+
+
+def _too_short(where: str, end: int, samples: int, rate: int) -> ConfigError:
+    return ConfigError(
+        f"{where}: a clip that ends at {end / rate:.4f} s reaches beyond the end of the sound, which lasts "
+        f"{samples / rate:.4f} s: begin earlier, or take less"
+    )
+
+
+class _SndFile:
+    """A sound that libsndfile decodes."""
+
+    def __init__(self, source: MediaSource) -> None:
+        self._library = import_option("soundfile", "sounds need soundfile", _EXTRA)
+        self._where = source.where
+        self._file = RangedFile(source, quiet=True)
+        try:
+            self._open = self._library.SoundFile(self._file)
+        except self._library.LibsndfileError as error:
+            raise self._failed(error) from error
+        found = self._open
+        self._samples: int = found.frames
+        self.facts = AudioFacts(
+            found.frames / found.samplerate, found.samplerate, found.channels, found.frames, found.format
+        )
+
+    def close(self) -> None:
+        self._open.close()
+
+    def check(self, end: int) -> None:
+        if end > self._samples:
+            raise _too_short(self._where, end, self._samples, self.facts.rate)
+
+    def read(self, first: int, end: int) -> NDArray[np.float32]:
+        self.check(end)
+        try:
+            self._open.seek(first)
+            found: NDArray[np.float32] = self._open.read(end - first, dtype="float32", always_2d=True)
+        except self._library.LibsndfileError as error:
+            raise self._failed(error) from error
+        if len(found) < end - first:
+            raise self._failed(f"it has {self._samples} samples by its header, and ends after {first + len(found)}")
+        return found
+
+    def read_around(self, first: int, end: int) -> NDArray[np.float32]:
+        begin, stop = max(0, first), min(end, self._samples)
+        return np.pad(self.read(begin, stop), ((begin - first, end - stop), (0, 0)))
+
+    def _failed(self, problem: object) -> StokerError:
+        return self._file.failure or CorruptDataError(f"{self._where}: libsndfile can not decode it: {problem}")
+
+
+class _FFmpeg:
+    """A sound that FFmpeg decodes."""
+
+    def __init__(self, source: MediaSource) -> None:
+        self._file = OpenStream(source, "audio")
+        codec = self._file.stream.codec_context
+        self.facts = AudioFacts(self._file.seconds, codec.sample_rate, codec.channels, None, codec.name)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def check(self, end: int) -> None:
+        """Only decoding tells how many samples there are."""
+
+    def read(self, first: int, end: int) -> NDArray[np.float32]:
+        found, samples = self._decode(first, end)
+        if samples < end:
+            raise _too_short(self._file.where, end, samples, self.facts.rate)
+        return found
+
+    def read_around(self, first: int, end: int) -> NDArray[np.float32]:
+        begin = max(0, first)
+        return np.pad(self._decode(begin, end)[0], ((begin - first, 0), (0, 0)))
+
+    def _decode(self, first: int, end: int) -> tuple[NDArray[np.float32], int]:
+        """Samples ``[first, end)``, zeros where there are none, and the number of samples up to the last one decoded."""
+        file, rate = self._file, self.facts.rate
+        out = np.zeros((end - first, self.facts.channels), np.float32)
+        planes = file.av.AudioResampler(format="fltp")
+        lead = first - round(_LEAD * rate)
+        # FFmpeg's seek in Ogg may end at another sample, as libsndfile's does.
+        if lead <= 0 or file.format == "ogg" or not file.seek(file.origin + math.floor(lead / rate / file.tick)):
+            file.restart()
+        at: int | None = None
+        for frame in file.frames():
+            told = self._number(frame)
+            # A container may round times: what follows closely follows at once.
+            begin = told if at is None or abs(told - at) > _ROUNDED * rate else at
+            at = begin + frame.samples
+            low, high = max(begin, first), min(at, end)
+            if low < high:
+                data = np.concatenate([part.to_ndarray() for part in planes.resample(frame)], axis=1).T
+                out[low - first : high - first] = data[low - begin : high - begin]
+            if at >= end:
+                break
+        return out, at or 0
+
+    def _number(self, frame: Any) -> int:
+        """Number of a frame's first sample in the sound."""
+        file, facts = self._file, self.facts
+        if frame.sample_rate != facts.rate or frame.layout.nb_channels != facts.channels:
+            raise CorruptDataError(f"{file.where}: a sound whose rate or channels change within")
+        number: int = round((frame.pts * Fraction(frame.time_base or file.tick) - file.origin * file.tick) * facts.rate)
+        return number

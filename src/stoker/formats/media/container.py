@@ -1,0 +1,146 @@
+"""A stream of an open file, demultiplexed and decoded by FFmpeg (PyAV)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, Final, Literal
+
+from stoker.errors import CorruptDataError, FormatError, StokerError, import_option
+from stoker.formats.media.source import MediaSource, RangedFile
+
+_WORDS: Final = {
+    "video": ("videos", "video", "stoker[video]"),
+    "audio": ("sounds of this format", "sound", "stoker[audio]"),
+}
+
+
+class OpenStream:
+    """The best video or sound of a file.
+
+    Args:
+        source: the file.
+        kind: ``"video"`` or ``"audio"``.
+
+    Attributes:
+        av: the package PyAV.
+        where: names the file in errors.
+        stream: PyAV's stream. Another after :meth:`restart`.
+        tick: seconds of a unit in which its times are told.
+        origin: time of its first frame, in ticks.
+        seconds: how long it is; ``None`` where the file does not say.
+
+    Raises:
+        CorruptDataError, FormatError: the bytes are no such file; StorageError: they can not be read.
+        MissingPackageError: PyAV is not installed.
+    """
+
+    def __init__(self, source: MediaSource, kind: Literal["video", "audio"]) -> None:
+        many, self._one, extra = _WORDS[kind]
+        self.av: Any = import_option("av", f"{many} need PyAV", extra)
+        self.where = source.where
+        self._kind = kind
+        self._file = RangedFile(source)
+        self._open()
+        if self.stream.time_base is None:
+            raise self._no_times()
+        self.tick = Fraction(self.stream.time_base)
+        self.origin: int = self.stream.start_time or 0
+        ticks, whole = self.stream.duration, self._container.duration
+        if ticks is not None:
+            self.seconds: float | None = float(ticks * self.tick)
+        else:
+            self.seconds = None if whole is None else whole / self.av.time_base
+
+    def _open(self) -> None:
+        self._file.at, self._fresh = 0, True
+        try:
+            self._container = self.av.open(self._file, mode="r", metadata_errors="replace")
+        except self.av.FFmpegError as error:
+            raise self.failed(error) from error
+        self.stream: Any = self._container.streams.best(self._kind)
+        if self.stream is None:
+            self._container.close()
+            raise CorruptDataError(f"{self.where}: the file holds no {self._one}")
+        # One of many that are decoded side by side, each by its own thread.
+        self.stream.codec_context.thread_count = 1
+        # Otherwise many decoders put something else in the place of damaged pictures without a word.
+        self.stream.codec_context.options = {"err_detect": "explode"}
+
+    @property
+    def format(self) -> str:
+        """FFmpeg's name of the container."""
+        name: str = self._container.format.name
+        return name
+
+    def close(self) -> None:
+        """Close the file."""
+        self._container.close()
+
+    def announce(self, start: int, end: int) -> None:
+        """See :meth:`~stoker.formats.media.source.RangedFile.announce`."""
+        self._file.announce(start, end)
+
+    def seek(self, tick: int) -> bool:
+        """Make :meth:`frames` begin at or before a time, as far as the file's index tells; false where it can not search.
+
+        Raises:
+            StorageError: the file can not be read.
+        """
+        self._fresh = False
+        try:
+            self._container.seek(tick, stream=self.stream)
+        except self.av.FFmpegError as error:
+            if self._file.failure is not None:
+                raise self._file.failure from error
+            return False
+        return True
+
+    def restart(self) -> None:
+        """Make :meth:`frames` begin at the beginning."""
+        if not self._fresh:
+            self._container.close()
+            self._open()
+
+    def frames(self) -> Iterator[Any]:
+        """Decoded frames in the order of their times.
+
+        Raises:
+            CorruptDataError: bytes are damaged; StorageError: they can not be read.
+        """
+        after_seek, self._fresh = not self._fresh, False
+        key: int | None = None
+        early = after_seek
+        owed: int | None = None
+        try:
+            for packet in self._container.demux(self.stream):
+                if key is None and packet.is_keyframe:
+                    key = packet.pts
+                # What is shown before the first key frame needs others that a seek has passed over. A decoder may tell of
+                # that with the next packet, whose own frame must come all the same.
+                before, early = early, after_seek and (key is None or (packet.pts is not None and packet.pts < key))
+                try:
+                    found = packet.decode()
+                except self.av.FFmpegError:
+                    if not packet.size or not (early or (before and owed is None)):
+                        raise
+                    found, owed = [], owed if early else packet.pts
+                for frame in found:
+                    if frame.pts is None:
+                        raise self._no_times()
+                    if owed is not None and frame.pts >= owed:
+                        if frame.pts > owed:
+                            raise CorruptDataError(f"{self.where}: a frame does not decode")
+                        owed = None
+                    yield frame
+        except self.av.FFmpegError as error:
+            raise self.failed(error) from error
+        if self._file.failure is not None:
+            raise self._file.failure
+
+    def failed(self, error: Exception) -> StokerError:
+        """The error for one of FFmpeg."""
+        return self._file.failure or CorruptDataError(f"{self.where}: FFmpeg can not decode it: {error}")
+
+    def _no_times(self) -> FormatError:
+        return FormatError(f"{self.where}: a {self._one} whose frames have no times")

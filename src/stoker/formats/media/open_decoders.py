@@ -1,0 +1,92 @@
+"""Decoders that stay open between clips of one video or sound, the most recently used of a process."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Generic, Protocol, TypeVar
+
+from stoker.concurrency.forks import reset_in_children
+from stoker.policy import MOST_DECODERS
+
+
+class Closable(Protocol):
+    """A decoder."""
+
+    def close(self) -> None: ...
+
+
+_D = TypeVar("_D", bound=Closable)
+
+
+class _OpenDecoders:
+    """Decoders that nobody uses now, by the number of their handle; the least recently used first.
+
+    There is no lock, which a finalizer could find held by its own thread: each step is one operation of a dict.
+    """
+
+    def __init__(self) -> None:
+        self._idle: OrderedDict[int, Closable] = OrderedDict()
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: a decoder of the parent stays the parent's."""
+        self._idle = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def take(self, number: int) -> Closable | None:
+        return self._idle.pop(number, None)
+
+    def put(self, number: int, decoder: Closable) -> None:
+        before = self._idle.pop(number, None)  # of another thread, which used the same handle
+        self._idle[number] = decoder
+        if before is not None:
+            before.close()
+        while len(self._idle) > MOST_DECODERS:
+            try:
+                _, oldest = self._idle.popitem(last=False)
+            except KeyError:  # other threads took them
+                return
+            oldest.close()
+
+    def drop(self, number: int) -> None:
+        decoder = self._idle.pop(number, None)
+        if decoder is not None:
+            decoder.close()
+
+
+OPEN: Final = _OpenDecoders()
+_NUMBERS: Final = itertools.count()
+
+
+class DecoderOf(Generic[_D]):
+    """The decoder of a handle: open from its first use on, as long as it is among the most recently used of the process.
+
+    Args:
+        handle: whose it is; the decoder is closed with it.
+        make: opens one.
+    """
+
+    __slots__ = ("_make", "_number")
+
+    def __init__(self, handle: object, make: Callable[[], _D]) -> None:
+        self._make = make
+        self._number = next(_NUMBERS)
+        weakref.finalize(handle, OPEN.drop, self._number).atexit = False
+
+    @contextmanager
+    def used(self) -> Iterator[_D]:
+        """The decoder, for this thread alone. One that fails is closed."""
+        found = OPEN.take(self._number)
+        decoder: _D = self._make() if found is None else found  # type: ignore[assignment]
+        try:
+            yield decoder
+        except BaseException:
+            decoder.close()
+            raise
+        OPEN.put(self._number, decoder)
