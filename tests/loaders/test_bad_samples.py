@@ -426,3 +426,53 @@ def test_a_transform_is_called_once_for_each_sample(data: Path) -> None:
     for _ in dataset.batches():
         pass
     assert called == Counter(GOOD)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_samples_that_a_resume_passes_over_are_not_counted_again(make: Any, tmp_path: Path, threads: int) -> None:
+    settings: dict[str, Any] = {"batch_size": 9, "read": ReadOptions(read_threads=threads)}
+    for kind, length in (("skip", len(GOOD)), ("replace", SAMPLES)):
+        plain = [int(sample["id"]) for sample in make(on_bad_sample=kind, **settings)]
+        assert len(plain) == length
+        # In the middle of batches that begin with bad ones, that end with some, and that have them on both sides.
+        for taken in (1, 4, 6, 7, 115, 117, 118, 119, 123, 290, 295):
+            dataset = make(on_bad_sample=kind, **settings)
+            before = [int(sample["id"]) for sample in islice(dataset, taken)]
+            state = dataset.state_dict()
+            file = tmp_path / f"{kind}-{taken}.jsonl"
+            again = make(on_bad_sample=BadSamples(kind, file=file, max_bad=len(BAD)), **settings)
+            again.load_state_dict(state)
+            assert before + [int(sample["id"]) for sample in again] == plain
+            reached = SAMPLES - len([number for number in range(SAMPLES) if number > before[-1]])
+            if kind == "skip":  # the last that was taken has told where it lies
+                left = sorted(number for number in BAD if number >= reached)
+                assert [json.loads(line)["sample"] for line in file.read_text().splitlines()] == left
+                assert again.stats().bad_samples == len(left)
+
+
+def test_datasets_that_are_made_of_each_other_have_limits_of_their_own(data: Path) -> None:
+    limit = BadSamples(max_bad=len(BAD))
+    dataset = StreamingDataset(data, on_bad_sample=limit)
+    derived = [dataset.map(dict, name) for name in ("a", "b")]
+    for one in (dataset, *derived):
+        assert len(list(one)) == len(GOOD)
+        with pytest.raises(TooManyBadSamplesError, match="11 bad samples, and max_bad=10"):
+            list(one)
+
+
+def test_the_error_of_a_subclass_s_method_is_named_so(data: Path) -> None:
+    class Overriding(StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return raises_for_bad(super().__getitem__(index))
+
+    for threads in (0, 2):
+        limit = BadSamples(max_in_a_row=2)
+        dataset = Overriding(data, columns=["id"], on_bad_sample=limit, read=ReadOptions(read_threads=threads))
+        with pytest.raises(TooManyBadSamplesError, match="__getitem__.. of the subclass raised ValueError: a bad one") as caught:
+            list(dataset)
+        assert isinstance(caught.value.__cause__, TransformError)
+        assert isinstance(caught.value.__cause__.__cause__, ValueError)
+        assert (caught.value.sample, caught.value.column) == (121, None)
+    with pytest.raises(TooManyBadSamplesError, match="column 'doc'") as caught:  # what the method does not reach
+        list(Overriding(data, on_bad_sample=BadSamples(max_bad=0)))
+    assert isinstance(caught.value.__cause__, DecodeError)

@@ -14,6 +14,7 @@ import numpy as np
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import REMEDY, OuterDivision
+from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once
 from stoker.order.capabilities import shards_at_once
@@ -45,6 +46,7 @@ from stoker.pipeline.transforms import (
     make_transforms,
 )
 from stoker.policy import FETCHED_FOR_WORKER
+from stoker.reading.bad_samples import BadSampleLog
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Transform
 
@@ -82,6 +84,7 @@ class EpochReader:
         self._rank_finder = rank_finder
         self._resume = ResumeState(sample_order)
         self._ring = Ring()
+        self._bad_counts = None if settings.bad_samples is None else Counts()
         self._division: OuterDivision | None = None
         self._ranks = 1
         self._counted_for: OuterDivision | None = None
@@ -309,6 +312,7 @@ class EpochReader:
             sharers=sharers,
             threads=threads,
             skip=begun,
+            passed=point.partial or inside,
             epoch=point.epoch,
             one_by_one=by_sample and not threads,
             override=override,
@@ -364,6 +368,7 @@ class EpochReader:
         sharers: int,
         threads: int,
         skip: int = 0,
+        passed: int = 0,
         epoch: int = 0,
         one_by_one: bool = False,
         override: Override | None = None,
@@ -376,6 +381,7 @@ class EpochReader:
             sharers: processes on this node that read through the same cache.
             threads: threads that read ahead.
             skip: batches of this worker to leave out at the beginning.
+            passed: samples of the first batch that were delivered before.
             epoch: number of the epoch, for random numbers.
             one_by_one: whether samples are made one at a time, on request.
             override: changes samples as they are made, given their ids.
@@ -387,7 +393,22 @@ class EpochReader:
         settings = replace(
             self.settings, transform=transform, amounts=amounts, read_threads=threads, by_shard=self._is_wide()
         )
-        return Pipeline(self.pool, run, settings, worker, skip, epoch=epoch, one_by_one=one_by_one, override=override)
+        return Pipeline(
+            self.pool,
+            run,
+            settings,
+            worker,
+            skip,
+            log=self._bad_sample_log(passed),
+            epoch=epoch,
+            one_by_one=one_by_one,
+            override=override,
+        )
+
+    def _bad_sample_log(self, passed: int) -> BadSampleLog | None:
+        if self.settings.bad_samples is None:
+            return None
+        return BadSampleLog(self.settings.bad_samples, self.pool.counts, self._bad_counts, passed=passed)
 
     def _is_wide(self) -> bool:
         """Whether the order reads more shards at once than a limited cache holds."""

@@ -21,7 +21,7 @@ from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import Override, TransformOf
 from stoker.reading.bad_samples import is_of_sample
-from stoker.reading.sample_errors import apply_transform, decode_error, location_at, location_of, transform_error
+from stoker.reading.sample_errors import apply_transform, decode_error, location_at, location_of, override_error
 from stoker.reading.samples import distinct, iterate_samples, read_sample, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
@@ -172,7 +172,7 @@ class GoodSampleReader:
             pass_exits(error)
             if isinstance(error, SampleError) or not is_of_sample(error):
                 raise
-            raise transform_error(f"raised {type(error).__name__}: {error}", origin(number)) from error
+            raise override_error(error, origin(number)) from error
 
     def _decoded_at(self, shard: int, row: int) -> Any:
         """One sample, not transformed; its images may be left to be loaded.
@@ -314,8 +314,13 @@ class GoodSampleReader:
                 self._damaged[shard] = error
             raise
 
-    def named(self, shard: int, row: int, error: Exception) -> SampleError:
+    def named(self, shard: int, row: int, error: Exception, *, made: bool = False) -> SampleError:
         """The error of a sample that says which it is.
+
+        Args:
+            shard, row: of the sample.
+            error: what was raised.
+            made: whether the functions of the user had a part in it.
 
         Raises:
             Exception: ``error`` or what it comes from, which is not the sample's fault.
@@ -331,6 +336,8 @@ class GoodSampleReader:
         if isinstance(error, SampleError):
             return error
         origin = location_of(self._pool, shard, row)
+        if made and self._override is not None and shard not in self._damaged:
+            return override_error(error, origin)  # the sample can be read
         told = DecodeError(
             f"{origin}: {type(error).__name__}: {error}",
             url=origin.url,

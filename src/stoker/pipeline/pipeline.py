@@ -47,6 +47,7 @@ class Pipeline:
         settings: see :class:`~stoker.pipeline.transforms.EpochReaderSettings`.
         worker: the DataLoader worker that reads; it takes every ``worker.count``-th batch.
         skip: batches of this worker to leave out at the beginning.
+        log: lists bad samples; ``None`` where they are errors.
         epoch: number of the epoch, for the random numbers of a chain.
         one_by_one: whether samples are made as they are asked for.
         override: changes samples as they are asked for, given their ids.
@@ -60,6 +61,7 @@ class Pipeline:
         worker: LoaderWorker,
         skip: int = 0,
         *,
+        log: BadSampleLog | None = None,
         epoch: int = 0,
         one_by_one: bool = False,
         override: Override | None = None,
@@ -68,7 +70,7 @@ class Pipeline:
         self._run = run
         self._settings = settings
         self._worker = worker
-        self._skip = skip
+        self._skip, self._log = skip, log
         self._override = override
         batch_size = run.plan.batch_size
         # A method of a subclass runs in the consumer's thread.
@@ -164,23 +166,19 @@ class Pipeline:
 
     def _told(self, read: Iterator[tuple[Chunk, GoodSamples]]) -> Iterator[tuple[Chunk, GoodSamples]]:
         """The same, with bad samples counted and listed as they would be delivered."""
-        log = self._bad_sample_log()
+        assert self._log is not None
         for chunk, found in read:
-            log.enter(len(chunk.rows))
+            self._log.enter(len(chunk.rows))
             for number, error in found.bad:
-                log.note(number, error)
+                self._log.note(number, error)
             yield chunk, found
-
-    def _bad_sample_log(self) -> BadSampleLog:
-        assert self._settings.bad_samples is not None
-        return BadSampleLog(self._settings.bad_samples, self._pool.counts)
 
     def _recoverable(self) -> Iterator[SampleRun]:
         """Samples that are made as they are asked for: lists of small ones would cost more than the samples do."""
-        log = self._bad_sample_log()
+        assert self._log is not None
         for chunk, run in self._chunks(self._begun):
-            log.enter(len(chunk.rows))
-            yield self._with_recovery(log, chunk, 0, run)
+            self._log.enter(len(chunk.rows))
+            yield self._with_recovery(chunk, 0, run)
 
     def _begun(self, chunk: Chunk) -> tuple[Chunk, SampleRun | GoodSamples]:
         with self._pool.counted(chunk.shards, chunk.distinct):
@@ -199,22 +197,24 @@ class Pipeline:
                 raise
         return self._good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
 
-    def _with_recovery(self, log: BadSampleLog, chunk: Chunk, first: int, run: SampleRun | GoodSamples) -> SampleRun:
+    def _with_recovery(self, chunk: Chunk, first: int, run: SampleRun | GoodSamples) -> SampleRun:
         """The samples of a chunk from the ``first`` on."""
+        assert self._log is not None
         if isinstance(run, SampleRun):
-            return replace(run, recover=partial(self._recover, log, chunk))
+            return replace(run, recover=partial(self._recover, chunk))
         for number, error in run.bad:
-            log.note(first + number, error)
+            self._log.note(first + number, error)
         return _run_of(run)
 
-    def _recover(self, log: BadSampleLog, chunk: Chunk, run: SampleRun, error: Exception) -> SampleRun:
+    def _recover(self, chunk: Chunk, run: SampleRun, error: Exception) -> SampleRun:
         assert self._good is not None
+        assert self._log is not None
         if not is_of_sample(error):
             raise error
         number = len(chunk.rows) - operator.length_hint(run.remaining) - 1
         position, shard, row = (int(values[number]) for values in (chunk.positions, chunk.shards, chunk.rows))
-        named = self._good.named(shard, row, error)
-        log.note(number, named)
+        named = self._good.named(shard, row, error, made=True)
+        self._log.note(number, named)
         stands = self._good.instead(position, named)
         rest = slice(number + 1, None)
         left = replace(
@@ -224,9 +224,7 @@ class Pipeline:
             rows=chunk.rows[rest],
             values=None if chunk.values is None else chunk.values[rest],
         )
-        after = (
-            SampleRun.of([]) if not len(left.rows) else self._with_recovery(log, chunk, rest.start, self._begin(left))
-        )
+        after = SampleRun.of([]) if not len(left.rows) else self._with_recovery(chunk, rest.start, self._begin(left))
         return replace(after, samples=chain([stands], after.samples), gaps=after.gaps or stands is LEFT_OUT)
 
     def _group_of(self, found: tuple[Chunk, GoodSamples]) -> BatchGroup:

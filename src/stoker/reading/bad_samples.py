@@ -55,8 +55,8 @@ class BadSamples:
         on_bad_sample: ``"skip"`` leaves it out: its batch is shorter, and all ranks take as many steps as without it.
             ``"replace"`` delivers another sample of the epoch in its place, which comes before it in the order, the same one
             in any world: batches are full. ``"raise"`` ends the iteration.
-        max_bad: bad samples that the processes of this dataset object may meet; the next one ends the iteration.
-            ``None``: any number.
+        max_bad: bad samples that the processes of this dataset object may meet; the next one ends the iteration. A dataset that
+            ``map()`` makes of it counts its own. ``None``: any number.
         max_share: the share of the samples read by one process that may be bad, 0 to 1, of at least 1,000 samples: up to 100
             bad ones are allowed at once where it is 0.1.
         max_in_a_row: bad samples that may follow each other in what one process delivers.
@@ -124,11 +124,14 @@ class BadSampleLog:
 
     Args:
         settings: what is asked for.
-        counts: where all processes of the dataset object count.
+        counts: of the loader's statistics, over all its processes.
+        own: what ``max_bad`` bounds, over all processes of the dataset object; default ``counts``, which datasets share that
+            are made of each other.
+        passed: samples at the beginning that were delivered before the run resumed: bad ones among them were noted then.
     """
 
-    def __init__(self, settings: BadSamples, counts: Counts) -> None:
-        self._settings, self._counts = settings, counts
+    def __init__(self, settings: BadSamples, counts: Counts, own: Counts | None = None, *, passed: int = 0) -> None:
+        self._settings, self._counts, self._own, self._passed = settings, counts, own or counts, passed
         self._read = self._before = self._bad = self._row = 0
         self._last = -2
 
@@ -144,11 +147,14 @@ class BadSampleLog:
             TooManyBadSamplesError: there are more than allowed.
         """
         place = self._before + number
+        if place < self._passed:
+            return
         self._row = self._row + 1 if place == self._last + 1 else 1
         self._last = place
         settings = self._settings
         self._bad += 1
-        self._counts.add(Count.BAD_SAMPLES, 1)
+        for counts in {self._counts, self._own}:
+            counts.add(Count.BAD_SAMPLES, 1)
         if settings.file is not None:
             append_line(settings.file, error)
         if self._bad <= _LOGGED or not self._bad & (self._bad - 1):
@@ -174,7 +180,7 @@ class BadSampleLog:
         if settings.max_share is not None and self._bad > settings.max_share * max(self._read, _JUDGED):
             return f"{counted(self._bad, 'bad sample')} of {self._read} read, and max_share={settings.max_share}"
         if settings.max_bad is not None:
-            total = int(self._counts.totals()[0][Count.BAD_SAMPLES])
+            total = int(self._own.totals()[0][Count.BAD_SAMPLES])
             if total > settings.max_bad:
                 return f"{counted(total, 'bad sample')}, and max_bad={settings.max_bad}"
         return None

@@ -111,6 +111,13 @@ def apply_override(
         yield made
 
 
+def override_error(error: BaseException, origin: SampleLocation) -> TransformError:
+    """The error of a sample of which a method of a subclass raised an error; ``__cause__`` is that one."""
+    named = transform_error(f"raised {_told(error)}", origin, "__getitem__() of the subclass")
+    named.__cause__ = error
+    return named
+
+
 def returned_error(made: object, origin: SampleLocation) -> TransformError:
     """The error of a transform that returned something else than a dict where a batch of columns is made."""
     what = "None" if made is None else with_article(type(made).__name__)
@@ -121,15 +128,16 @@ def returned_error(made: object, origin: SampleLocation) -> TransformError:
     )
 
 
-def transform_error(what: str, origin: SampleLocation) -> TransformError:
-    """The error of a transform for a sample.
+def transform_error(what: str, origin: SampleLocation, function: str = "the transform") -> TransformError:
+    """The error of a function of the user for a sample.
 
     Args:
         what: what it did, such as ``returned None``.
         origin: where the sample comes from.
+        function: the function, in words.
     """
     return TransformError(
-        f"{origin}: the transform {what}",
+        f"{origin}: {function} {what}",
         url=origin.url,
         shard=origin.shard,
         row=origin.row,
