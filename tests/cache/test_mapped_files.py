@@ -210,7 +210,7 @@ def test_a_shard_that_was_cut_is_fetched_again_or_an_error_that_names_it(tmp_pat
     write(tmp_path / "data", 10)
     places = [tmp_path / "cache", tmp_path / "data"] if remote else [tmp_path / "data"]
     said = run_script(["-c", _CUT, *places])  # which ends, and not by a signal
-    assert said == [sum(range(40)) if remote else ["ObjectNotFoundError", True]]
+    assert said == [sum(range(40)) if remote else ["CorruptDataError", True]]
 
 
 @pytest.mark.parametrize("fixed", [False, True])

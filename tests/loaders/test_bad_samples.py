@@ -27,8 +27,18 @@ from stoker import (
     StreamingShardLoader,
 )
 from stoker.cluster import World
-from stoker.errors import ConfigError, DecodeError, StorageTimeoutError, TooManyBadSamplesError, TransformError
+from stoker.errors import (
+    ConfigError,
+    CorruptDataError,
+    DatasetChangedError,
+    DecodeError,
+    ObjectNotFoundError,
+    StorageTimeoutError,
+    TooManyBadSamplesError,
+    TransformError,
+)
 from stoker.partitions import Contiguous, HashBased, RoundRobin
+from stoker.writers import CSVWriter, JSONWriter
 
 SAMPLES = 700
 BAD = frozenset({0, 1, 5, 119, 120, 121, 122, 300, 350, 699})
@@ -440,7 +450,8 @@ def test_samples_that_a_resume_passes_over_are_not_counted_again(make: Any, tmp_
             before = [int(sample["id"]) for sample in islice(dataset, taken)]
             state = dataset.state_dict()
             file = tmp_path / f"{kind}-{taken}.jsonl"
-            again = make(on_bad_sample=BadSamples(kind, file=file, max_bad=len(BAD)), **settings)
+            listing = BadSamples(kind, file=file, max_bad=len(BAD))  # type: ignore[arg-type]
+            again = make(on_bad_sample=listing, **settings)
             again.load_state_dict(state)
             assert before + [int(sample["id"]) for sample in again] == plain
             reached = SAMPLES - len([number for number in range(SAMPLES) if number > before[-1]])
@@ -468,7 +479,8 @@ def test_the_error_of_a_subclass_s_method_is_named_so(data: Path) -> None:
     for threads in (0, 2):
         limit = BadSamples(max_in_a_row=2)
         dataset = Overriding(data, columns=["id"], on_bad_sample=limit, read=ReadOptions(read_threads=threads))
-        with pytest.raises(TooManyBadSamplesError, match="__getitem__.. of the subclass raised ValueError: a bad one") as caught:
+        told = r"__getitem__\(\) of the subclass raised ValueError: a bad one"
+        with pytest.raises(TooManyBadSamplesError, match=told) as caught:
             list(dataset)
         assert isinstance(caught.value.__cause__, TransformError)
         assert isinstance(caught.value.__cause__.__cause__, ValueError)
@@ -476,3 +488,117 @@ def test_the_error_of_a_subclass_s_method_is_named_so(data: Path) -> None:
     with pytest.raises(TooManyBadSamplesError, match="column 'doc'") as caught:  # what the method does not reach
         list(Overriding(data, on_bad_sample=BadSamples(max_bad=0)))
     assert isinstance(caught.value.__cause__, DecodeError)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """300 samples in shards of the local directory that they are read from."""
+    with MDSWriter({"id": "int", "text": "str"}, tmp_path / "data", size_limit=500, hashes=["xxh64"]) as writer:
+        for number in range(300):
+            writer.write({"id": number, "text": "x" * (number % 5)})
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("left", [0, 3, 60, -9, -1])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_local_shard_that_was_cut_loses_the_samples_after_its_end(shards: Path, left: int, threads: int) -> None:
+    path = sorted(shards.glob("*.mds"))[2]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left] if left else b"")
+    settings: dict[str, Any] = {"batch_size": 16, "shuffle": True, "read": ReadOptions(read_threads=threads)}
+    with pytest.raises(CorruptDataError, match=rf"shard.00002.mds has {len(whole[:left]) if left else 0} bytes"):
+        list(StreamingDataset(shards, **settings))
+    dataset = StreamingDataset(shards, on_bad_sample="skip", **settings)
+    sizes = [shard.samples for shard in dataset.shards]
+    first, end = sum(sizes[:2]), sum(sizes[:3])
+    offsets = np.frombuffer(whole, "<u4", sizes[2] + 1, 4)
+    size = path.stat().st_size
+    kept = int((offsets[1:] <= size).sum()) if size > offsets[0] else 0
+    lost = set(range(first + kept, end))
+    file = shards.parent / "bad.jsonl"
+    listing = BadSamples(file=file)
+    for read in ("samples", "batches", "one"):
+        dataset = StreamingDataset(shards, on_bad_sample=listing, **settings)
+        if read == "samples":
+            found = [(int(sample["id"]), sample["text"]) for sample in dataset]
+        elif read == "batches":
+            found = [
+                pair
+                for batch in dataset.batches()
+                for pair in zip(np.asarray(batch["id"]).tolist(), batch["text"], strict=True)
+            ]
+        else:
+            found = [(int(one["id"]), one["text"]) for one in (dataset[n] for n in range(300) if n not in lost)]
+            for number in lost:
+                with pytest.raises(CorruptDataError, match=r"00002\.mds"):
+                    dataset[number]
+        assert sorted(found) == [(number, "x" * (number % 5)) for number in range(300) if number not in lost]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert Counter(line["sample"] for line in lines) == dict.fromkeys(lost, 2)
+    assert all(line["url"] == str(path) and line["shard"] == 2 for line in lines)
+    assert {line["row"] for line in lines} == set(range(kept, sizes[2]))
+    assert all(
+        f"{size} of {len(whole)} bytes" in line["reason"] or f": {size} bytes" in line["reason"] for line in lines
+    )
+
+
+def test_a_shard_that_is_missing_or_was_cut_after_opening_is_an_error(shards: Path) -> None:
+    path = sorted(shards.glob("*.mds"))[2]
+    content = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ObjectNotFoundError, match=r"shard.00002.mds is missing"):
+        list(StreamingDataset(shards, on_bad_sample="skip"))
+    path.write_bytes(content)
+    dataset = StreamingDataset(shards, on_bad_sample="skip")
+    path.write_bytes(content[:-5])
+    with pytest.raises(DatasetChangedError):
+        list(dataset)
+
+
+def test_a_flipped_byte_shows_where_hashes_are_validated(shards: Path) -> None:
+    path = sorted(shards.glob("*.mds"))[2]
+    content = bytearray(path.read_bytes())
+    begin = int(np.frombuffer(content, "<u4", 1, 4)[0])
+    content[begin + 4] ^= 1  # the first sample's number
+    path.write_bytes(content)
+    dataset = StreamingDataset(shards, on_bad_sample="skip")
+    first, size = sum(shard.samples for shard in dataset.shards[:2]), dataset.shards[2].samples
+    unseen = [int(sample["id"]) for sample in dataset]
+    assert len(unseen) == 300
+    assert unseen[first] == first ^ 1
+    settings: dict[str, Any] = {"validate_hash": "xxh64", "batch_size": 8, "shuffle": True}
+    lost = set(range(first, first + size))
+    for read in (iter, lambda one: (sample for batch in one.batches() for sample in np.atleast_1d(batch["id"]))):
+        dataset = StreamingDataset(shards, on_bad_sample=BadSamples(max_bad=size), **settings)
+        found = [int(one["id"]) if isinstance(one, dict) else int(one) for one in read(dataset)]
+        assert sorted(found) == [number for number in range(300) if number not in lost]
+        assert dataset.stats().bad_samples == size
+    with pytest.raises(TooManyBadSamplesError, match=f"max_bad={size - 1}"):
+        list(StreamingDataset(shards, on_bad_sample=BadSamples(max_bad=size - 1), **settings))
+    replaced = [int(one["id"]) for one in StreamingDataset(shards, on_bad_sample="replace", **settings)]
+    assert len(replaced) == 300
+    assert set(replaced) == set(range(300)) - lost
+
+
+@pytest.mark.parametrize(("writer", "limit"), [(JSONWriter, 4000), (CSVWriter, 1200)])
+def test_a_cut_shard_of_lines_loses_the_lines_after_its_end(tmp_path: Path, writer: Any, limit: int) -> None:
+    with writer({"id": "int", "text": "str"}, tmp_path, size_limit=limit) as out:
+        for number in range(300):
+            out.write({"id": number, "text": "x" * (number % 5)})
+    path = min(path for path in tmp_path.iterdir() if ".00001." in path.name and "meta" not in path.name)
+    lines = path.read_bytes().splitlines(keepends=True)
+    samples = StreamingDataset(tmp_path).shards
+    first = samples[0].samples
+    path.write_bytes(b"".join(lines[:-3]) + lines[-3][:-1])  # all but its newline
+    kept = set(range(300)) - set(range(first + samples[1].samples - 3, first + samples[1].samples))
+    assert len(lines) > 70  # more are read together than one by one
+    for shuffle in (False, True):
+        dataset = StreamingDataset(tmp_path, on_bad_sample="skip", batch_size=100, shuffle=shuffle)
+        found = [
+            pair
+            for batch in dataset.batches()
+            for pair in zip(np.asarray(batch["id"]).tolist(), batch["text"], strict=True)
+        ]
+        assert dict(found) == {number: "x" * (number % 5) for number in kept}
+        assert dataset.stats().bad_samples == 3
+        assert {int(sample["id"]) for sample in dataset} == kept

@@ -106,6 +106,10 @@ class ShardCache(ABC):
             CorruptDataError: a file that is read in place, in part, was replaced after it was indexed.
         """
 
+    def open_cut(self, info: ShardInfo) -> list[Buffer] | None:  # noqa: ARG002 - see below
+        """A shard's raw files where one is shorter than the index says and no other copy is to be had; otherwise ``None``."""
+        return None
+
     def read_ahead(self, files: Sequence[Buffer]) -> None:  # noqa: B027 - there may be nothing to do
         """Begin to read opened files into memory, before they are needed."""
 

@@ -123,12 +123,16 @@ class DiskCache(ShardCache):
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def open(self, info: ShardInfo) -> list[Buffer] | None:
+    def open_cut(self, info: ShardInfo) -> list[Buffer] | None:
+        """See :class:`~stoker.cache.base.ShardCache`: files that are read where they lie."""
+        return None if self.store is not None or info.zip else self.open(info, cut=True)
+
+    def open(self, info: ShardInfo, *, cut: bool = False) -> list[Buffer] | None:
         """See :class:`~stoker.cache.base.ShardCache`: the files are mapped."""
         files: list[Buffer] = []
         for file in info.raw:
             path = f"{self._folder}/{file.basename}"
-            found = self._map(path, file)
+            found = self._map(path, file, cut=cut)
             if found is None:
                 return None
             data, status = found
@@ -303,10 +307,13 @@ class DiskCache(ShardCache):
     def _download(self, info: ShardInfo, number: int, part: Path) -> None:
         file, store = info.raw[number], self.store
         if store is None:
-            raise ObjectNotFoundError(
-                f"{self.root / file.basename} is missing or has a wrong size, and there is no remote to fetch it from",
-                url=str(self.root / file.basename),
-            )
+            path = self.root / file.basename
+            if path.is_file():
+                raise CorruptDataError(
+                    f"{path} has {path.stat().st_size} bytes, the index says {file.bytes}, and there is no remote to fetch "
+                    "it from: copy it or write the dataset again"
+                )
+            raise ObjectNotFoundError(f"{path} is missing, and there is no remote to fetch it from", url=str(path))
         if file.part is not None:
             with self._named_errors("write to"):
                 fetch_part(store, file.part, part)
@@ -395,8 +402,8 @@ class DiskCache(ShardCache):
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def _map(self, path: str, file: FileInfo) -> tuple[Buffer, os.stat_result] | None:
-        """A file's bytes and status; ``None`` if it is missing or has a wrong size."""
+    def _map(self, path: str, file: FileInfo, *, cut: bool = False) -> tuple[Buffer, os.stat_result] | None:
+        """A file's bytes and status; ``None`` if it is missing or has a wrong size. One that is ``cut`` may be too short."""
         try:
             descriptor, status = open_regular(path)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -412,7 +419,7 @@ class DiskCache(ShardCache):
                     check_file(path, status, file.part)
                 except CorruptDataError as error:
                     raise self._since_listed(path, error) from error
-            elif file.whole not in (end, UNKNOWN):
+            elif file.whole not in (end, UNKNOWN) and not (cut and end < file.whole):
                 return None
             if file.part is not None and file.part.in_place and file.whole != UNKNOWN:
                 first, end = file.part.window

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from stoker.errors import FormatError
+from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.compression import PACKED
@@ -136,6 +136,26 @@ class Format(ABC):
         Raises:
             CorruptDataError: the bytes contradict the index or themselves; names ``where``.
         """
+
+    def open_cut(
+        self,
+        info: ShardInfo,
+        files: Sequence[Buffer],
+        *,
+        where: str,
+        options: ReadOptions = ReadOptions(),  # noqa: ARG002
+    ) -> ShardReader:
+        """Open a shard of which a file ends too early: rows before that are read, the others are a ``CorruptDataError``.
+
+        Default: none are. Arguments are those of :meth:`open`.
+
+        Raises:
+            CorruptDataError: no row can be read; says how long the file is.
+        """
+        file, data = next(one for one in zip(info.raw, files, strict=True) if len(one[1]) != one[0].bytes)
+        raise CorruptDataError(
+            f"{where}: {file.basename} has {len(data)} bytes, the index says {file.bytes}: copy it or write the dataset again"
+        )
 
     def read_many(self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """Decode samples of several open shards of one layout, in the order given. Default: shard by shard.

@@ -80,6 +80,7 @@ class EpochReader:
         rank_finder: DataRankFinder,
     ) -> None:
         self.pool = pool
+        pool.reads_cut = settings.bad_samples is not None
         self.settings = settings
         self._rank_finder = rank_finder
         self._resume = ResumeState(sample_order)

@@ -55,8 +55,8 @@ class BadSamples:
         on_bad_sample: ``"skip"`` leaves it out: its batch is shorter, and all ranks take as many steps as without it.
             ``"replace"`` delivers another sample of the epoch in its place, which comes before it in the order, the same one
             in any world: batches are full. ``"raise"`` ends the iteration.
-        max_bad: bad samples that the processes of this dataset object may meet; the next one ends the iteration. A dataset that
-            ``map()`` makes of it counts its own. ``None``: any number.
+        max_bad: bad samples that the processes of this dataset object may meet; the next one ends the iteration. A dataset
+            that ``map()`` makes of it counts its own. ``None``: any number.
         max_share: the share of the samples read by one process that may be bad, 0 to 1, of at least 1,000 samples: up to 100
             bad ones are allowed at once where it is 0.1.
         max_in_a_row: bad samples that may follow each other in what one process delivers.

@@ -56,6 +56,8 @@ class ShardPool:
         options: how samples are handed out.
         counts: where it counts what it does.
         ids: name of a column that samples get beside those of the shards: their ids; ``None``: none.
+        reads_cut: whether shards are opened of which a local file ends too early; see
+            :meth:`~stoker.formats.format.Format.open_cut`.
 
     Attributes:
         width: how many shards are fetched at once.
@@ -72,7 +74,9 @@ class ShardPool:
         options: ReadOptions = ReadOptions(),
         counts: Counts | None = None,
         ids: str | None = None,
+        reads_cut: bool = False,
     ) -> None:
+        self.reads_cut = reads_cut
         self.index = index
         self.ids = ids
         self.counts = counts or Counts()
@@ -109,6 +113,7 @@ class ShardPool:
             "options": self.options,
             "counts": self.counts,
             "ids": self.ids,
+            "reads_cut": self.reads_cut,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -398,6 +403,9 @@ class ShardPool:
         begun, work = (time.perf_counter(), time.thread_time()) if far else (0.0, 0.0)
         for attempt in (1, 2):
             files = cache.open(info)
+            cut = files is None and self.reads_cut
+            if cut:
+                files = cache.open_cut(info)
             fetched = files is None
             if files is not None and not demanded:
                 cache.read_ahead(files)
@@ -426,7 +434,7 @@ class ShardPool:
                     for file in files:
                         if isinstance(file, MappedFile):
                             file.await_headers(first=form.single)
-                opened = form.open(info, files, where=where, options=self.options)
+                opened = (form.open_cut if cut else form.open)(info, files, where=where, options=self.options)
                 if self.options.checksums and files:  # rows of tables have no files here
                     for row, message in form.bad_checksums(info, files[0], where):
                         raise CorruptDataError(f"{where}: {'' if row is None else f'row {row}: '}{message}")

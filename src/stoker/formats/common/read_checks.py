@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from stoker.errors import FormatError, UnsafeDataError
+from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
 from stoker.formats.base import ReadOptions
 from stoker.formats.mds.encodings import Encoding
 from stoker.types import Ids
@@ -51,6 +51,13 @@ def wanted_columns(
 def unsafe_columns(encodings: Mapping[str, Encoding]) -> Mapping[str, str]:
     """Columns whose decoding can run code from the data, and the names of their encodings."""
     return {name: encoding.name for name, encoding in encodings.items() if not encoding.safe}
+
+
+def cut_error(where: str, row: int, size: int, whole: int) -> CorruptDataError:
+    """The error of a sample that lies after the end of a shard's file, which has ``size`` of ``whole`` bytes."""
+    return CorruptDataError(
+        f"{where}: sample {row} is lost: the file ends after {size} of {whole} bytes. Copy it or write the dataset again"
+    )
 
 
 def check_rows(rows: Ids, samples: int | Ids) -> None:

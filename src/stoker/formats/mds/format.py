@@ -43,6 +43,11 @@ class MDSFormat(Format):
     ) -> MDSShard:
         return MDSShard(info, files[0], where, options)
 
+    def open_cut(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> MDSShard:
+        return MDSShard(info, files[0], where, options, cut=True)
+
     read_many = staticmethod(read_many)
     iterate_many = staticmethod(iterate_many)
     read_one = staticmethod(read_one)

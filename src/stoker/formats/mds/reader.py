@@ -16,7 +16,7 @@ from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import DECODE_ERRORS
 from stoker.formats.common.gather import address_of, gather_rows, gather_u32
-from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
+from stoker.formats.common.read_checks import check_rows, cut_error, unsafe_columns, wanted_columns
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.types import Batch, Buffer, Column, Ids, Sample
 
@@ -82,9 +82,10 @@ class MDSShard:
         data: the shard's bytes; kept, never closed here.
         where: names the shard in errors.
         options: see :class:`~stoker.formats.base.ReadOptions`.
+        cut: whether the file may end before its last samples, which are then errors.
 
     Attributes:
-        addresses: address of its bytes, number of samples, address of the u32 offsets.
+        addresses: address of its bytes, number of samples that can be read, address of the u32 offsets.
     """
 
     format = "mds"
@@ -97,6 +98,7 @@ class MDSShard:
         "array",
         "columns",
         "data",
+        "intact",
         "layout",
         "options",
         "samples",
@@ -104,14 +106,15 @@ class MDSShard:
         "where",
     )
 
-    def __init__(self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions = ReadOptions()) -> None:
+    def __init__(
+        self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions = ReadOptions(), *, cut: bool = False
+    ) -> None:
         self.where = where
         self.data = data
         self.array: NDArray[np.uint8] = np.frombuffer(data, dtype=np.uint8)
         self.address = address_of(self.array)
         # In memory of our own once they are checked: the file may be written over later.
         self._offsets = self.array[4 : 4 + 4 * (info.samples + 1)].copy()
-        self.addresses = self.address, info.samples, address_of(self._offsets)
         self.layout = RecordLayout.of(info)
         self.columns = self.layout.names
         self.unsafe = self.layout.unsafe
@@ -119,7 +122,11 @@ class MDSShard:
         self.options = options
         # For single samples: the columns that were last asked for, and which fields these are.
         self._fields: tuple[Sequence[str] | None, Sequence[tuple[int, str]]] | None = None
-        self._check(info.raw[0].bytes)
+        whole = info.raw[0].bytes
+        self._check(whole, cut=cut)
+        ends = self._offsets.view("<u4")[1:]
+        self.intact = info.samples if self.array.size == whole else int(np.searchsorted(ends, self.array.size, "right"))
+        self.addresses = self.address, self.intact, address_of(self._offsets)
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         return read_many([self], np.zeros(len(rows), dtype=np.int64), rows, columns)
@@ -129,6 +136,8 @@ class MDSShard:
         fields = self._fields  # other threads may read other columns
         if fields is None or fields[0] is not columns:
             fields = self._fields = columns, _wanted(self.layout, columns, self)
+        if row >= self.intact:
+            raise self.cut_error(row)
         layout, data, array = self.layout, self.data, self.array
         begin, end = _PAIR.unpack_from(self._offsets.data, 4 * row)
         ends = layout.ends
@@ -149,9 +158,13 @@ class MDSShard:
                 sample[name] = encoding.decode(data[start:stop])
         return sample
 
-    def _check(self, expected: int) -> None:
+    def cut_error(self, row: int) -> CorruptDataError:
+        """The error of a sample that lies where the file has ended."""
+        return cut_error(self.where, row, self.array.size, int(self._offsets.view("<u4")[-1]))
+
+    def _check(self, expected: int, *, cut: bool) -> None:
         size = self.array.size
-        if size != expected:
+        if size > expected or (size < expected and not cut):
             raise CorruptDataError(f"{self.where}: the file has {size} bytes, the index says {expected}")
         head = 4 + 4 * (self.samples + 1)
         if size < head:
@@ -161,11 +174,11 @@ class MDSShard:
             raise CorruptDataError(f"{self.where}: the file holds {count} samples, the index says {self.samples}")
         offsets = self._offsets.view("<u4").astype(np.int64)
         lengths = offsets[1:] - offsets[:-1]
-        if int(offsets[0]) < head or int(offsets[-1]) != size or (lengths.size and int(lengths.min()) < 0):
+        if int(offsets[0]) < head or int(offsets[-1]) != expected or (lengths.size and int(lengths.min()) < 0):
             bad = int(np.argmin(lengths)) if lengths.size and int(lengths.min()) < 0 else 0
             raise CorruptDataError(
                 f"{self.where}: sample offsets leave the file or run backwards (first {offsets[0]}, last {offsets[-1]}, "
-                f"file {size} bytes, near sample {bad})"
+                f"file {expected} bytes, near sample {bad})"
             )
         width = self.layout.width
         least = 4 * self.layout.variable
@@ -301,7 +314,13 @@ def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[
     """Address of each sample's shard; offset in the shard, and length, of each of its columns."""
     base, samples, offsets = np.array([shard.addresses for shard in shards], dtype=np.int64).T.take(which, axis=1)
     # The gather below reads memory by address: nothing unchecked may reach it.
-    check_rows(rows, samples)
+    try:
+        check_rows(rows, samples)
+    except IndexError:
+        for shard, row in zip(which.tolist(), rows.tolist(), strict=True):
+            if shards[shard].intact <= row < shards[shard].samples:
+                raise shards[shard].cut_error(row) from None
+        raise
     bounds = gather_u32(offsets + 4 * rows, 2)
     begins, lengths = _value_bounds(shards, which, rows, base, bounds[:, 0], bounds[:, 1])
     return base, begins, lengths

@@ -15,13 +15,13 @@ import numpy as np
 
 from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, FormatError
-from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import refuse
 from stoker.formats.common.container import read_offsets
 from stoker.formats.common.file_shards import span_bytes
 from stoker.formats.common.gather import gather_spans
 from stoker.formats.common.merge import read_each
-from stoker.formats.common.read_checks import check_rows, wanted_columns
+from stoker.formats.common.read_checks import check_rows, cut_error, wanted_columns
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.format import Format
@@ -54,6 +54,7 @@ class LineShard(ABC):
     unsafe: ClassVar[Mapping[str, str]] = {}
     __slots__ = (
         "_begins",
+        "_cut",
         "_data",
         "_ends",
         "_kinds",
@@ -87,10 +88,16 @@ class LineShard(ABC):
         self._kinds = kinds
         self._newline = newline.encode()
         self._data = files[0]
+        self._cut: tuple[int, int] | None = None
         self._begins: Ids
         self._ends: Ids
         offsets = read_offsets(info, files, where, first) if len(files) > 1 else None
         self._begins, self._ends = self._find_lines(info, quote) if offsets is None else (offsets[:-1], offsets[1:])
+
+    def cut_at(self, size: int) -> None:
+        """Let rows be errors that lie after the first ``size`` bytes of the data, which are all that there was of it."""
+        self._cut = size, len(self._data)
+        self.samples = int(np.searchsorted(self._ends, size, "right"))
 
     @abstractmethod
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
@@ -138,6 +145,8 @@ class LineShard(ABC):
             CorruptDataError: a line is not what the format says; names the shard and the row.
         """
         wanted = wanted_columns(columns, self._kinds, self.where)
+        if self._cut is not None and len(rows) and int(rows.max()) >= self.samples:
+            raise cut_error(self.where, int(rows.max()), *self._cut)
         check_rows(rows, self.samples)
         lines: list[str] = []
         data, newline, cut = self._data, self._newline, len(self._newline)
@@ -223,6 +232,16 @@ class LineFormat(Format):
     ) -> LineShard:
         own, others = self.shards
         return own(info, files, where) if len(files) > 1 else others(info, files, where)
+
+    def open_cut(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> ShardReader:
+        size, missing = len(files[0]), info.raw[0].bytes - len(files[0])
+        if len(files) < 2 or len(files[1]) != info.raw[1].bytes:
+            return super().open_cut(info, files, where=where, options=options)
+        shard = self.open(info, (bytes(files[0]) + bytes(missing), files[1]), where=where)
+        shard.cut_at(size)
+        return shard
 
     def read_many(
         self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
