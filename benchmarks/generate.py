@@ -30,7 +30,7 @@ import numpy as np
 
 from stoker.generation import DatasetSpec, generate, iterate_file
 from stoker.generation.noise import BLOCK, noise_of
-from stoker.generation.words import TEXT_WORDS, text_block, zipf_tokens
+from stoker.generation.words import TEXT_RUN, text_block, token_block
 from stoker.storage.copying import write_all
 
 GIB = 1 << 30
@@ -233,15 +233,16 @@ def noises() -> None:
 def parts() -> None:
     """What a byte of token ids and of text takes on one thread, without writing: the least CPU time of several runs."""
     noise, out = noise_of(0), np.empty(BLOCK, np.uint8)
-    words, letters = noise.draw(BLOCK, 0, 0, 0).view(np.uint32), noise.draw(2 * TEXT_WORDS, 0, 0, 0).view(np.uint16)
+    pairs = noise.draw(BLOCK // 4, 0, 0, 0).view(np.uint16)
+    letters = noise.draw(2 * (BLOCK // TEXT_RUN), 0, 0, 0).view(np.uint16)
     count = BLOCK * 64
     tokens = DatasetSpec(format="parquet", content="tokens", samples_per_file=count // 8192)
     text = DatasetSpec(format="jsonl", content="text", record_bytes=4000, samples_per_file=count // 4000)
     ways: dict[str, Callable[[], object]] = {
-        "random words of tokens": lambda: noise.fill(out, 0, 0, 0),
-        "tokens of random words": lambda: zipf_tokens(words, tokens.vocabulary, out.view(np.uint32)),
+        "random words of tokens": lambda: noise.fill(out[: BLOCK // 4], 0, 0, 0),
+        "tokens of random words": lambda: token_block(pairs, 12345, tokens.vocabulary, out.view(np.uint32)),
         "tokens in parquet": lambda: sum(map(len, iterate_file(tokens, 0))),
-        "random words of text": lambda: noise.fill(out[: 2 * TEXT_WORDS], 0, 0, 0),
+        "random words of text": lambda: noise.fill(out[: 2 * len(letters)], 0, 0, 0),
         "text of random words": lambda: text_block(letters, out),
         "text in jsonl": lambda: sum(map(len, iterate_file(text, 0))),
     }

@@ -341,3 +341,14 @@ def test_files_of_another_version_of_what_compresses_them_are_not_completed(
     (tmp_path / "_generated.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match=f"holds another dataset .{library} is .*-of-others"):
         generate(made, tmp_path)
+
+
+@pytest.mark.parametrize("column", ["t=tokens:8", "t=str:100"])
+def test_tokens_and_text_of_before_they_were_made_otherwise_are_not_completed(tmp_path: Path, column: str) -> None:
+    made = DatasetSpec(format="mds", columns=(column,), files=2, samples_per_file=3)
+    generate(made, tmp_path)
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    del manifest["libraries"]["stoker.generation.words"]
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=r"holds another dataset .stoker\.generation\.words is None"):
+        generate(made, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -185,21 +186,55 @@ def test_text_is_words() -> None:
     assert "  " not in text
 
 
-@pytest.mark.parametrize("size", [0, 1, 23, 24, 25, 100_000, BLOCK - 3, BLOCK])
-def test_text_is_pairs_of_words_one_after_the_other(size: int) -> None:
-    drawn = np.random.default_rng(size).integers(0, 1 << 16, words.TEXT_WORDS, np.uint16)
-    out = np.zeros(size, np.uint8)
+def test_text_is_runs_of_whole_words_one_after_the_other() -> None:
+    drawn = np.random.default_rng(1).integers(0, 1 << 16, 1000, np.uint16)
+    out = np.zeros(words.TEXT_RUN * 1000, np.uint8)
     words.text_block(drawn, out)
-    pairs = words._pairs().to_pylist()
-    assert out.tobytes() == b"".join(pairs[one] for one in drawn.tolist())[:size]
+    runs = words._runs().reshape(-1).tobytes().decode()
+    assert len(runs) == 65_536 * words.TEXT_RUN
+    cut = [runs[begin : begin + words.TEXT_RUN] for begin in range(0, len(runs), words.TEXT_RUN)]
+    assert all(run[0] != " " and run[-1] == " " for run in cut)
+    assert out.tobytes().decode() == "".join(cut[one] for one in drawn.tolist())
 
 
-def test_text_of_the_shortest_pairs_is_made_of_the_words_that_are_drawn_for_it() -> None:
-    pairs = words._pairs().to_pylist()
-    out = np.zeros(BLOCK, np.uint8)
-    shortest = pairs.index(min(pairs, key=len))
-    words.text_block(np.full(words.TEXT_WORDS, shortest, np.uint16), out)
-    assert out.tobytes() == (pairs[shortest] * words.TEXT_WORDS)[:BLOCK]
+def test_words_of_text_follow_zipfs_law() -> None:
+    found = Counter(words._runs().tobytes().split())
+    vocabulary = [word.strip() for word in words._vocabulary()]
+    harmonic = (1 / np.arange(1, len(vocabulary) + 1)).sum()
+    for rank in (0, 1, 2, 9, 99):
+        share = found[vocabulary[rank]] / found.total()
+        assert share == pytest.approx(1 / (rank + 1) / harmonic, rel=0.2 if rank < 99 else 0.3)
+    assert len(found) > 0.97 * len(vocabulary)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 100, 50257, 5_000_000])
+def test_pairs_of_tokens_follow_zipfs_law_and_blocks_change_those_that_are_alike(vocabulary: int) -> None:
+    choices = np.arange(1 << 16, dtype=np.uint16)
+    harmonic = (1 / np.arange(1, vocabulary + 1)).sum()
+    blocks = []
+    for key in (0, 0xFFFFFFFF, 0x12345678):
+        out = np.zeros(2 << 16, np.int32)
+        words.token_block(choices, key, vocabulary, out)
+        assert 0 <= out.min() <= out.max() < vocabulary
+        blocks.append(out)
+        for rank in [one for one in (0, 1, 2, 9, 19) if one < vocabulary]:
+            assert (out == rank).mean() == pytest.approx(1 / (rank + 1) / harmonic, rel=0.01)
+    first, *others = blocks
+    for other in others:
+        changed = other != first
+        assert np.all(first[changed] >= 32)
+        assert np.abs(np.maximum(other, 1) / np.maximum(first, 1) - 1).max() < 1 / 15
+        assert changed.mean() > 0.3 or vocabulary <= 100
+
+
+def test_tokens_of_many_blocks_are_all_of_the_vocabulary() -> None:
+    keys = np.random.default_rng(1).integers(0, 1 << 32, 60).tolist()
+    seen = np.zeros(300_000, bool)
+    out = np.zeros(2 << 16, np.int32)
+    for key in keys:
+        words.token_block(np.arange(1 << 16, dtype=np.uint16), key, len(seen), out)
+        seen[out] = True
+    assert seen.mean() > 0.95
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 50257, 1 << 20, 1 << 22, 5_000_000])
@@ -237,17 +272,18 @@ def test_files_differ_by_number_and_seed_only(name: str) -> None:
     assert first != content(dataclasses.replace(spec, seed=5), 0)
 
 
-# What was made once is completed, and checked, by later versions: a seed's bytes are a promise.
+# What was made once is completed, and checked, by later versions: a seed's bytes are a promise. Where tokens or text change,
+# words.VERSION has to, by which a dataset of before is refused.
 GOLDEN = {
     "npy": "d20ca36cef9c7c58",
     "npz": "8f9d10cbb6786a58",
-    "mds": "e5e9c0eb28ee1674",
+    "mds": "cc4368d290191c48",
     "tfrecord": "96c856030ea07504",
     "tfrecord-stdev": "ff5eb1b31f52bcef",
     "tar": "d0f2f9161d61d879",
-    "jsonl": "42f0b4f167ee0585",
-    "csv": "f0e88d4809081945",
-    "megatron": "d58760705b98d639",
+    "jsonl": "0186d63a34878519",
+    "csv": "06fd63a081c7b45c",
+    "megatron": "dca2440ace3e4faa",
     "files": "f1fdd7929a52b684",
 }
 

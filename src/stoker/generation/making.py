@@ -15,6 +15,7 @@ from stoker.generation.formats.base import layout_of
 from stoker.generation.names import Output, output
 from stoker.generation.segments import CHUNK, assemble
 from stoker.generation.spec import DatasetSpec
+from stoker.generation.words import VERSION as WORDS_VERSION
 
 _WHOLE: Final = CHUNK // 4
 
@@ -106,8 +107,10 @@ def file_size(spec: DatasetSpec, out: Output) -> int | None:
 
 
 def library_versions(spec: DatasetSpec) -> dict[str, str]:
-    """Libraries whose version the bytes of the files depend on, and that version."""
+    """Libraries whose version the bytes of the files depend on, and that version; likewise of what makes tokens and text."""
     found = layout_of(spec).versions()
+    if any(column.tokens or column.dtype == "str" for column in spec.fields):
+        found |= {"stoker.generation.words": WORDS_VERSION}
     if spec.compression is not None and spec.form.compressed_whole:
         zstd = spec.compression.startswith("zstd")
         found |= {"cramjam": cramjam.__version__} if zstd else {"zlib": zlib.ZLIB_RUNTIME_VERSION}

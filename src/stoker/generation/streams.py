@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.generation.noise import BLOCK, Noise
-from stoker.generation.words import TEXT_WORDS, text_block, zipf_tokens
+from stoker.generation.words import TEXT_RUN, text_block, token_block
 
 UNIT: Final = 4096
 """Bytes of which each run has the compressibility that was asked for."""
@@ -140,21 +140,20 @@ def noise_stream(
 
 def token_stream(noise: Noise, file: int, stream: int, dtype: np.dtype[Any], vocabulary: int) -> ByteStream:
     """Token ids by Zipf's law, as integers of ``dtype``."""
-    share = BLOCK // dtype.itemsize
+    pairs = BLOCK // dtype.itemsize // 2
 
-    def make(number: int, first: int, out: NDArray[np.uint8], _: int) -> None:
-        begin, count = first // dtype.itemsize, len(out) // dtype.itemsize
-        words = noise.draw(4 * count, file, stream, 4 * (number * share + begin))
-        zipf_tokens(words.view(np.uint32), vocabulary, out.view(dtype))
+    def make(number: int, _: int, out: NDArray[np.uint8], __: int) -> None:
+        drawn = noise.draw(2 * pairs + 8, file, stream, number * (2 * pairs + 8)).view("<u2")
+        token_block(drawn[:pairs], int(drawn[-2:].view("<u4")[0]), vocabulary, out.view(dtype))
 
     return ByteStream(make, BLOCK)
 
 
 def text_stream(noise: Noise, file: int, stream: int) -> ByteStream:
     """ASCII text."""
+    size = 2 * (BLOCK // TEXT_RUN)
 
     def make(number: int, _: int, out: NDArray[np.uint8], __: int) -> None:
-        words = noise.draw(2 * TEXT_WORDS, file, stream, number * BLOCK)
-        text_block(words.view(np.uint16), out)
+        text_block(noise.draw(size, file, stream, number * size).view("<u2"), out)
 
     return ByteStream(make, BLOCK)

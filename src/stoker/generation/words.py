@@ -1,6 +1,8 @@
 """Token ids and text whose frequencies are those of language: the k-th most frequent comes k times rarer (Zipf's law).
 
-Both are made of random words by tables of integers, so that every machine makes the same.
+Both are put together of runs, two tokens or 32 bytes of text each, that 16 random bits choose from a table of 65,536. The
+tables are made of random words by integers alone, so that every machine makes the same. To draw each token or word by itself
+takes several times as long.
 """
 
 from __future__ import annotations
@@ -11,20 +13,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.formats.parquet.arrow import pyarrow
 from stoker.types import Array
+
+VERSION: Final = "2"
+"""Changes when the same random words make other tokens or another text."""
+
+TEXT_RUN: Final = 32
+"""Bytes of text that 16 random bits choose: whole words, with the spaces and full stops behind them."""
 
 _SLOTS: Final = 1 << 16
 _VOCABULARY: Final = 8192
-_WIDEST: Final = 24
-# So many words and what is made of them stay in the processor's cache.
-_AT_A_TIME: Final = 1 << 15
-# Bytes of a pair of words, a little less than the mean.
-_PAIR_BYTES: Final = 12
-
-TEXT_WORDS: Final = 1 << 17
-"""Random words of two bytes that :func:`text_block` wants for 1 MiB of text: each stands for two words of text, which with
-their spaces have at least 8 bytes."""
+_LONGEST: Final = 10
+# Words that are drawn for the runs, of which three quarters are looked at.
+_DRAWN: Final = 1 << 20
+# Ids whose frequencies differ by less than 1 / _ALIKE are changed for each other.
+_ALIKE: Final = 16
 
 
 @lru_cache(maxsize=4)
@@ -49,44 +52,82 @@ def zipf_tokens(words: NDArray[np.uint32], vocabulary: int, out: Array) -> None:
     """
     ranks, bits = _ranks(vocabulary)
     kind = ranks.dtype.type
-    for begin in range(0, len(words), _AT_A_TIME):
-        part = words[begin : begin + _AT_A_TIME]
-        found = ranks.take((part >> np.uint32(16)).astype(np.intp), mode="clip")
-        within = (part & np.uint32(0xFFFF)).astype(kind, copy=False)
-        within *= found & kind((1 << bits) - 1)
-        within >>= kind(16)
-        found >>= kind(bits)
-        np.add(found, within, out=out[begin : begin + _AT_A_TIME], casting="unsafe")
+    found = ranks.take((words >> np.uint32(16)).astype(np.intp), mode="clip")
+    within = (words & np.uint32(0xFFFF)).astype(kind, copy=False)
+    within *= found & kind((1 << bits) - 1)
+    within >>= kind(16)
+    found >>= kind(bits)
+    np.add(found, within, out=out, casting="unsafe")
 
 
-def text_block(words: NDArray[np.uint16], out: NDArray[np.uint8]) -> None:
+def token_block(choices: NDArray[np.uint16], key: int, vocabulary: int, out: Array) -> None:
+    """Fill ``out`` with token ids, of which id 0 is the most frequent, and id k comes 1 / (k + 1) as often.
+
+    Each choice is a pair of the table. Ids that come about as often as each other are changed for each other by ``key``: a
+    block has 131,072 different ids at most, but all blocks together have all.
+
+    Args:
+        choices: random; shape ``(n,)``.
+        key: random, of 32 bits; another for each block.
+        vocabulary: ids are below it.
+        out: integers of any dtype that holds them, shape ``(2 * n,)``.
+    """
+    tokens, changed = _token_pairs(vocabulary, out.dtype.str)
+    pairs = (changed & (key & np.iinfo(out.dtype).max)) ^ tokens
+    np.take(pairs.reshape(-1, 2), choices, axis=0, out=out.reshape(-1, 2), mode="clip")
+
+
+@lru_cache(maxsize=4)
+def _token_pairs(vocabulary: int, dtype: str) -> tuple[Array, Array]:
+    """65,536 pairs of token ids, one pair after the other, and the bits of each id that may change."""
+    # A draw from each 131,072th of all draws, so that ids come as often as they should; then in a random order.
+    count = 2 * _SLOTS
+    draws = np.random.SFC64(20261124).random_raw(count)
+    words = np.arange(count, dtype=np.uint32) << np.uint32(15) | (draws & np.uint64(0x7FFF)).astype(np.uint32)
+    tokens = np.empty(count, np.int64)
+    zipf_tokens(words, vocabulary, tokens)
+    tokens = tokens[np.argsort(draws, kind="stable")]
+    # Of ids from 2**n * 16 to 2**n * 32 the lowest n bits, as long as what they make is an id, too.
+    bits = np.zeros(count, np.int64)
+    while (more := tokens >> 1 >= _ALIKE * (bits + 1)).any():
+        bits[more] = bits[more] << 1 | 1
+    while (beyond := tokens | bits >= vocabulary).any():
+        bits[beyond] >>= 1
+    return tokens.astype(dtype), bits.astype(dtype)
+
+
+def text_block(choices: NDArray[np.uint16], out: NDArray[np.uint8]) -> None:
     """Fill ``out`` with ASCII text: words of letters, spaces between them, and full stops.
 
     Args:
-        words: random; :data:`TEXT_WORDS` for 1 MiB.
-        out: uint8.
+        choices: random; shape ``(n,)``.
+        out: uint8, shape ``(TEXT_RUN * n,)``.
     """
-    pa, pairs = pyarrow(), _pairs()
-    at = first = 0
-    while at < len(out):
-        chosen = words[first : first + (len(out) - at) // _PAIR_BYTES + 1]
-        first += len(chosen)
-        _, offsets, data = pairs.take(pa.array(chosen)).buffers()
-        size = min(int(np.frombuffer(offsets, np.int32)[len(chosen)]), len(out) - at)
-        assert size, "too few random words"
-        out[at : at + size] = np.frombuffer(data, np.uint8)[:size]
-        at += size
+    np.take(_runs(), choices, axis=0, out=out.reshape(-1, TEXT_RUN), mode="clip")
 
 
 @lru_cache(maxsize=1)
-def _pairs() -> Any:
-    """65,536 pairs of words, each word as often as Zipf's law has it; a ``pyarrow.BinaryArray``."""
-    draws = np.random.SFC64(20261121).random_raw(_SLOTS).view(np.uint32)
-    chosen = np.empty(2 * _SLOTS, np.int64)
-    zipf_tokens(draws, _VOCABULARY, chosen)
+def _runs() -> NDArray[np.uint8]:
+    """The runs of text; uint8, shape ``(65536, TEXT_RUN)``.
+
+    They are those parts of a long text that begin with a word and end with one, so that a word is nearly as often in them as
+    in that text: what words make 32 bytes changes it by up to an eighth.
+    """
+    words = np.empty(_DRAWN, np.int64)
+    zipf_tokens(np.random.SFC64(20261121).random_raw(_DRAWN // 2).view(np.uint32), _VOCABULARY, words)
     vocabulary = _vocabulary()
-    pa = pyarrow()
-    return pa.array([vocabulary[a] + vocabulary[b] for a, b in chosen.reshape(-1, 2).tolist()], pa.binary())
+    text = b"".join([vocabulary[word] for word in words.tolist()])
+    ends = np.cumsum(np.array([len(word) for word in vocabulary])[words])
+    starts = np.append(0, ends[:-1])
+    whole = ends[np.minimum(np.searchsorted(ends, starts + TEXT_RUN), _DRAWN - 1)] == starts + TEXT_RUN
+    runs: list[bytes] = []
+    end = 0
+    for start in starts[whole].tolist():
+        if start >= end:
+            end = start + TEXT_RUN
+            runs.append(text[start:end])
+    assert len(runs) >= _SLOTS
+    return np.frombuffer(b"".join(runs[:_SLOTS]), np.uint8).reshape(_SLOTS, TEXT_RUN)
 
 
 def _vocabulary() -> list[bytes]:
@@ -97,7 +138,7 @@ def _vocabulary() -> list[bytes]:
     for draw in draws:
         count = 2 + (len(made) > 400) * (draw >> 60 & 1)
         word = "".join([syllables[(draw >> 16 * k) % len(syllables)] for k in range(count)])
-        if 3 <= len(word) <= _WIDEST // 2 - 2:
+        if 3 <= len(word) <= _LONGEST:
             made[word] = None
         if len(made) == _VOCABULARY:
             break
