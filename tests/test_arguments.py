@@ -116,6 +116,7 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.HashSplit": (_of(low=0, high=1), nothing),
     "stoker.writers.JSONWriter": (_folder("str"), _abort),
     "stoker.KeepIds": (_of(ids=[1]), nothing),
+    "stoker.Trace": (lambda root: {"path": root / "trace.json"}, nothing),
     "stoker.LocalDataset": (_at("local"), nothing),
     "stoker.LMStream": (_over(column="x", batch_size=2, seq_len=4), lambda stream: next(iter(stream), None)),
     "stoker.MDSWriter": (_folder("int"), _abort),

@@ -37,6 +37,7 @@ Ranks and workers:
 What loaders give:
     LMBatch                 rows of tokens, with labels, masks and positions
     StreamStats             statistics of loading
+    Trace                   where the time of loading goes, for Perfetto
     StokerError             the base of all errors; see ``stoker.errors``
 
 Writing; all writers are in ``stoker.writers``:
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from stoker.loaders.shard_loader import StreamingShardLoader
     from stoker.order.mixture.schedule import Schedule
     from stoker.pipeline.stats.stats import StreamStats
+    from stoker.pipeline.stats.trace import Trace
     from stoker.pipeline.workers.adaptive import Adaptive
     from stoker.pipeline.workers.config import StreamingConfig
     from stoker.reading.bad_samples import BadSamples
@@ -125,6 +127,7 @@ if TYPE_CHECKING:
         "StreamingDataset",
         "StreamingParquetLoader",
         "StreamingShardLoader",
+        "Trace",
         "Video",
         "Where",
         "World",
@@ -168,6 +171,7 @@ _MODULES: Final = {
     "StreamingDataset": "stoker.loaders.dataset",
     "StreamingParquetLoader": "stoker.loaders.parquet_loader",
     "StreamingShardLoader": "stoker.loaders.shard_loader",
+    "Trace": "stoker.pipeline.stats.trace",
     "Video": "stoker.formats.media.video",
     "Where": "stoker.streams.conditions",
     "World": "stoker.cluster",

@@ -13,6 +13,7 @@ from stoker.cache.directory import CacheDirectory
 from stoker.cache.eviction import EvictionPolicy, least_recently_opened
 from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StokerError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import parse_compression
@@ -231,7 +232,8 @@ class ShardCache(ABC):
         self._check(packed, data, where)
         assert info.compression is not None
         try:
-            raw = parse_compression(info.compression).decompress_in(data, file.bytes, memory)
+            with span(Stage.DECOMPRESS, file.bytes):
+                raw = parse_compression(info.compression).decompress_in(data, file.bytes, memory)
         except CorruptDataError as error:
             raise CorruptDataError(f"{where}: {error}") from error
         self._check(file, raw, where)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from stoker.cache.quota import claim, release
 from stoker.cache.range_fetch import check_file, fetch_part
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import UNKNOWN, FilePart
 from stoker.storage import is_local
@@ -50,7 +51,8 @@ def unpack_file(store: Store, packed: FilePart, codec: str, size: int, into: Pat
     if directory is not None:
         source = directory / packed.key
         check_file(source, os.stat(source), packed)
-        _decompress(source, codec, packed.size, size, into, where)
+        with span(Stage.DECOMPRESS, packed.size):
+            _decompress(source, codec, packed.size, size, into, where)
         return 0
     held = claim(scratch)
     try:

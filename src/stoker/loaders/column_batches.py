@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from stoker.cluster.outer_division import REMEDY, outer_division
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, TransformError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.pipeline.batch_groups import BatchGroup, to_message
@@ -19,7 +20,8 @@ from stoker.types import Batch
 
 def to_send(found: Batch | BatchGroup) -> Any:
     """Batches as a worker sends them."""
-    return to_message(found) if isinstance(found, BatchGroup) else as_tensors(found)
+    with span(Stage.SEND):
+        return to_message(found) if isinstance(found, BatchGroup) else as_tensors(found)
 
 
 class ColumnBatches(IterableDataset[Batch | BatchGroup]):

@@ -16,6 +16,7 @@ from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import World
 from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.attributes import DatasetAttributes
@@ -234,20 +235,19 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         needed = needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition)
         in_memory = uses_memory(cache)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
-        self._streams = open_streams(
-            streams,
-            StreamDefaults(
-                download_retry,
-                download_timeout,
-                validate_hash,
-                keep_zip,
-                storage_options,
-                needed,
-                in_memory,
-                limit,
-                split,
-            ),
+        defaults = StreamDefaults(
+            download_retry,
+            download_timeout,
+            validate_hash,
+            keep_zip,
+            storage_options,
+            needed,
+            in_memory,
+            limit,
+            split,
         )
+        with span(Stage.LIST):
+            self._streams = open_streams(streams, defaults)
         # Whether the state that was loaded last is of the end of an epoch, and so of the beginning of the next.
         self._resumed_between = False
         # Samples that iteration has read, for a subclass's method that is about to ask for them, by id.

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.user_code import pass_exits
 from stoker.display import with_article
 from stoker.errors import ConfigError, StateError, TransformError
@@ -185,7 +186,8 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         while True:
             self._before = None
             before = self.state_dict() if ahead else None
-            batch = next(batches, None)
+            with span(Stage.WAIT, self._batch_size or 1):
+                batch = next(batches, None)
             if batch is None:
                 return
             self._before = before

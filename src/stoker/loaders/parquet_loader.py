@@ -18,6 +18,7 @@ from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, span
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.iterable import TorchIterable
@@ -164,17 +165,19 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         if format in TABLE_FORMATS:
             table, settings = find_version(format, source, format_options, storage_options)
             source, format_options = table.urls, {name: one for name, one in settings.items() if name != "hive"}
-        self._source = open_source(
-            source,
-            column,
-            local,
-            storage_options,
-            _on_bad_files(format_options),
-            limit,
-            in_memory=held,
-            fetch_threads=read.download_threads,
-            counts=self._counts,
-        )
+        bad_files = _on_bad_files(format_options)
+        with span(Stage.LIST):
+            self._source = open_source(
+                source,
+                column,
+                local,
+                storage_options,
+                bad_files,
+                limit,
+                in_memory=held,
+                fetch_threads=read.download_threads,
+                counts=self._counts,
+            )
         self._builder = BlockBuilder(self._source, rows)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
         self._sample_order: TokenSampleOrder = self._builder.sample_order(
@@ -429,12 +432,15 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         progress = self._progress = _EpochProgress(point, run.plan, begun, reads_ahead())
         batches = self._builder.batches(run, worker, begun, self.batch_size, self._threads)
         with closing(batches):
+            wait = begin_span()
             for batch in batches:
+                end_span(Stage.WAIT, wait, batch.input_ids.shape[0])
                 delivery.batch()
                 progress.batches += 1
                 self._counts.token_batch(batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens)
                 yield batch
                 delivery.check()
+                wait = begin_span()
         delivery.finished = True
         if worker.token is None and self._progress is progress:
             self._exhausted = point.epoch

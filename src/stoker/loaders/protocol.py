@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
+from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.order.global_batches import WorkerRemainder
 from stoker.pipeline.stats.stats import StreamStats
+from stoker.pipeline.stats.trace import Trace
 
 __all__ = ["CloseOnExit", "Loader"]
 
@@ -81,7 +84,25 @@ class Loader(Protocol[_Item_co]):
 
 
 class CloseOnExit:
-    """A base of classes whose ``close()`` is called at the end of a ``with`` block."""
+    """A base of stoker's loaders: ``close()`` is called at the end of a ``with`` block, and what they do can be traced."""
+
+    @property
+    def world(self) -> World:
+        """This process's rank and world."""
+        raise NotImplementedError
+
+    @checked
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """A trace of all that stoker does in this process while its ``with`` block runs; see :class:`~stoker.Trace`.
+
+        >>> with dataset.trace("trace.json") as trace:  # doctest: +SKIP
+        ...     for batch in dataset.batches():
+        ...         train(batch)
+
+        Args:
+            path: of the file that is written at the end, for https://ui.perfetto.dev; each rank writes its own.
+        """
+        return Trace(path, world=self.world)
 
     def close(self) -> None:
         """Release what is open."""

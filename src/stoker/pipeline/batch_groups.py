@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.pipeline.collate import empty_tensor, makes_tensor
 from stoker.pipeline.columns import split_batch
 from stoker.types import Array, Batch
@@ -86,7 +87,8 @@ def _batches_of(message: GroupMessage) -> list[dict[str, Any]]:
 def ungroup(groups: Iterable[GroupMessage]) -> Iterator[dict[str, Any]]:
     """The batches of groups, in order."""
     for message in groups:
-        batches = _batches_of(message)
+        with span(Stage.SEND):
+            batches = _batches_of(message)
         del message
         batches.reverse()
         while batches:

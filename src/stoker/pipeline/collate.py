@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.display import with_article
 from stoker.errors import ConfigError, TransformError
 from stoker.pipeline.batch_ring import Region, Ring, RingBlock, receive
@@ -30,6 +31,11 @@ def collate(samples: list[Any]) -> Any:
         ConfigError: samples have different columns, or a column's values make no tensor together: numbers or arrays with
             nulls among them, arrays or lists of different shapes. Names the column.
     """
+    with span(Stage.COLLATE, len(samples)):
+        return _collate(samples)
+
+
+def _collate(samples: list[Any]) -> Any:
     first = samples[0]
     if not isinstance(first, dict):
         if any(sample is None or isinstance(sample, dict) for sample in samples):

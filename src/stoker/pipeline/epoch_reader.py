@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import REMEDY, OuterDivision
 from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, recorder
 from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once
 from stoker.order.capabilities import shards_at_once
@@ -133,7 +135,9 @@ class EpochReader:
             yield from deliver_kept(samples, delivery.plan, self._division, LoaderWorker.detect())
             return
         division, ranks, number = self._division, self._ranks, 0
+        wait = begin_span()
         for part in pipeline.sample_runs():
+            end_span(Stage.WAIT, wait, operator.length_hint(part.remaining))
             number += 1
             if number >= _LOOK_AGAIN and not number & (number - 1):
                 check_as_begun(self._rank_finder, division, ranks, batch_size)
@@ -156,6 +160,7 @@ class EpochReader:
                         raise
                     delivery.go_on(part)
             delivery.check()
+            wait = begin_span()
         if number < _LOOK_AGAIN:
             check_as_begun(self._rank_finder, division, ranks, batch_size)
         delivery.finished = True
@@ -189,13 +194,16 @@ class EpochReader:
     def _columns(self, batch_size: int, read: Callable[[Pipeline], Iterator[_Columns]]) -> Iterator[_Columns]:
         _, delivery, pipeline = self._start(batch_size, by_sample=False)
         division, ranks, number = self._division, self._ranks, 0
+        wait = begin_span()
         for found in read(pipeline):
+            end_span(Stage.WAIT, wait, batch_size)
             number += 1
             if number >= _LOOK_AGAIN and not number & (number - 1):
                 check_as_begun(self._rank_finder, division, ranks, batch_size)
             delivery.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
             yield found
             delivery.check()
+            wait = begin_span()
         if number < _LOOK_AGAIN:
             check_as_begun(self._rank_finder, division, ranks, batch_size)
         delivery.finished = True
@@ -290,6 +298,9 @@ class EpochReader:
             )
         data_rank = self._rank_finder.data_rank(batch_size, division)
         self._ranks = data_rank.world_size
+        recording = recorder()
+        if recording is not None and worker.token is not None:
+            recording.note(worker=worker.number)
         sharers = self._sharers(worker)
         self._limit_open(sharers)
         threads = self._threads(worker)

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.concurrency.spans.recorder import Stage, recorder, span
+from stoker.concurrency.spans.sample_clock import SampleClock
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.errors import DecodeError, SampleError, TransformError
 from stoker.formats.common.merge import check_types, scatter
@@ -158,7 +160,11 @@ class GoodSampleReader:
         origin = partial(location_at, self._pool, shards, rows)
         made: Iterator[Any] = remaining
         if self._functions is not None:
-            made = apply_transform(self._functions(positions, shards, rows), remaining, remaining, origin)
+            transform, recording = self._functions(positions, shards, rows), recorder()
+            if recording is not None:
+                clock = SampleClock(recording)
+                made, transform = clock.decoded(made), clock.transforming(transform)
+            made = apply_transform(transform, made, remaining, origin)
         if self._override is None:
             yield from made
             return
@@ -208,7 +214,8 @@ class GoodSampleReader:
             def origin(number: int) -> Any:
                 return location_at(self._pool, shards[kept], rows[kept], number)
 
-            values = stack_samples(here, origin) if here else self._none()
+            with span(Stage.COLLATE, len(here)):
+                values = stack_samples(here, origin) if here else self._none()
             return GoodSamples(self._noted(values, kept), kept, found.bad)
         parts, bad = self._parts(shards, rows)
         if self._replace:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from stoker.cluster import LoaderWorker
+from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, span
 from stoker.concurrency.threads import Threads
 from stoker.errors import CacheError, StateError, StokerError, StorageError
 from stoker.formats.mds.encodings.images import left_to_load
@@ -149,7 +150,9 @@ class Pipeline:
             if self._settings.transform is None:
                 batch = chunk.values or read_samples(pool, shards, rows, self._settings.columns)
             else:
-                batch = stack_samples(list(self._transformed(chunk).samples), partial(location_at, pool, shards, rows))
+                samples = list(self._transformed(chunk).samples)
+                with span(Stage.COLLATE, len(samples)):
+                    batch = stack_samples(samples, partial(location_at, pool, shards, rows))
             return BatchGroup(batch, chunk.lengths)
 
     # -- with bad samples --------------------------------------------------------------------------------------------
@@ -291,11 +294,13 @@ class Pipeline:
             for shard in chunk.distinct:
                 needed[shard] = needed.get(shard, 0) + 1
             while len(window) > 1 and enough():
+                full = begin_span() if ahead > lookahead or len(needed) > most_shards else 0
                 first = window.popleft()
                 ahead -= len(first.rows)
                 allowed += (_GROWTH - 1) * len(first.rows)
                 allowed_shards += (_GROWTH - 1) * len(first.distinct)
                 yield first
+                end_span(Stage.LOOKAHEAD, full, ahead)
             self._pool.prefetch(chunk.distinct)
         while window:
             yield window.popleft()

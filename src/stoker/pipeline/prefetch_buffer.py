@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.spans.recorder import Stage, recorder
 
 END: Final = object()
 """Returned by a worker's ``next`` at the end of an epoch. ``None`` may be a sample: a transform may return it."""
@@ -99,7 +100,7 @@ class PrefetchBuffer(Generic[_T]):
             if not shared.items and not shared.done:
                 begun = time.perf_counter_ns()
                 shared.changed.wait_for(lambda: bool(shared.items) or shared.done or shared.closed, timeout)
-                self._counts.add(Count.BUFFER_WAIT, time.perf_counter_ns() - begun)
+                self._waited(begun)
             if shared.items:
                 item, samples, cost = shared.items.popleft()
                 shared.samples -= samples
@@ -142,10 +143,16 @@ class PrefetchBuffer(Generic[_T]):
     def _make(self) -> _T | None:
         begun = time.perf_counter_ns()
         item = next(self._items, None)
-        self._counts.add(Count.BUFFER_WAIT, time.perf_counter_ns() - begun)
+        self._waited(begun)
         if item is not None:
             self._counts.add(Count.BUFFER_MISSES, self._size(item))
         return item
+
+    def _waited(self, begun: int) -> None:
+        now, recording = time.perf_counter_ns(), recorder()
+        self._counts.add(Count.BUFFER_WAIT, now - begun)
+        if recording is not None:
+            recording.add(Stage.WAIT, begun, now)
 
     def __del__(self) -> None:
         shared = self.__dict__.get("_shared")

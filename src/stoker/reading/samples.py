@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
+from stoker.concurrency.spans.recorder import Stage, recorder, span
+from stoker.concurrency.spans.sample_clock import SampleClock
 from stoker.formats.base import ShardReader
 from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.registry import get_format
@@ -68,10 +70,14 @@ def read_samples(
     readers, which = _open(pool, shards)
     try:
         if _alike(readers):
-            batch = get_format(readers[0].format).read_many(readers, which, rows, columns)
+            with span(Stage.DECODE, len(rows)):
+                batch = get_format(readers[0].format).read_many(readers, which, rows, columns)
             return _with_ids(batch, pool, shards, rows)
         kinds = list(_kinds(readers, which))
-        parts = [get_format(chosen[0].format).read_many(chosen, here, rows[at], columns) for at, chosen, here in kinds]
+        with span(Stage.DECODE, len(rows)):
+            parts = [
+                get_format(chosen[0].format).read_many(chosen, here, rows[at], columns) for at, chosen, here in kinds
+            ]
     except Exception as error:
         if not named:
             raise
@@ -96,7 +102,8 @@ def read_sample(pool: ShardPool, shard: int, row: int, columns: Sequence[str] | 
     """One sample, as :func:`iterate_samples` gives it; errors are the same."""
     reader = pool.get(shard)
     try:
-        sample = get_format(reader.format).read_one(reader, row, columns)
+        with span(Stage.DECODE, 1):
+            sample = get_format(reader.format).read_one(reader, row, columns)
     except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
         named, cause = decode_error(pool, np.array([shard]), np.array([row]), columns, error)
         raise named from cause
@@ -117,6 +124,11 @@ def iterate_samples(
         TransformError: the transform raised an error; names the sample.
     """
     run = _iterate(pool, shards, rows, columns)
+    recording = recorder()
+    if recording is not None:
+        clock = SampleClock(recording)
+        run = replace(run, samples=clock.decoded(run.samples))
+        transform = transform and clock.transforming(transform)
     if transform is None:
         return run
 
@@ -132,7 +144,8 @@ def _iterate(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | N
     remaining = iter(range(len(rows)))
     try:
         if _alike(readers):
-            columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
+            with span(Stage.DECODE, len(rows)):
+                columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
             columnwise = _with_ids(columnwise, pool, shards, rows, one_by_one=True)
             return SampleRun(_dicts(columnwise, remaining, failed), remaining)
         samples: list[Sample | None] = [None] * len(rows)

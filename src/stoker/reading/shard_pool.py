@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from stoker.cache.base import ShardCache
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.shared_file import spawning
+from stoker.concurrency.spans.recorder import Stage, join_recording, recorder, span
 from stoker.concurrency.threads import Threads
 from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
@@ -114,10 +116,12 @@ class ShardPool:
             "counts": self.counts,
             "ids": self.ids,
             "reads_cut": self.reads_cut,
+            "recording": recording.folder if spawning() and (recording := recorder()) is not None else None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         index, caches = state.pop("index"), state.pop("caches")
+        join_recording(state.pop("recording"))
         ShardPool.__init__(self, index, caches, **state)
 
     def after_fork(self) -> None:
@@ -169,9 +173,11 @@ class ShardPool:
                     mine.set_running_or_notify_cancel()  # others wait for it: it can not be cancelled
                     self._coming[shard] = mine
             if coming is None:
-                return self._load_for_all(shard, mine)
+                with span(Stage.OPEN):
+                    return self._load_for_all(shard, mine)
             try:
-                found = coming.result()[shard]
+                with span(Stage.OPEN):
+                    found = coming.result()[shard]
             except CancelledError:
                 found = None
             finally:
@@ -209,7 +215,11 @@ class ShardPool:
             info, cache = self.index.shards[shard], self.cache_of(shard)
             size += info.size
             if size <= cache.for_others:
-                self._fetching.append(self._threads.submit(partial(cache.fetch_for_others, info)))
+                self._fetching.append(self._threads.submit(partial(self._fetch_for_others, cache, info)))
+
+    def _fetch_for_others(self, cache: ShardCache, info: ShardInfo) -> None:
+        with span(Stage.FETCH, info.size, self.width.value):
+            cache.fetch_for_others(info)
 
     def _begin(self, groups: Iterable[list[int]]) -> None:
         """Have groups of shards opened, each by one thread. The lock is held."""
@@ -232,7 +242,8 @@ class ShardPool:
         small = [shard for shard in shards if self._small.size(shard) is not None]
         if not small:
             return {}
-        found, size = self._small.open(small, self._threads.count)
+        with span(Stage.FETCH, at_once=self.width.value):
+            found, size = self._small.open(small, self._threads.count)
         self.counts.opened(size, hit=True, shards=len(found))
         with self._lock:
             for shard, reader in found.items():
@@ -412,12 +423,13 @@ class ShardPool:
             if files is None:
                 # An evictor may take the file between fetching and opening it; then it is fetched again.
                 for _ in range(100):
-                    small = cache.fetch_small(info) if self._held < SMALL_SHARDS_HELD else None
-                    if small is not None:
-                        files = [small]
-                        break
-                    if not self._fetch(info, cache, demanded=demanded):
-                        return None
+                    with span(Stage.FETCH, info.size, self.width.value):
+                        small = cache.fetch_small(info) if self._held < SMALL_SHARDS_HELD else None
+                        if small is not None:
+                            files = [small]
+                            break
+                        if not self._fetch(info, cache, demanded=demanded):
+                            return None
                     files = cache.open(info)
                     if files is not None:
                         break

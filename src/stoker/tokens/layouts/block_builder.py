@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from stoker.cluster import LoaderWorker
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PartPlan
 from stoker.order.protocols import Plan
@@ -104,14 +105,15 @@ class BlockBuilder:
         cells, groups = self._cells, self.source.groups
         gathered = Gathered(int(cells.tokens[members].sum()), self.settings.limit)
         bounds = [0]
-        for cell in members.tolist():
-            for group in range(int(cells.bounds[cell]), int(cells.bounds[cell + 1])):
-                facts = int(groups.first_rows[group]), int(groups.rows[group]), int(groups.tokens[group])
-                if facts[2]:
-                    gathered.add(self.source.chunks(group), *facts, self.source.where(group))
-            bounds.append(gathered.documents)
-        documents, numbers = gathered.finish(partial(describe_row, self.source))
-        documents.check(self.settings.limit)
+        with span(Stage.DECODE, int(cells.tokens[members].sum())):
+            for cell in members.tolist():
+                for group in range(int(cells.bounds[cell]), int(cells.bounds[cell + 1])):
+                    facts = int(groups.first_rows[group]), int(groups.rows[group]), int(groups.tokens[group])
+                    if facts[2]:
+                        gathered.add(self.source.chunks(group), *facts, self.source.where(group))
+                bounds.append(gathered.documents)
+            documents, numbers = gathered.finish(partial(describe_row, self.source))
+            documents.check(self.settings.limit)
         return self.layout.block(
             BlockInput(
                 documents,

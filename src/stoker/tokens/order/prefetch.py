@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.threads import Threads
 from stoker.tokens.order.token_order import BlockSpan
 
@@ -94,7 +95,12 @@ def read_ahead(
                     pass
                 if later is not None and blocks.has_space():
                     break  # and look further ahead
-                yield [make(blocks.of(span), span.inside, span.rows) for span in step]
+                needed = [blocks.of(one) for one in step]
+                with span(Stage.COLLATE):
+                    made = [make(found, one.inside, one.rows) for found, one in zip(needed, step, strict=True)]
+                del needed  # its blocks may go
+                yield made
+                del made
                 blocks.passed(window.popleft())
     finally:
         blocks.close()

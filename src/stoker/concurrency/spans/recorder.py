@@ -1,0 +1,219 @@
+"""The recorder of spans: each process writes into a file of its own, which it maps, so that nothing is lost with it.
+
+There is none unless a trace runs. Then all of stoker in this process records, and in each child that is forked, or spawned
+with a dataset. What is recorded takes about a microsecond a span; without a recorder, :func:`span` does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import secrets
+import threading
+from enum import IntEnum
+from itertools import count
+from pathlib import Path
+from struct import Struct
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, Final
+
+from stoker.concurrency.forks import reset_in_children
+
+logger = logging.getLogger(__name__)
+
+
+class Stage(IntEnum):
+    """The kinds of a loader's work."""
+
+    LIST = 1
+    """Indexes are read, files listed and their headers read."""
+    FETCH = 2
+    """A shard is fetched, by this process or by another one that it waits for."""
+    DECOMPRESS = 3
+    """A fetched shard is decompressed."""
+    OPEN = 4
+    """Samples are to be read, and wait until their shard is there and open."""
+    DECODE = 5
+    """Bytes become values."""
+    TRANSFORM = 6
+    """A function of the user runs."""
+    COLLATE = 7
+    """Samples become a batch."""
+    SEND = 8
+    """A batch goes into memory that another process reads, or comes out of it."""
+    WAIT = 9
+    """The consumer has asked for a batch or sample, and waits."""
+    LOOKAHEAD = 10
+    """No more is asked for ahead, as settings allow no more; other spans of the thread lie across its ends."""
+
+
+RECORD: Final = Struct("<qqIBxHq")
+"""A span: its begin and end in ns of the monotonic clock, the system's number of the thread, the stage, how many of its kind
+may run at once (0: not said), and an amount: bytes of ``FETCH`` and ``DECOMPRESS``, samples of all else."""
+
+_SEGMENT: Final = 1 << 14
+"""Spans for which a file grows at a time: whole pages."""
+
+MOST_SPANS: Final = 1 << 22
+"""Spans that a process records at most: 128 MiB."""
+
+
+class Recorder:
+    """Records spans of this process and of its children in a folder.
+
+    Args:
+        folder: of the files: for each process one of spans and one of lines of JSON about it and its threads.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.pid = os.getpid()
+        self.after_fork()
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: a child writes files of its own."""
+        self._lock = threading.Lock()
+        self._name = ""
+        self._file = -1
+        self._segments: list[mmap.mmap] = []
+        self._slots = count()
+        self._threads: set[int] = set()
+        self._full = False
+
+    def add(self, stage: Stage, begin: int, end: int, amount: int = 0, at_once: int = 0) -> None:
+        """Record a span of this thread; see :data:`RECORD`."""
+        thread = threading.get_native_id()
+        if thread not in self._threads:
+            self._threads.add(thread)
+            self.note(thread=thread, name=threading.current_thread().name)
+        slot = next(self._slots)
+        number, place = divmod(slot, _SEGMENT)
+        if number >= len(self._segments) and not self._grow(number):
+            return
+        RECORD.pack_into(self._segments[number], place * RECORD.size, begin, end, thread, stage, at_once, amount)
+
+    def note(self, **facts: Any) -> None:
+        """Add a line about this process. Of several with the same name the last one holds."""
+        line = json.dumps(facts).encode() + b"\n"
+        try:
+            with self._lock:
+                file = os.open(self._path("jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                try:
+                    os.write(file, line)
+                finally:
+                    os.close(file)
+        except OSError as error:
+            self._give_up(error)
+
+    def _path(self, ending: str) -> str:
+        if not self._name:
+            self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        return f"{self.folder}/{self._name}.{ending}"
+
+    def _grow(self, number: int) -> bool:
+        """Have segments up to one; whether there is room."""
+        if self._full:
+            return False
+        try:
+            with self._lock:
+                if number >= MOST_SPANS // _SEGMENT:
+                    self._full = True
+                elif self._file < 0:
+                    self._file = os.open(self._path("spans"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                while not self._full and number >= len(self._segments):
+                    size = _SEGMENT * RECORD.size
+                    begin = len(self._segments) * size
+                    os.posix_fallocate(self._file, begin, size)  # a full disk is an error here, and not a signal later
+                    self._segments.append(mmap.mmap(self._file, size, offset=begin))
+        except OSError as error:
+            self._give_up(error)
+        if self._full:
+            self.note(full=True)
+        return not self._full
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._full and Path(self.folder).is_dir():  # else the trace has ended, and this process has not
+            logger.warning("the trace in %s has nothing more of process %d: %s", self.folder, os.getpid(), error)
+        self._full = True
+
+    def close(self) -> None:
+        """Let go of the file. Spans of threads that are still in one are dropped."""
+        with self._lock:
+            self._full = True
+            file, self._file = self._file, -1
+            if file >= 0:
+                os.close(file)
+
+
+_recorder: Recorder | None = None
+
+
+def recorder() -> Recorder | None:
+    """The recorder of this process; ``None`` where no trace runs."""
+    return _recorder
+
+
+def record(new: Recorder | None) -> None:
+    """Have spans of this process recorded, or by ``None`` no more."""
+    global _recorder
+    _recorder = new
+
+
+def join_recording(folder: str | None) -> None:
+    """In a spawned child: record as the parent did when it sent a dataset, if it did."""
+    if folder is not None and _recorder is None and Path(folder).is_dir():
+        record(Recorder(folder))
+
+
+class _Span:
+    """A span of the block that it is the context of."""
+
+    __slots__ = ("_amount", "_at_once", "_begun", "_recorder", "_stage")
+
+    def __init__(self, recorder: Recorder, stage: Stage, amount: int, at_once: int) -> None:
+        self._recorder, self._stage, self._amount, self._at_once = recorder, stage, amount, at_once
+
+    def __enter__(self) -> None:
+        self._begun = perf_counter_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recorder.add(self._stage, self._begun, perf_counter_ns(), self._amount, self._at_once)
+
+
+class _Nothing:
+    """A context that does nothing."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+_NOTHING: Final = _Nothing()
+
+
+def span(stage: Stage, amount: int = 0, at_once: int = 0) -> _Span | _Nothing:
+    """A context whose block is recorded as a span; see :data:`RECORD`."""
+    return _NOTHING if _recorder is None else _Span(_recorder, stage, amount, at_once)
+
+
+def begin_span() -> int:
+    """The begin of a span for :func:`end_span`; 0 where none is recorded."""
+    return 0 if _recorder is None else perf_counter_ns()
+
+
+def end_span(stage: Stage, begun: int, amount: int = 0) -> None:
+    """Record a span of this thread since ``begun``."""
+    if begun and _recorder is not None:
+        _recorder.add(stage, begun, perf_counter_ns(), amount)

@@ -1,0 +1,98 @@
+"""Spans of samples that are made one by one: long ones each, short ones summed up, of very short ones some measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from time import perf_counter_ns
+from typing import Any, Final, TypeVar
+
+from stoker.concurrency.spans.recorder import Recorder, Stage
+
+_T = TypeVar("_T")
+
+_LONG: Final = 50_000
+"""Nanoseconds of a piece of work that is recorded by itself."""
+
+_SHORT: Final = 10_000
+"""Nanoseconds of a sample below which only some are measured."""
+
+_MOST_SKIPPED: Final = 64
+_SUMMED: Final = 10_000_000
+"""Nanoseconds after which a sum is recorded."""
+
+
+class SampleClock:
+    """Records the making of samples that are decoded and transformed when they are asked for.
+
+    Work of less than 50 µs is summed up, over 10 ms at most: one span a stage, which lie one after the other from where the
+    sum began. Of samples that take less than 10 µs one of 2 to 64 is measured, and counts for all of these.
+
+    Args:
+        recorder: of this process.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._measured = True
+        self._weight = 1
+        self._took = 0
+        self._since = 0
+        self._sums: dict[Stage, list[int]] = {}
+
+    def decoded(self, samples: Iterator[_T]) -> Iterator[_T]:
+        """The same samples; taking each is recorded as its decoding."""
+        try:
+            while True:
+                self._measured, self._took = True, 0
+                begin = perf_counter_ns()
+                sample = next(samples, self)
+                if sample is self:
+                    return
+                self._add(Stage.DECODE, begin, perf_counter_ns())
+                yield sample  # type: ignore[misc]
+                del sample
+                if self._weight > 1:
+                    self._measured = False
+                    yield from islice(samples, self._weight - 1)
+                self._weight = min(2 * self._weight, _MOST_SKIPPED) if self._took < _SHORT else 1
+        finally:
+            self._flush(perf_counter_ns())
+
+    def transforming(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same function; its calls for samples that are measured are recorded."""
+
+        def timed(sample: Any) -> Any:
+            if not self._measured:
+                return function(sample)
+            begin = perf_counter_ns()
+            made = function(sample)
+            self._add(Stage.TRANSFORM, begin, perf_counter_ns())
+            return made
+
+        return timed
+
+    def _add(self, stage: Stage, begin: int, end: int) -> None:
+        took = end - begin
+        self._took += took
+        if took >= _LONG and self._weight == 1:
+            self._flush(begin)
+            self._recorder.add(stage, begin, end, 1)
+            return
+        if not self._since:
+            self._since = begin
+        total = self._sums.setdefault(stage, [0, 0])
+        total[0] += took * self._weight
+        total[1] += self._weight
+        if end - self._since > _SUMMED:
+            self._flush(end)
+
+    def _flush(self, now: int) -> None:
+        """Record what was summed up, in the time that has passed since."""
+        begin = self._since
+        for stage, (took, samples) in self._sums.items():
+            end = min(begin + took, now)
+            self._recorder.add(stage, begin, end, samples)
+            begin = end
+        self._sums.clear()
+        self._since = 0

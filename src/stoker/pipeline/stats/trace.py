@@ -1,0 +1,124 @@
+"""``Trace``: records where the time of loading goes, in all threads and processes, as a file for Perfetto."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from stoker.arguments import checked
+from stoker.cluster import World
+from stoker.concurrency.spans.recorder import Recorder, record, recorder
+from stoker.errors import ConfigError
+from stoker.pipeline.stats.bottleneck import Profile, find_bottleneck
+from stoker.pipeline.stats.trace_files import TracedProcess, TraceFacts, read_recorded, read_trace, write_trace
+
+logger = logging.getLogger(__name__)
+
+
+class Trace:
+    """Records what all of stoker does in this process and in those that it starts meanwhile, while its ``with`` block runs.
+
+    At the end of the block the file is written: open it at https://ui.perfetto.dev. It has a span for each time that a thread
+    lists, fetches, decompresses, opens, decodes, transforms, collates, sends or waits. DataLoader workers take part where
+    they are started inside the block.
+
+    >>> with stoker.Trace("trace.json") as trace:  # doctest: +SKIP
+    ...     for batch in dataset.batches():
+    ...         train(batch)
+    >>> print(trace.profile().sentence)  # doctest: +SKIP
+
+    Args:
+        path: of the file; a name that ends in ``.gz`` is compressed. Of several ranks each writes its own:
+            ``trace.json`` becomes ``trace.rank3.json``.
+        world: this process's rank and world; default, found when the block begins.
+
+    Raises:
+        ConfigError: the file can not be written, or another trace runs in this process.
+    """
+
+    @checked
+    def __init__(self, path: str | os.PathLike[str], *, world: World | None = None) -> None:
+        self._given, self._world = Path(path), world
+        self._recorder: Recorder | None = None
+        self._origin = 0
+        self._processes: list[TracedProcess] = []
+        self._facts: TraceFacts | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        world = self._world
+        if world is None or world.world_size == 1:
+            return self._given
+        name, dot, endings = self._given.name.partition(".")
+        return self._given.with_name(f"{name}.rank{world.rank}{dot}{endings}")
+
+    def __enter__(self) -> Self:
+        running = recorder()
+        if running is not None:
+            raise ConfigError(f"a trace runs in this process already, with its files in {running.folder}: end it first")
+        self._world = self._world or World.detect()
+        try:
+            folder = tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+        except OSError as error:
+            raise ConfigError(f"the trace {self.path} can not be written: {error.strerror or error}") from error
+        self._facts = TraceFacts(self._world.rank, self._world.world_size, time.time_ns(), len(os.sched_getaffinity(0)))
+        self._origin = time.perf_counter_ns()
+        self._recorder = Recorder(folder)
+        record(self._recorder)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        running, self._recorder = self._recorder, None
+        assert running is not None
+        assert self._facts is not None
+        if recorder() is running:
+            record(None)
+        folder = Path(running.folder)
+        if not folder.is_dir() or running.pid != os.getpid():  # a forked child leaves the block of its parent
+            return
+        try:
+            running.close()
+            self._processes = read_recorded(folder, self._facts.rank, self._origin)
+            write_trace(self.path, self._processes, self._facts)
+        except OSError as error:
+            raise ConfigError(f"the trace {self.path} can not be written: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if any(one.full for one in self._processes):
+            logger.warning("the trace %s lacks its end: there were too many spans, or the disk is full", self.path)
+
+    def profile(self) -> Profile:
+        """Times by stage, and the bottleneck, of this rank; after the block.
+
+        Raises:
+            ConfigError: the block has not ended, or nothing was read in it.
+        """
+        if self._facts is None or self._recorder is not None:
+            raise ConfigError("profile() is for a trace that has ended: leave its with block first")
+        return find_bottleneck(self._processes, self._facts.cores)
+
+
+def profile_traces(paths: Sequence[str | os.PathLike[str]]) -> Profile:
+    """Times by stage, and the bottleneck, of traces that were written: those of all ranks of a run, or of some.
+
+    Raises:
+        ConfigError: one can not be read, is no trace of stoker, or two are of one rank.
+    """
+    processes: list[TracedProcess] = []
+    ranks: dict[int, Path] = {}
+    cores = 1
+    for path in map(Path, paths):
+        found, facts = read_trace(path)
+        if facts.rank in ranks:
+            raise ConfigError(f"{ranks[facts.rank]} and {path} are both of rank {facts.rank}: give those of one run")
+        ranks[facts.rank] = path
+        processes += found
+        cores = max(cores, facts.cores)
+    return find_bottleneck(processes, cores)

@@ -1,0 +1,226 @@
+"""Files of a trace: what a recorder wrote is read, and exported for Perfetto; such an export is read again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.concurrency.spans.recorder import RECORD, Stage
+from stoker.errors import ConfigError
+
+SPAN: Final = np.dtype(
+    [
+        ("begin", "<i8"),
+        ("end", "<i8"),
+        ("thread", "<u4"),
+        ("stage", "u1"),
+        ("", "u1"),
+        ("at_once", "<u2"),
+        ("amount", "<i8"),
+    ]
+)
+"""The layout of :data:`~stoker.concurrency.spans.recorder.RECORD`."""
+
+_NAMES: Final = {stage: stage.name.lower() for stage in Stage}
+_STAGES: Final = {name: stage for stage, name in _NAMES.items()}
+_IN_BYTES: Final = (Stage.FETCH, Stage.DECOMPRESS)
+_VERSION: Final = 1
+
+_APART: Final = 1 << 23
+"""Added to the number of a thread for those of its spans that would not nest with its others: above all of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedProcess:
+    """Spans of one process.
+
+    Attributes:
+        pid: the system's number of the process.
+        rank: of the training process that it is, or belongs to.
+        worker: number of the DataLoader worker that it is; ``None``: none.
+        spans: dtype :data:`SPAN`, by begin; times in ns since the trace began.
+        threads: number of a thread to its name.
+        full: whether it recorded more than a trace holds, so that the end is missing.
+    """
+
+    pid: int
+    rank: int
+    worker: int | None
+    spans: NDArray[Any]
+    threads: Mapping[int, str] = field(default_factory=dict)
+    full: bool = False
+
+    @property
+    def name(self) -> str:
+        """A name to show."""
+        return f"rank {self.rank}" + ("" if self.worker is None else f", worker {self.worker}")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFacts:
+    """Facts of a trace beside its spans.
+
+    Attributes:
+        rank: whose trace it is.
+        world_size: ranks of the run.
+        began: wall-clock time of its begin, in ns since 1970.
+        cores: processors that the process may use.
+    """
+
+    rank: int
+    world_size: int
+    began: int
+    cores: int
+
+
+def read_recorded(folder: Path, rank: int, origin: int) -> list[TracedProcess]:
+    """Read what a recorder and its copies in children have written until now.
+
+    Args:
+        folder: of the recorder.
+        rank: of this process.
+        origin: the monotonic clock's ns at the begin of the trace.
+    """
+    found = []
+    for path in sorted(folder.glob("*.spans")):
+        data = path.read_bytes()
+        spans = np.frombuffer(data[: len(data) // RECORD.size * RECORD.size], SPAN)
+        # Threads that are in a span, or were killed in one, leave zeros.
+        spans = spans[(spans["begin"] > 0) & (spans["end"] >= spans["begin"]) & (spans["end"] > origin)].copy()
+        spans["begin"] = np.maximum(spans["begin"] - origin, 0)
+        spans["end"] -= origin
+        facts: dict[str, Any] = {}
+        threads: dict[int, str] = {}
+        notes = path.with_suffix(".jsonl")
+        for line in notes.read_text().splitlines() if notes.exists() else ():
+            told = json.loads(line)
+            if "thread" in told:
+                threads[int(told["thread"])] = str(told["name"])
+            else:
+                facts |= told
+        pid = int(path.name.partition("-")[0])
+        order = np.lexsort((-spans["end"], spans["begin"]))
+        found.append(TracedProcess(pid, rank, facts.get("worker"), spans[order], threads, full=bool(facts.get("full"))))
+    return found
+
+
+def write_trace(path: Path, processes: Sequence[TracedProcess], facts: TraceFacts) -> None:
+    """Write the trace as Perfetto and ``chrome://tracing`` read it; compressed where the name ends in ``.gz``.
+
+    Raises:
+        OSError: it can not be written.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with gzip.open(beside, "wt", 3) if path.suffix == ".gz" else open(beside, "w") as out:
+            _write(out, processes, facts)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _write(out: IO[str], processes: Sequence[TracedProcess], facts: TraceFacts) -> None:
+    about = {
+        "stoker": _VERSION,
+        "rank": facts.rank,
+        "world_size": facts.world_size,
+        "began": str(facts.began),
+        "cores": facts.cores,
+    }
+    out.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[')
+    separator = "\n"
+    for process in processes:
+        for event in _events(process):
+            out.write(separator + json.dumps(event, separators=(",", ":")))
+            separator = ",\n"
+    out.write("\n]}\n")
+
+
+def _events(process: TracedProcess) -> Iterator[dict[str, Any]]:
+    about = {"rank": process.rank, "worker": process.worker, "full": process.full}
+
+    def named(what: str, thread: int, **args: Any) -> dict[str, Any]:
+        return {"name": what, "ph": "M", "pid": process.pid, "tid": thread, "args": args}
+
+    yield named("process_name", 0, name=process.name, **about)
+    yield named("process_sort_index", 0, sort_index=process.rank * 1000 + (process.worker or -1) + 1)
+    for thread, name in process.threads.items():
+        yield named("thread_name", thread, name=name)
+    for thread in np.unique(process.spans["thread"][process.spans["stage"] == Stage.LOOKAHEAD]).tolist():
+        yield named("thread_name", thread + _APART, name=f"{process.threads.get(thread, thread)}: lookahead")
+    for begin, end, thread, stage, _, at_once, amount in process.spans.tolist():
+        args = {"bytes" if stage in _IN_BYTES else "samples": amount} if amount else {}
+        if at_once:
+            args["at_once"] = at_once
+        yield {
+            "name": _NAMES[Stage(stage)],
+            "cat": "stoker",
+            "ph": "X",
+            "ts": begin / 1e3,
+            "dur": (end - begin) / 1e3,
+            "pid": process.pid,
+            "tid": thread + _APART * (stage == Stage.LOOKAHEAD),
+            "args": args,
+        }
+
+
+def read_trace(path: Path) -> tuple[list[TracedProcess], TraceFacts]:
+    """A trace that :func:`write_trace` wrote.
+
+    Raises:
+        ConfigError: there is none, or it is no trace of stoker.
+    """
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
+            read = json.load(file)
+        about = read["otherData"]
+        if about["stoker"] != _VERSION:
+            raise ConfigError(
+                f"{path} is a trace of version {about['stoker']}, and this stoker reads version {_VERSION}"
+            )
+        facts = TraceFacts(int(about["rank"]), int(about["world_size"]), int(about["began"]), int(about["cores"]))
+        return _processes(read["traceEvents"]), facts
+    except OSError as error:
+        raise ConfigError(f"{path} can not be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is no trace that stoker wrote ({type(error).__name__}: {error}): give files of dataset.trace() or "
+            "stoker profile"
+        ) from None
+
+
+def _processes(events: Sequence[Mapping[str, Any]]) -> list[TracedProcess]:
+    names: dict[int, Mapping[str, Any]] = {}
+    threads: dict[int, dict[int, str]] = {}
+    rows: dict[int, list[tuple[int, ...]]] = {}
+    for event in events:
+        pid = int(event["pid"])
+        if event["ph"] == "X":
+            begin, args = round(event["ts"] * 1e3), event["args"]
+            end, amount = begin + round(event["dur"] * 1e3), args.get("bytes", args.get("samples", 0))
+            stage = _STAGES[event["name"]]
+            thread = event["tid"] % _APART
+            rows.setdefault(pid, []).append((begin, end, thread, stage, 0, args.get("at_once", 0), amount))
+        elif event["name"] == "process_name":
+            names[pid] = event["args"]
+        elif event["name"] == "thread_name" and event["tid"] < _APART:
+            threads.setdefault(pid, {})[int(event["tid"])] = event["args"]["name"]
+    return [
+        TracedProcess(
+            pid,
+            int(told["rank"]),
+            told["worker"],
+            np.array(rows.get(pid, []), SPAN),
+            threads.get(pid, {}),
+            full=told["full"],
+        )
+        for pid, told in names.items()
+    ]

@@ -1,0 +1,226 @@
+"""Traces: all processes and threads take part, the file is what Perfetto reads, and times are divided rightly."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stoker import (
+    MDSWriter,
+    StreamingConfig,
+    StreamingDataLoader,
+    StreamingDataset,
+    StreamingParquetLoader,
+    StreamingShardLoader,
+    Trace,
+    World,
+)
+from stoker.concurrency.spans import recorder as spans
+from stoker.concurrency.spans.recorder import Recorder, Stage
+from stoker.concurrency.spans.sample_clock import SampleClock
+from stoker.errors import ConfigError
+from stoker.pipeline.stats.span_times import Activity, Intervals
+from stoker.pipeline.stats.trace import profile_traces
+from stoker.pipeline.stats.trace_files import SPAN, read_recorded, read_trace
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    with MDSWriter(
+        {"id": "int", "x": "ndarray:uint8:1000"}, tmp_path / "data", size_limit="40kb", compression="zstd"
+    ) as out:
+        for number in range(400):
+            out.write({"id": number, "x": np.full(1000, number % 251, np.uint8)})
+    return tmp_path / "data"
+
+
+def dataset_of(data: Path, **settings: Any) -> StreamingDataset:
+    return StreamingDataset(str(data), local=data.with_name("cache"), batch_size=16, shuffle=True, **settings)
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    """Events of a trace, checked against the format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU"""
+    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    named, nested = set(), defaultdict(list)
+    for event in events:
+        assert {"name", "ph", "pid", "tid"} <= event.keys()
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "process_sort_index", "thread_name")
+            named.add((event["pid"], event["tid"] if event["name"] == "thread_name" else event["name"]))
+        else:
+            assert event["ph"] == "X"
+            assert event["ts"] >= 0 <= event["dur"]
+            nested[event["pid"], event["tid"]].append(
+                (round(event["ts"] * 1e3), round((event["ts"] + event["dur"]) * 1e3))
+            )
+    for (pid, tid), times in nested.items():
+        assert {(pid, "process_name"), (pid, tid)} <= named
+        around: list[int] = []
+        for begin, end in sorted(
+            times, key=lambda one: (one[0], -one[1])
+        ):  # spans of a thread lie apart or in each other
+            while around and around[-1] <= begin + 1:
+                around.pop()
+            assert not around or end <= around[-1] + 1
+            around.append(end)
+    return events
+
+
+def stages(events: list[dict[str, Any]]) -> set[str]:
+    return {event["name"] for event in events if event["ph"] == "X"}
+
+
+def test_a_trace_of_threads_is_what_perfetto_reads(data: Path, tmp_path: Path) -> None:
+    dataset = dataset_of(data, transform=lambda sample: {**sample, "y": 1})
+    with Trace(tmp_path / "trace.json") as trace:
+        dataset_of(data)
+        rows = sum(len(batch["y"]) for batch in dataset.batches())
+    events = events_of(trace.path)
+    assert stages(events) == {"list", "fetch", "decompress", "open", "decode", "transform", "collate", "wait"}
+    assert len({event["tid"] for event in events if event["name"] == "fetch"}) > 1
+    read = sum(event["args"]["samples"] for event in events if event["name"] == "collate")
+    assert rows == read == 400
+    assert set(os.listdir(tmp_path)) == {"data", "cache", "trace.json"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("start", "columnar"), [("fork", True), ("fork", False), ("spawn", True)])
+def test_workers_take_part(data: Path, tmp_path: Path, start: str, columnar: bool) -> None:
+    loader = StreamingDataLoader(dataset_of(data), num_workers=2, columnar=columnar, multiprocessing_context=start)
+    with loader.trace(tmp_path / "trace.json.gz") as trace:
+        rows = sum(len(batch["id"]) for batch in loader)
+    assert rows == 400
+    processes, facts = read_trace(trace.path)
+    assert (facts.rank, facts.world_size) == (0, 1)
+    assert sorted((one.worker is not None, one.worker) for one in processes) == [(False, None), (True, 0), (True, 1)]
+    assert all(one.pid != os.getpid() for one in processes if one.worker is not None)
+    for one in processes:
+        made = {Stage(number) for number in np.unique(one.spans["stage"])}
+        assert (Stage.WAIT if one.worker is None else Stage.DECODE) in made
+        if one.worker is not None:
+            assert (Stage.SEND if columnar else Stage.COLLATE) in made
+
+
+def test_all_loaders_have_it(data: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"input_ids": pa.array([[1] * 50] * 200, pa.list_(pa.uint32()))}), tmp_path / "0.parquet")
+    tokens = StreamingParquetLoader(tmp_path / "0.parquet", batch_size=4, seq_len=16, eos_id=0, pad_id=0)
+    leased = StreamingShardLoader(dataset_of(data), StreamingConfig(rank=0, world_size=1))
+    for loader, made in (
+        (tokens, {"decode", "collate", "wait"}),
+        (leased, {"decode", "wait"}),
+        (dataset_of(data), {"wait"}),
+    ):
+        with loader.trace(tmp_path / "trace.json") as trace, loader:
+            assert sum(1 for _ in loader) > 100
+        assert made <= stages(events_of(trace.path)), loader
+        assert trace.profile().ranks[0].elapsed > 0
+
+
+def test_what_is_delivered_is_the_same(data: Path, tmp_path: Path) -> None:
+    plain, traced = dataset_of(data, columns=["id"]), dataset_of(data, columns=["id"])
+    state = traced.state_dict()
+    with traced.trace(tmp_path / "trace.json"):
+        half = []
+        for sample in traced:
+            half.append(sample["id"])
+            if len(half) == 150:
+                state = traced.state_dict()
+                break
+    traced.load_state_dict(state)
+    assert half + [sample["id"] for sample in traced] == [sample["id"] for sample in plain]
+
+
+def test_of_many_short_samples_some_are_measured_and_stand_for_all(tmp_path: Path) -> None:
+    running = Recorder(str(tmp_path))
+    samples = list(range(5000))
+    assert list(SampleClock(running).decoded(iter(samples))) == samples
+    clock = SampleClock(running)
+
+    def slow(number: int) -> int:
+        time.sleep(1e-4)
+        return number
+
+    assert list(map(clock.transforming(slow), clock.decoded(iter(samples[:50])))) == samples[:50]
+    (found,) = read_recorded(tmp_path, 0, 0)
+    short = found.spans[found.spans["end"] < found.spans["begin"][found.spans["stage"] == Stage.TRANSFORM][0]]
+    # The weight doubles up to 64, so the last samples may stand for more than there are.
+    assert 5000 <= short["amount"].sum() <= 5000 + 64 + 10
+    long = found.spans[found.spans["stage"] == Stage.TRANSFORM]
+    assert len(long) == 50
+    assert (long["end"] - long["begin"] >= 1e5).all()
+    running.close()
+
+
+def test_an_error_of_a_sample_passes_and_the_trace_is_written(data: Path, tmp_path: Path) -> None:
+    def fails(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["id"] == 7:
+            raise ValueError("seven")
+        return sample
+
+    dataset = dataset_of(data, transform=fails)
+    with pytest.raises(Exception, match="seven"), dataset.trace(tmp_path / "trace.json") as trace:
+        list(dataset)
+    assert "transform" in stages(events_of(trace.path))
+    assert spans.recorder() is None
+
+
+def test_ranks_write_files_of_their_own(data: Path, tmp_path: Path) -> None:
+    paths = []
+    for rank in range(2):
+        dataset = dataset_of(data, world=World(rank, 2))
+        with dataset.trace(tmp_path / "trace.json.gz") as trace:
+            list(dataset.batches())
+        assert trace.path == tmp_path / f"trace.rank{rank}.json.gz"
+        paths.append(trace.path)
+    assert [one.rank for one in profile_traces(paths).ranks] == [0, 1]
+    json.dumps(profile_traces(paths).as_dict())
+    with pytest.raises(ConfigError, match="both of rank 0"):
+        profile_traces([paths[0], paths[0]])
+
+
+def test_times_are_divided_among_the_innermost_spans() -> None:
+    rows = [(0, 100, 1, Stage.WAIT, 0, 0, 0), (10, 60, 1, Stage.OPEN, 0, 0, 0), (20, 50, 1, Stage.FETCH, 0, 0, 0)]
+    rows += [(60, 70, 1, Stage.DECODE, 0, 0, 0), (150, 170, 1, Stage.WAIT, 0, 0, 0)]
+    activity = Activity.of(np.array(rows, SPAN))
+    everything = activity.during(Intervals(np.array([0.0]), np.array([200.0])))
+    assert everything[[Stage.WAIT, Stage.OPEN, Stage.FETCH, Stage.DECODE]].tolist() == [60, 20, 30, 10]
+    part = activity.during(Intervals.union(np.array([160, 15, 30]), np.array([165, 40, 55])))
+    assert part[[Stage.WAIT, Stage.OPEN, Stage.FETCH, Stage.DECODE]].tolist() == [5, 10, 30, 0]
+
+
+def test_faults_are_told(data: Path, tmp_path: Path) -> None:
+    with Trace(tmp_path / "trace.json") as trace:
+        with pytest.raises(ConfigError, match="runs in this process already"), Trace(tmp_path / "other.json"):
+            pass
+        with pytest.raises(ConfigError, match="leave its with block first"):
+            trace.profile()
+    with pytest.raises(ConfigError, match="can not be written: No such file"), Trace(tmp_path / "no" / "trace.json"):
+        pass
+    for text in ("{}", "no JSON", '{"traceEvents": [], "otherData": {"stoker": 99}}'):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"bad\.json is (no|a) trace"):
+            profile_traces([tmp_path / "bad.json"])
+    with pytest.raises(ConfigError, match="can not be read"):
+        profile_traces([tmp_path / "none.json"])
+
+
+def test_a_recorder_without_room_stops_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "MOST_SPANS", 1 << 14)
+    running = Recorder(str(tmp_path))
+    for number in range((1 << 14) + 5):
+        running.add(Stage.WAIT, number + 1, number + 2)
+    (found,) = read_recorded(tmp_path, 0, 0)
+    assert (len(found.spans), found.full) == (1 << 14, True)
+    running.close()
+    running.add(Stage.WAIT, 1, 2)  # of a thread that is late
