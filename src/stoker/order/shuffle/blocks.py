@@ -55,7 +55,9 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
     begins = span_starts[:-1]
     first = _nearest(shard_starts, begins + size * np.arange(1, spans + 1) // spans).tolist()
     shards = np.arange(1, shard_starts.size)
-    after = np.maximum(_nearest(shard_starts, shard_starts[:-1] + size), shards).data  # a list takes five times its memory
+    after = np.maximum(
+        _nearest(shard_starts, shard_starts[:-1] + size), shards
+    ).data  # a list takes five times its memory
     # The first border of each span is the next border that is not before it, and of the next span.
     borders = np.searchsorted(shard_starts, span_starts, side="right").tolist()
     taken = array("q")
