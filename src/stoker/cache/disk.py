@@ -159,6 +159,8 @@ class DiskCache(ShardCache):
                 self._check(file, data, self.root / file.basename)
 
     def describe(self, info: ShardInfo) -> str:
+        if not info.raw:  # nothing of it comes here
+            return str(info.detail)
         path = f"{self._folder}/{info.raw[0].basename}"
         if self.store is None:
             return path

@@ -157,6 +157,8 @@ class MemoryCache(ShardCache):
         return shard_key(self.root.name, file.basename, file.bytes, self.settings.validate_hash)
 
     def describe(self, info: ShardInfo) -> str:
+        if not info.raw:  # nothing of it comes here
+            return str(info.detail)
         file = info.stored[0]
         assert self.store is not None
         return self.store.url_of(file.basename if file.part is None else file.part.key)

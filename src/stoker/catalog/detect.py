@@ -39,7 +39,7 @@ _COMPANION: Final = re.compile(
 )
 # Texts of images, as Hugging Face's datasets has them next to these.
 _IMAGE_METADATA: Final = "metadata.jsonl"
-_SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
+_MEDIA: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4", ".mov", ".mkv", ".webm", ".avi")
 _MDS_SHARD: Final = re.compile(r"\.mds(?:\.(?:br|bz2|gz|snappy|zstd))?$")
 
 
@@ -76,7 +76,7 @@ def suffixes_of_formats() -> Mapping[str, str]:
             continue
         for suffix in get_format(name).file_suffixes:
             found.setdefault(suffix, name)
-    return found | dict.fromkeys(_SOUNDS, FILES)
+    return found | dict.fromkeys(_MEDIA, FILES)
 
 
 def _suffixes_of(forms: Iterable[Format]) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from stoker.errors import CorruptDataError
+from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, refuse
 from stoker.formats.common.container import decode_values
@@ -21,6 +21,9 @@ from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
+from stoker.formats.media.audio import Audio
+from stoker.formats.media.source import StoredFile
+from stoker.formats.media.video import Video
 from stoker.types import Batch, Buffer, Column, Ids
 
 PATH: Final = "path"
@@ -43,6 +46,9 @@ SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {
 SIGNATURES: Final[Mapping[str, bytes]] = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "files": b""}
 _KINDS: Final[Mapping[str, tuple[str, ...]]] = {IMAGES: ("jpeg", "png")}
 _IMAGE: Final = "image"
+MEDIA: Final = "media"
+"""Setting of files by which their column holds handles: ``"video"`` or ``"audio"``."""
+_HANDLES: Final[Mapping[str, type[Video | Audio]]] = {"video": Video, "audio": Audio}
 _COLUMNS: Final = ("image", "data", PATH, CLASS, LABEL)
 
 
@@ -162,6 +168,27 @@ class FileShard:
         return _read([self], np.zeros(len(rows), np.int64), rows, columns)
 
 
+class HandleShard(FileShard):
+    """A file that is not fetched: its sample has a handle, which reads of the store what it needs.
+
+    Args:
+        common: what it has in common with others.
+        file: which it is.
+        where: names it in errors.
+    """
+
+    __slots__ = ("_source",)
+
+    def __init__(self, common: FileKind, file: StoredFile, where: str) -> None:
+        self.kind, self.layout, self.data, self.path, self.where = common.format, common.layout, b"", file.key, where
+        self._common = common
+        self._source = file.source
+
+    def handle(self) -> Video | Audio:
+        """A new handle."""
+        return _HANDLES[self._common.spec["columns"][content_column(self.format)]].of(self._source)
+
+
 def _other_file(name: str, begins: bytes, where: str) -> CorruptDataError:
     kinds = _KINDS.get(name, (name,))
     remedy = "" if len(kinds) > 1 else f'; format="{IMAGES}" reads JPEG and PNG alike'
@@ -183,11 +210,16 @@ class FileFormat(Format):
     def inspect_names(self, keys: Sequence[str], settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """See :class:`stoker.formats.format.Format`. The first folders of images are their classes.
 
-        Settings: ``decode``, of images; false for the files' bytes.
+        Settings: ``decode``, of images; false for the files' bytes. ``media``, of other files; ``"video"`` or ``"audio"`` for
+        handles that read what a clip needs, instead of the files' bytes.
         """
         image = self.name != "files"
-        only_settings(settings, ("decode",) if image else (), self.name)
+        only_settings(settings, ("decode",) if image else (MEDIA,), self.name)
         kind = content_kind(self.name, decode=settings.get("decode", True))
+        if (media := settings.get(MEDIA)) is not None:
+            if media not in _HANDLES:
+                raise ConfigError(f"format 'files': {MEDIA}={media!r}: 'video', 'audio', or none for the files' bytes")
+            kind = media
         columns = {content_column(self.name): kind, PATH: "str"}
         folders = sorted({folder_of(key) for key in keys}) if image else [""]
         if "" in folders:
@@ -207,6 +239,8 @@ class FileFormat(Format):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> FileShard:
+        if isinstance(info.detail, StoredFile):
+            return HandleShard(FileKind.of(info.format, info.spec, options), info.detail, where)
         data, file = files[0], info.raw[0]
         if len(data) != file.bytes or info.samples != 1:
             raise CorruptDataError(f"{where}: the file has {len(data)} bytes, the index says {file.bytes}")
@@ -286,6 +320,9 @@ def _column(shards: Sequence[FileShard], order: list[int], name: str) -> Column:
     if name == LABEL:
         labels = [shards[number].label() for number in order]
         return labels if shards[0].encoding(LABEL).name == "str" else np.array(labels, np.int64)
+    handles = [shard.handle() for shard in map(shards.__getitem__, order) if isinstance(shard, HandleShard)]
+    if handles:
+        return handles
     values: list[Any] = []
     encodings: dict[str, Encoding] = {}
     for number in order:

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -33,10 +33,13 @@ from stoker.catalog.unindexed.many_objects import ManyObjects, many_objects
 from stoker.catalog.unindexed.partitions import kinds_of, partitions_of
 from stoker.catalog.unindexed.plain_files import are_plain, plain_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
+from stoker.formats.base import ShardInfo
 from stoker.formats.common.compression import codec_of
 from stoker.formats.common.file_shards import UnindexedFile, packed_file, whole_file
 from stoker.formats.common.inspect_header import Partition, check_names, only_settings
 from stoker.formats.format import Format
+from stoker.formats.media.source import StoredFile
+from stoker.formats.one_file import MEDIA
 from stoker.formats.parquet.footer.predicate import Filters, Predicate
 from stoker.formats.registry import get_format
 from stoker.index.index import Index
@@ -100,8 +103,9 @@ def open_unindexed(
         options: settings of the format, by name, and of all formats ``on_bad_files``: ``"skip"`` leaves files out that are
             not of the format or are damaged, as far as their headers tell. They are logged, and listed in the index's
             ``extra["skipped_files"]``. For ``jpeg``, ``png`` and ``images``: ``decode``, false for the files' bytes instead
-            of images. For Parquet: ``hive``, false not to take directories ``name=value`` below the root for columns, which
-            hide columns of the same name in files; and ``filters``, conditions ``(column, op, value)`` that must all hold,
+            of images. For ``files``: ``media``, ``"video"`` or ``"audio"`` for handles. For Parquet: ``hive``, false not to
+            take directories ``name=value`` below the root for columns, which hide columns of the same name in files; and
+            ``filters``, conditions ``(column, op, value)`` that must all hold,
             or a list of such lists of which one must hold; op is ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in`` or
             ``not in``. Row groups that can not hold a row that fulfils them, by the statistics in the footers, are left
             out. The others are left whole.
@@ -135,7 +139,9 @@ def open_unindexed(
     keep = side_directories(location.root, cache_root, storage_options, beside=remote is None)
     name = wanted.side_name(location)
     address = locate(location.root, cache_root, None, storage_options)
-    if address.in_place and location.keys is None and location.pattern is None and are_plain(reader):
+    lazy = wanted.options.get(MEDIA) is not None
+    plainly = are_plain(reader) and not lazy
+    if address.in_place and location.keys is None and location.pattern is None and plainly:
         plain = plain_files(reader, str(address.root), wanted.options, keep[-1], f"{name}.files")
         if plain is not None:
             cache = make_cache(address.root, None, settings)
@@ -145,7 +151,7 @@ def open_unindexed(
             origin = origin_of(location.root, storage_options)
             return DatasetLocation(plain.index, cache, keep, origin=origin, listed=plain.listed)
     listing: Iterable[ObjectInfo] | StorageTimeoutError | None = None
-    if _may_be_many(location, address) and are_plain(reader):
+    if _may_be_many(location, address) and plainly:
         store = open_root(location.root)
         try:
             many = many_objects(reader, store, wanted.options, keep[-1], f"{name}.objects")
@@ -189,6 +195,8 @@ def open_unindexed(
     # What row groups share with others that are read much later would be fetched for each of them.
     apart = settings.in_memory
     shards = reader.describe_shards(filled, spec, in_place=address.in_place, partitions=partitions, apart=apart)
+    if lazy:
+        shards = (_left_in_store(info, store) for info in shards)
     extra = {"skipped_files": [{"key": one.key, "problem": one.problem} for one in bad]} if bad else {}
     index = Index(list(shards), extra=extra, where=source.root)
     cache = make(index.file_sizes)
@@ -203,6 +211,13 @@ def open_unindexed(
         origin=origin_of(source.root, storage_options),
         listed=version_of_files((one.key, one.size, one.version) for one in listed),
     )
+
+
+def _left_in_store(info: ShardInfo, store: Store) -> ShardInfo:
+    """The shard of a file of which nothing is fetched before a sample's handle reads it."""
+    part = info.raw[0].part
+    assert part is not None  # as of all files without an index
+    return replace(info, raw=(), detail=StoredFile.of(store, part.key, part.size, part.version))
 
 
 def _may_be_many(location: FilesLocation, address: SourceLocation) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from stoker.errors import ConfigError, StokerError
@@ -77,6 +78,31 @@ class BytesOfFile:
         check_range(self, start, end)
         begin = self._start + start
         return bytes(self._store.get_ranges(self._key, [begin], [self._start + end], version=self._version)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that is a sample and is not fetched; see :class:`stoker.formats.base.ShardDetail`.
+
+    Attributes:
+        bytes: its size.
+        identity: tells it from others.
+        key: its path below the dataset's root.
+        source: reads ranges of it.
+    """
+
+    bytes: int
+    identity: str
+    key: str
+    source: BytesOfFile
+
+    @classmethod
+    def of(cls, store: Store, key: str, size: int, version: str) -> StoredFile:
+        """The file of a store."""
+        return cls(size, f"{key}\0{size}", key, BytesOfFile(store, key, version, 0, size))
+
+    def __str__(self) -> str:
+        return self.source.where
 
 
 MediaSource: TypeAlias = BytesInMemory | BytesOfFile
