@@ -19,6 +19,7 @@ from stoker import BadSamples, MDSWriter, ReadOptions, StreamingDataset, World
 from stoker.errors import ConfigError, ImageError, MissingPackageError, TransformError
 from stoker.image import CenterCrop, Decode, RandomResizedCrop, Resize, decode
 from stoker.image import resize as resizing
+from stoker.image.batch_rows import BatchRows, new_row
 from stoker.image.decode import Mode, open_picture
 from stoker.image.resize import Box, Resample, resize_part
 from stoker.image.steps import Layout
@@ -266,6 +267,59 @@ def test_a_sample_without_the_column_is_bad_and_names_its_columns() -> None:
         Decode()({"jpg": b"", "id": 1})
     with pytest.raises(ConfigError, match="dicts of columns, got bytes"):
         Decode()(b"")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+def test_pixels_are_written_where_the_batch_has_them(
+    pictures: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[Any] = []
+    stack = np.stack
+
+    def noted(values: Any, *args: Any, **options: Any) -> Any:
+        copied.append(values[0].shape)
+        return stack(values, *args, **options)
+
+    def read(**options: Any) -> list[Array]:
+        dataset = StreamingDataset(pictures, columns=["image", "jpg"], batch_size=7, **options)
+        dataset = dataset.map(CenterCrop(20, layout=layout))
+        with_label = dataset.map(lambda sample: {"a": sample["image"], "b": sample["image"], "c": len(sample["jpg"])})
+        batches = list(with_label.batches())
+        for batch in batches:
+            assert np.array_equal(batch["a"], batch["b"])
+            assert not np.shares_memory(np.asarray(batch["a"]), np.asarray(batch["b"]))
+        return [one for batch in batches for one in batch["a"]]
+
+    monkeypatch.setattr(np, "stack", noted)
+    alone = [one["image"] for one in StreamingDataset(pictures).map(CenterCrop(20, layout=layout))]
+    assert not copied
+    kinds: tuple[dict[str, Any], ...] = ({}, {"on_bad_sample": "replace"})
+    for options in kinds:
+        copied.clear()
+        assert all(np.array_equal(one, other) for one, other in zip(read(**options), alone, strict=True))
+        assert copied  # of the second column
+        copied.clear()
+        dataset = StreamingDataset(pictures, columns=["image"], batch_size=7, **options)
+        assert sum(len(batch["image"]) for batch in dataset.map(CenterCrop(20, layout=layout)).batches()) == COUNT
+        assert not copied
+
+
+def test_rows_that_are_not_those_of_the_batch_are_copied() -> None:
+    own = np.zeros((4, 2, 2), np.uint8)
+    with BatchRows(3) as rows:
+        made = [new_row("a", (2, 2)) for _ in range(4)]  # one more than there are
+        others = [new_row("b", (2, 2)) for _ in range(3)]
+    assert made[3].base is None
+    assert rows.joined(list(own)) is None
+    assert rows.joined([others[0], others[2]]) is None
+    assert rows.joined([others[0], made[1], others[2]]) is None
+    assert rows.joined([one.T for one in others]) is None
+    assert rows.joined([one.view(np.int8) for one in others]) is None
+    found = rows.joined(made[1:3])
+    assert found is not None
+    assert np.shares_memory(found, made[1])
+    assert len(found) == 2
+    assert new_row("b", (2, 2)).base is None
 
 
 LEFT = """

@@ -10,6 +10,7 @@ import numpy as np
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError, ImageError
+from stoker.image.batch_rows import new_row
 from stoker.image.decode import CHANNELS, Decoder, Mode, Picture, open_picture
 from stoker.image.resize import Box, Resample, resize_part
 from stoker.types import Array, Sample
@@ -40,9 +41,11 @@ class _Step:
         return open_picture(sample[self.column], self.mode, self.decoder, strict=self.strict)
 
     def _with(self, sample: Sample, pixels: Array) -> Sample:
-        """The sample with pixels, given with channels last."""
+        """The sample with pixels, given with channels last, in the layout that is asked for."""
         if self.layout == "CHW":
-            pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+            turned = pixels.transpose(2, 0, 1)
+            pixels = new_row(self.column, turned.shape)
+            pixels[...] = turned
         return {**sample, self.column: pixels}
 
 
@@ -56,7 +59,9 @@ class _Resizing(_Step):
     def _resized(
         self, sample: Sample, picture: Picture, box: Box, size: tuple[int, int], *, flip: bool = False
     ) -> Sample:
-        out = np.empty((*size, CHANNELS[self.mode]), np.uint8)
+        shape = (*size, CHANNELS[self.mode])
+        last = self.layout == "HWC"
+        out = new_row(self.column, shape) if last else np.empty(shape, np.uint8)
         resize_part(picture, box, out, self.resample, flip=flip)
         return self._with(sample, out)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.image.batch_rows import BatchRows
 from stoker.reading.sample_errors import SampleLocation, returned_error, transform_error
 from stoker.types import Batch, Column
 
@@ -23,12 +24,13 @@ def split_batch(batch: Batch, lengths: Sequence[int]) -> list[Batch]:
     return batches
 
 
-def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation]) -> Batch:
+def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation], rows: BatchRows) -> Batch:
     """Columns of samples: arrays where all values are arrays or NumPy scalars of one dtype and shape, else lists.
 
     Args:
         samples: what a transform returned, n of them.
         origin: where the i-th of these samples comes from.
+        rows: memory in which some values may lie already as a batch has them.
 
     Raises:
         TransformError: one is no dict, or has other columns than the first; names the sample.
@@ -44,14 +46,15 @@ def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation
                 "of every sample",
                 origin(number),
             )
-    return {name: _stack([sample[name] for sample in samples]) for name in first}
+    return {name: _stack([sample[name] for sample in samples], rows) for name in first}
 
 
-def _stack(values: list[Any]) -> Column:
+def _stack(values: list[Any], rows: BatchRows) -> Column:
     first = values[0]
     if isinstance(first, np.ndarray | np.generic) and all(
         isinstance(value, np.ndarray | np.generic) and value.dtype == first.dtype and value.shape == first.shape
         for value in values
     ):
-        return np.stack(values)
+        joined = rows.joined(values)
+        return np.stack(values) if joined is None else joined
     return values

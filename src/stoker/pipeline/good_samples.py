@@ -15,6 +15,7 @@ from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.errors import DecodeError, SampleError, TransformError
 from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import left_to_load, loaded
+from stoker.image.batch_rows import BatchRows
 from stoker.order.global_batches import BatchPlan
 from stoker.order.partition.part_positions import PART_BITS
 from stoker.order.protocols import Plan
@@ -207,7 +208,8 @@ class GoodSampleReader:
         if decoded is not None and self._functions is None and not left_to_load():
             return GoodSamples(decoded, np.arange(len(rows)), [])
         if self._functions is not None:
-            found = self.samples(positions, shards, rows, decoded)
+            with BatchRows(len(rows)) as memory:
+                found = self.samples(positions, shards, rows, decoded)
             kept = found.kept
             here = [found.values[number] for number in kept.tolist()]
 
@@ -215,7 +217,7 @@ class GoodSampleReader:
                 return location_at(self._pool, shards[kept], rows[kept], number)
 
             with span(Stage.COLLATE, len(here)):
-                values = stack_samples(here, origin) if here else self._none()
+                values = stack_samples(here, origin, memory) if here else self._none()
             return GoodSamples(self._noted(values, kept), kept, found.bad)
         parts, bad = self._parts(shards, rows)
         if self._replace:

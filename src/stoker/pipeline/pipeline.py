@@ -18,6 +18,7 @@ from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, span
 from stoker.concurrency.threads import Threads
 from stoker.errors import CacheError, StateError, StokerError, StorageError
 from stoker.formats.mds.encodings.images import left_to_load
+from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.by_shard import ShardByShard
@@ -150,9 +151,10 @@ class Pipeline:
             if self._settings.transform is None:
                 batch = chunk.values or read_samples(pool, shards, rows, self._settings.columns)
             else:
-                samples = list(self._transformed(chunk).samples)
+                with BatchRows(len(rows)) as memory:
+                    samples = list(self._transformed(chunk).samples)
                 with span(Stage.COLLATE, len(samples)):
-                    batch = stack_samples(samples, partial(location_at, pool, shards, rows))
+                    batch = stack_samples(samples, partial(location_at, pool, shards, rows), memory)
             return BatchGroup(batch, chunk.lengths)
 
     # -- with bad samples --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import xxhash
 from stoker.concurrency.shared_counters import Counts
 from stoker.display import with_article
 from stoker.errors import ConfigError
+from stoker.image.batch_rows import BatchRows
 from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Partition, Stratified
 from stoker.order.sample_order import Run
@@ -85,7 +86,9 @@ class ArraySource(SampleSource):
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
         if self._transform is not None:
-            return stack_samples(self.samples(shards, rows), partial(_origin, rows))
+            with BatchRows(len(rows)) as memory:
+                samples = self.samples(shards, rows)
+            return stack_samples(samples, partial(_origin, rows), memory)
         begun = time.perf_counter_ns()
         found: Batch = {name: self._take(values, rows) for name, values in self._columns.items()}
         self._count(len(rows), begun)

@@ -16,6 +16,7 @@ import numpy as np
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
+from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.epoch_reader import EpochReader
@@ -99,7 +100,9 @@ class PoolSource(SampleSource):
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
         if self._settings.transform is not None:
-            return stack_samples(self.samples(shards, rows), partial(location_at, self.pool, shards, rows))
+            with BatchRows(len(rows)) as memory:
+                samples = self.samples(shards, rows)
+            return stack_samples(samples, partial(location_at, self.pool, shards, rows), memory)
         with self._counted(shards):
             return read_samples(self.pool, shards, rows, self._settings.columns)
 
