@@ -17,7 +17,7 @@ TORCH := torch==2.13.0
 # Tests start some thousand processes, which import stoker: it is compiled once, also where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint format api unit unit-bench unit-first unit-rest check check-first check-rest growth peer trainers trainers-test clean
+.PHONY: demo test lint format api unit unit-bench unit-first unit-order unit-processes unit-rest check check-first check-rest growth peer trainers trainers-test clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -37,23 +37,33 @@ format: $(STAMP)
 api: $(STAMP)
 	$(BIN)/python docs/make_api.py
 
-# Three parts at once: many tests wait for other processes, servers and clocks. The last part holds what the others leave.
+# Three parts at once: many tests wait for other processes, servers and clocks. The longer parts begin, and the shorter ones
+# follow where one has ended. The first part holds what the others leave.
 BENCH := tests/bench
-FIRST := $(addprefix tests/,catalog conversion coordination formats generation order simulate storage streams tokens writing) \
+PROCESSES := tests/processes
+ORDER := $(addprefix tests/,coordination formats order)
+FIRST := $(addprefix tests/,catalog conversion generation simulate storage streams tokens writing) \
 	$(addprefix tests/loaders/test_,lm_stream.py mixtures.py mosaicml_order.py parquet_loader_files.py \
 	parquet_loader_orders.py torch_tokens.py)
+NAMED := $(BENCH) $(PROCESSES) $(ORDER) $(FIRST)
 
 unit: $(STAMP)
-	$(MAKE) --jobs=3 --output-sync=target unit-rest unit-first unit-bench
+	$(MAKE) --jobs=3 --output-sync=target unit-rest unit-first unit-bench unit-processes unit-order
 
 unit-bench:
 	$(BIN)/python -m pytest -p no:cacheprovider $(BENCH)
+
+unit-processes:
+	$(BIN)/python -m pytest -p no:cacheprovider $(PROCESSES)
+
+unit-order:
+	$(BIN)/python -m pytest -p no:cacheprovider $(ORDER)
 
 unit-first:
 	$(BIN)/python -m pytest -p no:cacheprovider $(FIRST)
 
 unit-rest:
-	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(BENCH) $(FIRST))
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(NAMED))
 
 # Of each test file as many tests as 0.4 s of a processor have room for, and none that start processes or servers.
 FAST := -m "not processes and not s3 and not slow" --budget 0.4 -r fE
@@ -62,10 +72,10 @@ check: $(STAMP)
 	$(MAKE) --jobs=2 --output-sync=target check-rest lint check-first
 
 check-first:
-	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(BENCH) $(FIRST)
+	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(BENCH) $(ORDER) $(FIRST)
 
 check-rest:
-	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(patsubst %,--ignore=%,$(BENCH) $(FIRST))
+	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(patsubst %,--ignore=%,$(BENCH) $(ORDER) $(FIRST))
 
 growth: $(STAMP)
 	$(BIN)/python benchmarks/scale.py --quick

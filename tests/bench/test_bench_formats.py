@@ -5,8 +5,10 @@ The ranks are threads of this process, as in :mod:`test_bench_ranks`; those of o
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,15 @@ from stoker.formats.registry import format_name, get_format
 from stoker.generation.spec import generated_formats
 
 FILES, SAMPLES = 4, 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_own_objects() -> Iterator[None]:
+    """A dataset that a thread reads looks through all objects for wrappers around it: not through those of other tests."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def train(kind: str, url: str, options: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from stoker.generation import DatasetSpec, generate
 from stoker.tokens.tokenize import texts
 from support import make_dataset
 
-SAMPLES = 30
+SAMPLES = 18
 _NEVER = 1 << 30
 
 

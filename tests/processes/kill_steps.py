@@ -27,7 +27,7 @@ from kill_readers import READERS, ReaderJob, write_remote
 from kill_writers import WRITERS
 
 KINDS = [*(f"writer {name}" for name in WRITERS), *(f"reader {name}" for name in READERS)]
-SAMPLES = 60
+SAMPLES = 42  # a multiple of the parts that are merged
 _PATIENCE = 60.0
 _EVENTS = {"os.rename", "os.link", "os.remove", "os.mkdir", "os.truncate", "shutil.rmtree", "fcntl.flock"}
 

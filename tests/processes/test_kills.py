@@ -27,11 +27,11 @@ EVERYTHING = list(range(SAMPLES))
 HELD = "shard.00003.mds"
 
 
-def test_a_hundred_random_moments() -> None:
-    (counts,) = run_script([HERE / "kill_many.py", "--rounds", 108], timeout=150)
-    assert counts["writer"] + counts["reader"] + counts["pair"] == 108
-    assert counts["reader killed"] > 36
-    assert counts["writer killed, readable: nothing"] > 18
+def test_random_moments() -> None:
+    (counts,) = run_script([HERE / "kill_many.py", "--rounds", 54], timeout=150)
+    assert counts["writer"] + counts["reader"] + counts["pair"] == 54
+    assert counts["reader killed"] > 15
+    assert counts["writer killed, readable: nothing"] > 7
 
 
 def test_every_step_that_writers_and_readers_take_with_files() -> None:

@@ -139,7 +139,7 @@ def test_all_worlds_and_workers_see_the_same_global_batches(data: Path, shuffle:
     assert sorted(flat(reference)) == list(range(SAMPLES))
     assert shuffle == (flat(reference) != list(range(SAMPLES)))
     for ranks in RANKS:
-        for workers in WORKERS:
+        for workers in WORKERS if columnar else WORKERS[ranks % 3 :: 2]:
             found = Cluster(data, ranks, workers, columnar=columnar, **options).take()
             assert found == reference, f"{ranks} ranks, {workers} workers"
 
@@ -149,7 +149,7 @@ def test_a_last_batch_smaller_than_the_world_is_padded_dropped_or_uneven(odd_dat
     options: dict[str, Any] = {"shuffle": True, "remainder": remainder}
     reference = expected(odd_data, shuffle=True)
     for ranks in RANKS:
-        for workers in (0, 3):
+        for workers in (0, 3) if ranks > 5 else (0,):
             cluster = [Rank(odd_data, rank, ranks, workers, **options) for rank in range(ranks)]
             parts = [rank.take() for rank in cluster]
             assert [len(rank.loader) for rank in cluster] == [len(part) for part in parts]
