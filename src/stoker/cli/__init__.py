@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, str]] = {
     "index": "make an index from shards, or one of several",
     "inspect": "say what a dataset is, and show samples",
     "order": "show who reads which shard when on a cluster, and what waits",
+    "profile": "read a dataset for a while, and say where the time goes",
     "tokenize": "make tokens of text, on many processes",
     "verify": "check a dataset, and say what is broken",
 }

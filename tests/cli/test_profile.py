@@ -1,0 +1,64 @@
+"""``stoker profile``: the table, the sentence, the trace, and traces of several ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker import StreamingDataset, World
+from stoker.cli import main
+from support import make_dataset
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    make_dataset(tmp_path / "data", 300)
+    return tmp_path / "data"
+
+
+def profile(capsys: pytest.CaptureFixture[str], *arguments: Any, code: int = 0) -> str:
+    found = main(["profile", *map(str, arguments)])
+    said = capsys.readouterr()
+    assert found == code, said
+    return said.err if code else said.out
+
+
+def test_it_reads_and_names_the_bottleneck(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "trace.json"
+    said = profile(capsys, data, "--local", tmp_path / "new", "--out", out, "--batch-size", 8, "--step-time", 0.03)
+    assert "The consumer is the bottleneck: it waits" in said
+    assert f"The trace is in {out}" in said.replace("\n", "")
+    rows = {line.split()[0] for line in said.splitlines() if line.strip()}
+    assert {"list", "fetch", "decode", "wait", "0"} <= rows
+    assert json.loads(out.read_text())["traceEvents"]
+
+
+@pytest.mark.processes
+def test_workers_and_a_function(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("--workers", 1, "--steps", 6, "--transform", "copy:deepcopy", "--json", "--no-columns")
+    found = json.loads(profile(capsys, data, "--out", tmp_path / "trace.json", *settings, "--columns", "id"))
+    spans = {stage["stage"]: stage["spans"] for stage in found["stages"]}
+    assert spans["wait"] >= 6
+    assert {"transform", "collate"} <= spans.keys()
+    assert found["ranks"][0]["workers"] == 1
+    assert found["trace"] == str(tmp_path / "trace.json")
+
+
+def test_traces_of_ranks_are_compared(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        dataset = StreamingDataset(data, batch_size=8, world=World(rank, 2))
+        with dataset.trace(tmp_path / "trace.json"):
+            list(dataset.batches())
+    found = json.loads(profile(capsys, "--traces", *sorted(tmp_path.glob("*.json")), "--json"))
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+
+
+def test_faults_are_told(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.json").write_text("[]")
+    assert "is no trace that stoker wrote" in profile(capsys, "--traces", tmp_path / "bad.json", code=1)
+    said = profile(capsys, data, "--out", tmp_path / "trace.json", "--transform", "nowhere:f", code=1)
+    assert "--transform nowhere:f can not be imported as MODULE:NAME" in said
+    assert "can not be written" in profile(capsys, data, "--out", tmp_path / "no" / "trace.json", code=1)
