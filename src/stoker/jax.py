@@ -55,7 +55,8 @@ def batches(
         raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
     if dataset.leaves_out:
         raise ConfigError(
-            "on_bad_sample='skip' makes batches shorter, and all arrays need one shape: use on_bad_sample='replace'"
+            f"{dataset.leaves_out} changes the length of batches, and all arrays need one shape: use on_bad_sample='replace' "
+            "or filter(dropped='replace')"
         )
     reader = dataset.epoch_reader
     found, wanted = reader.data_rank(size), world(sharding)

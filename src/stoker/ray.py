@@ -112,7 +112,7 @@ class StokerDatasource(Datasource):  # type: ignore[misc]  # untyped
         dataset = StreamingDataset(remote, **options, world=World())
         if dataset.leaves_out:
             raise ConfigError(
-                "on_bad_sample='skip': Ray Data is told how many samples there are before they are read: use 'replace'"
+                f"{dataset.leaves_out}: Ray Data is told how many samples there are before they are read: use 'replace'"
             )
         order = dataset.epoch_reader.sample_order
         assert isinstance(order, NativeOrder)  # there is no way to ask for another
@@ -214,7 +214,9 @@ def _blocks(dataset: StreamingDataset, samples: _ChosenSamples, begin: int, end:
     each = max(1, dataset.index.total_bytes // max(1, dataset.size))
     plan = BatchPlan(begin, end, max(1, min(_BLOCK_SAMPLES, _BLOCK_BYTES // each)), 0, 1)
     # Tasks on the other processors of the node share its cache.
-    pipeline = dataset.epoch_reader.pipeline(Run(samples, plan), LoaderWorker(), sharers=os.cpu_count() or 1, threads=0)
+    pipeline = dataset.epoch_reader.pipeline(
+        Run(samples, plan), LoaderWorker(), sharers=os.cpu_count() or 1, threads=0, as_columns=True
+    )
     for batch in pipeline.batches():
         yield pa.table({name: _arrow(name, values) for name, values in batch.items()})
 

@@ -337,7 +337,7 @@ def test_what_other_libraries_have_is_named_with_its_counterpart(root: Path) -> 
     dataset = StreamingDataset(root / "a" / "train")
     for name, remedy in (
         ("map_dict", "use map"),
-        ("select", "KeepIds"),
+        ("take", "KeepIds"),
         ("features", "inspect"),
         ("oddity", "$"),
     ):

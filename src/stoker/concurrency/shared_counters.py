@@ -55,6 +55,7 @@ class Count(IntEnum):
     CUT_DOCUMENTS = 27
     CUT_TOKENS = 28
     BAD_SAMPLES = 29
+    FILTERED = 30
 
 
 BUCKETS: Final = 192

@@ -187,7 +187,7 @@ class SamplesById:
         shards, rows = self._table.locate(ids)
         reader = self._epoch_reader
         transform = reader.transform_of(shards, rows)
-        return list(iterate_samples(reader.pool, shards, rows, reader.settings.columns, transform).samples)
+        return list(iterate_samples(reader.pool, shards, rows, reader.settings.stored, transform).samples)
 
     @cached_property
     def _starts(self) -> list[int]:

@@ -1,32 +1,32 @@
-"""``dataset.map(f)`` and ``dataset.random_map(f)``: the same dataset with another chain of functions."""
+"""``dataset.map(f)``, ``dataset.filter(f)`` and others: the same dataset with a further step of its chain."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.pipeline.epoch_reader import EpochReader
-from stoker.reading.chain import Chain, Generator
-
-_TRANSFORM = "transform"
+from stoker.reading.chain import Chain, Dropped, Generator, as_chain
+from stoker.types import Batch
 
 
 class ChainMethods:
-    """Base of a dataset: methods that add a function to what makes its samples."""
+    """Base of a dataset: methods that add a step to what makes its samples.
+
+    Each gives another dataset, which shares the open shards with this one, and raises a ``ConfigError`` if this one is in the
+    middle of an epoch, or if the step does not fit those before it.
+    """
 
     _epoch_reader: EpochReader
 
     @property
     def chain(self) -> Chain:
         """The functions that make the samples: those of ``transform=``, and of the methods that were called since."""
-        found = self._epoch_reader.settings.transform
-        if isinstance(found, Chain):
-            return found
-        return Chain() if found is None else Chain().map(found, _TRANSFORM)
+        return as_chain(self._epoch_reader.settings.transform)
 
     @checked
     def map(self, function: Callable[[Any], Any], name: str | None = None) -> Self:
@@ -63,12 +63,116 @@ class ChainMethods:
         """
         return self._with(self.chain.random_map(function, name, generator=generator))
 
+    @checked
+    def filter(
+        self, function: Callable[[Any], Any], name: str | None = None, *, dropped: Dropped = "leave_out"
+    ) -> Self:
+        """This dataset without the samples for which a function says no.
+
+        Batch n is made of those that it would have without the filter; ranks take as many steps as without it, which is what
+        ``len`` says; any run resumes exactly.
+
+        Args:
+            function: of a sample, to whether it is kept.
+            name: of the step; default, the function's.
+            dropped: ``"leave_out"``: batches are shorter. ``"replace"``: another sample of the epoch comes in its place; see
+                :meth:`~stoker.reading.chain.Chain.filter`.
+
+        Returns:
+            Another dataset, which shares the open shards with this one.
+
+        Raises:
+            ConfigError: this dataset is in the middle of an epoch, or another step has this name.
+        """
+        return self._with(self.chain.filter(function, name, dropped=dropped))
+
+    @checked
+    def flat_map(self, function: Callable[[Any], Iterable[Any]], name: str | None = None) -> Self:
+        """This dataset with any number of samples, which a function makes of each.
+
+        Batch n is made of all that comes of the samples which it would have without; ranks take as many steps.
+
+        Args:
+            function: of a sample, to a list or another iterable of samples, which may be empty.
+            name: of the step; default, the function's.
+
+        Returns:
+            Another dataset, which shares the open shards with this one.
+
+        Raises:
+            ConfigError: this dataset is in the middle of an epoch, or another step has this name.
+        """
+        return self._with(self.chain.flat_map(function, name))
+
+    @checked
+    def batch_map(self, function: Callable[[Batch], Batch], name: str | None = None) -> Self:
+        """This dataset with a function of its batches, called once for each, before arrays become tensors.
+
+        Args:
+            function: of a dict from column name to array of shape ``(n, ...)`` or list of n values, to another such dict; see
+                :meth:`~stoker.reading.chain.Chain.batch_map`.
+            name: of the step; default, the function's.
+
+        Returns:
+            Another dataset, which delivers batches alone: ``batches()``, or a ``StreamingDataLoader`` over it, which reads
+            whole columns.
+
+        Raises:
+            ConfigError: this dataset is in the middle of an epoch, or another step has this name.
+        """
+        return self._with(self.chain.batch_map(function, name))
+
+    @checked
+    def rename(self, columns: Mapping[str, str]) -> Self:
+        """This dataset with other names of columns; see :meth:`~stoker.reading.chain.Chain.rename`.
+
+        Args:
+            columns: from old names to new ones.
+
+        Returns:
+            Another dataset, which shares the open shards with this one.
+
+        Raises:
+            ConfigError: this dataset is in the middle of an epoch, there is no such column, or two would have one name.
+        """
+        return self._with(self.chain.rename(columns))
+
+    @checked(columns="samples are chosen by subset=KeepIds(ids) of the constructor")
+    def select(self, columns: Sequence[str]) -> Self:
+        """This dataset with some of its columns; see :meth:`~stoker.reading.chain.Chain.select`.
+
+        Args:
+            columns: their names. Others are not decoded, unless a function before this step may need them.
+
+        Returns:
+            Another dataset, which shares the open shards with this one.
+
+        Raises:
+            ConfigError: this dataset is in the middle of an epoch, or there is no such column.
+        """
+        return self._with(self.chain.select(columns))
+
+    @checked
+    def enumerate(self, column: str = "position") -> Self:
+        """This dataset with the position of each sample in the epoch as a column.
+
+        Args:
+            column: its name; values are ``numpy.int64``, from 0, the same on any world and after any resume.
+
+        Returns:
+            Another dataset, which shares the open shards with this one.
+
+        Raises:
+            ConfigError: this dataset is in the middle of an epoch, or has such a column.
+        """
+        return self._with(self.chain.enumerate(column))
+
     def _with(self, chain: Chain) -> Self:
         reader = self._epoch_reader
         if reader.begun:
             raise ConfigError(
-                f"this {type(self).__name__} has begun an epoch or loaded a state, and map() gives a dataset that begins "
-                "anew: call map() and random_map() first, then iterate or load the state"
+                f"this {type(self).__name__} has begun an epoch or loaded a state, and a further step gives a dataset that "
+                "begins anew: call map() and random_map() first, then iterate or load the state"
             )
         made = copy.copy(self)
         made._epoch_reader = reader.with_settings(replace(reader.settings, transform=chain))

@@ -14,7 +14,7 @@ from stoker.errors import ConfigError, TransformError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.pipeline.batch_groups import BatchGroup, to_message
 from stoker.pipeline.collate import as_tensors
-from stoker.pipeline.good_samples import LEFT_OUT
+from stoker.reading.apply_chain import LEFT_OUT, SeveralSamples
 from stoker.types import Batch
 
 
@@ -66,10 +66,10 @@ class ColumnBatches(IterableDataset[Batch | BatchGroup]):
 
 
 class SamplesInPlaces(IterableDataset[Any]):
-    """A dataset's samples as the items of a DataLoader, in which something stands for each bad sample that is left out.
+    """A dataset's samples as the items of a DataLoader, in which something stands for each sample that is left out.
 
-    So each batch is of the positions that it would have without bad samples, and steps are as many. :class:`CollatePresent`
-    takes the places out again.
+    So each batch is of the positions that it would have if none were, and steps are as many. :class:`CollatePresent` takes
+    the places out again.
     """
 
     def __init__(self, dataset: StreamingDataset) -> None:
@@ -98,10 +98,15 @@ class CollatePresent:
         Raises:
             TransformError: nothing is left of it.
         """
-        present = [sample for sample in samples if sample is not LEFT_OUT]
+        present: list[Any] = []
+        for sample in samples:
+            if isinstance(sample, SeveralSamples):
+                present += sample
+            elif sample is not LEFT_OUT:
+                present.append(sample)
         if not present:
             raise TransformError(
-                f"all {len(samples)} samples of a batch are bad, so that nothing is left of it: use "
-                "on_bad_sample='replace', or columnar=True, whose batches may be empty"
+                f"all {len(samples)} samples of a batch are bad or filtered, so that nothing is left of it: use "
+                "on_bad_sample='replace' or filter(dropped='replace'), or columnar=True, whose batches may be empty"
             )
         return self._collate(present)

@@ -23,7 +23,7 @@ from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.batch_groups import ungroup
 from stoker.pipeline.collate import as_tensors, collate
-from stoker.pipeline.state.resume import superseded_error
+from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
 
@@ -54,7 +54,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         batch_size: samples, or rows, a batch on this rank. Default: the dataset's. If both are given they must agree.
         columnar: batches are read as whole columns: a dict of tensors (of lists for columns that are no arrays), with no
             per-sample step and no ``collate_fn``. Much faster for small samples. Not for a ``StreamingParquetLoader``,
-            whose batches are arrays already.
+            whose batches are arrays already. A dataset with a ``batch_map`` is always read so.
         **options: DataLoader's other arguments, see :class:`LoaderOptions`. ``collate_fn`` is :func:`collate` unless given.
 
     Raises:
@@ -106,13 +106,14 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                     )
                 options["collate_fn"] = _as_it_is
             self._init(dataset, None, options)
-        elif columnar:
+        elif columnar or dataset.chain.has("batch_map"):
+            reads = "columnar=True" if columnar else "batch_map()"
             if options.get("collate_fn") is not None:
-                raise ConfigError("columnar=True reads whole columns, so there is nothing for collate_fn to collate")
-            dataset.check_columns_allowed("columnar=True")
+                raise ConfigError(f"{reads} reads whole columns, so there is nothing for collate_fn to collate")
+            dataset.check_columns_allowed(reads)
             if self._drop_last and dataset.leaves_out:
                 raise ConfigError(
-                    "drop_last=True can not tell a partial batch from one of which bad samples are left out: give "
+                    f"drop_last=True can not tell a partial batch from one that {dataset.leaves_out} has changed: give "
                     "remainder='drop' to the dataset"
                 )
             options["collate_fn"] = to_send
@@ -122,7 +123,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             if dataset.leaves_out and dataset.overrides("__iter__"):
                 raise ConfigError(
                     f"{type(dataset).__name__}.__iter__() hides which samples are left out of a batch: with it "
-                    "on_bad_sample='skip' can not keep ranks in step; use 'replace'"
+                    f"{dataset.leaves_out} can not keep ranks in step; use 'replace'"
                 )
             make = options.get("collate_fn") or collate
             options["collate_fn"] = CollatePresent(make) if dataset.leaves_out else make

@@ -47,8 +47,8 @@ from stoker.pipeline.order_sources import needed_columns
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.policy import HELD_IN_MEMORY, ReadAmounts
+from stoker.reading.apply_chain import SampleIdentity
 from stoker.reading.bad_samples import BadSamples, OnBadSample
-from stoker.reading.chain import SampleIdentity
 from stoker.reading.sample_errors import apply_override
 from stoker.streams.agreement import check_agreement
 from stoker.streams.features import warn_of_stored_files
@@ -384,7 +384,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         return self._samples_of_epoch(keep_places=False)
 
     def samples_in_places(self) -> Iterator[Any]:
-        """The same for a DataLoader, with :data:`~stoker.pipeline.good_samples.LEFT_OUT` for each that is left out."""
+        """The same for a DataLoader, with :data:`~stoker.reading.apply_chain.LEFT_OUT` for each that is left out."""
         return self._samples_of_epoch(keep_places=True)
 
     def _samples_of_epoch(self, *, keep_places: bool) -> Iterator[Any]:
@@ -396,10 +396,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         return self._epoch_reader.samples(self.batch_size or 1, override, keep_places=keep_places)
 
     @property
-    def leaves_out(self) -> bool:
-        """Whether bad samples are left out, so that a batch may be shorter than ``batch_size``."""
-        bad = self._epoch_reader.settings.bad_samples
-        return bad is not None and bad.on_bad_sample == "skip"
+    def leaves_out(self) -> str:
+        """The setting by which a batch may be shorter or longer than ``batch_size``; empty where there is none."""
+        return self._epoch_reader.settings.leaves_out
 
     @checked
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:

@@ -47,16 +47,16 @@ OTHER_ARGUMENTS: Final[Mapping[str, str]] = {
 """Names that other libraries give to arguments, and the argument to write here."""
 
 _TRANSFORM: Final = "give transform= to the constructor"
-_COLUMNS: Final = "give columns= to the constructor"
 _BATCHES: Final = "give batch_size= to the constructor, and iterate batches()"
 _METHODS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("map_dict", "map_tuple", "rename", "to_tuple", "rename_column", "set_transform"), "use map()"),
+    **dict.fromkeys(("map_dict", "map_tuple", "to_tuple", "set_transform"), "use map()"),
     "decode": f'{_TRANSFORM}; of tars, format_options={{"encodings": {{"jpg": "jpeg"}}}} decodes images',
-    "filter": "give subset=Where(...) to the constructor",
+    "rename_column": "use rename()",
+    "rename_columns": "use rename()",
+    "select_columns": "use select()",
+    "remove_columns": "use select(), or give columns= to the constructor",
     "take": "give subset=KeepIds(range(n)) to the constructor",
     "skip": "give subset=SkipIds(range(n)) to the constructor",
-    "select": "give subset=KeepIds(ids) to the constructor",
-    **dict.fromkeys(("select_columns", "remove_columns"), _COLUMNS),
     **dict.fromkeys(("batch", "batched", "iter"), _BATCHES),
     "with_epoch": "give epoch_size= to the constructor",
     "repeat": "each iteration is an epoch",

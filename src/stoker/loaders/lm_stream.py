@@ -24,7 +24,7 @@ from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
-from stoker.pipeline.state.resume import superseded_error
+from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import RowMaker, state_number
@@ -135,10 +135,11 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
                 "an LMStream delivers tokens, which have no ids: leave ids= of the dataset out; ids_of(step) of a dataset "
                 "tells which samples its batches have"
             )
-        if self._rows and getattr(dataset, "leaves_out", False):
+        changes = getattr(dataset, "leaves_out", "")
+        if self._rows and changes:
             raise ConfigError(
-                f"on_bad_sample='skip' makes batches shorter, and with layout={layout!r} each has {batch_size} rows: use "
-                "on_bad_sample='replace'"
+                f"{changes} changes the length of batches, and with layout={layout!r} each has {batch_size} rows: "
+                "use on_bad_sample='replace' or filter(dropped='replace')"
             )
         self._dataset = dataset
         self._column = column
@@ -381,6 +382,8 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
                 )
 
     def _documents(self, batch: Batch, first: int) -> Ragged:
+        if not batch:  # all of its samples were left out, and none was read before
+            return Ragged.of([])
         if self._column not in batch:
             raise ConfigError(f"the dataset has no column {self._column!r}; it has {', '.join(batch)}")
         column: Any = batch[self._column]

@@ -21,7 +21,7 @@ from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.prefetch_buffer import END
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
-from stoker.pipeline.state.resume import superseded_error
+from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
 from stoker.pipeline.workers.array_source import ArraySource
@@ -80,10 +80,10 @@ class StreamingShardLoader(CloseOnExit):
         if not isinstance(dataset, StreamingDataset | Mapping):
             dataset, transform = StreamingDataset(streams=dataset, transform=transform), None
         chosen = dataset.chain if isinstance(dataset, StreamingDataset) else transform
-        if isinstance(chosen, Chain) and chosen.draws:
+        if isinstance(chosen, Chain) and chosen.unfit:
             raise ConfigError(
-                "a StreamingShardLoader does not tell a chain which epoch a sample is of: use transform= or map() with "
-                "functions that draw no random numbers, or iterate over a dataset"
+                f"{chosen.unfit}: a StreamingShardLoader delivers one sample for each place of its ranges, and "
+                "tells a chain neither epoch nor position: use map(), rename() and select(), or iterate over a dataset"
             )
         if config is not None and (world is not None or remainder is not None):
             raise ConfigError(

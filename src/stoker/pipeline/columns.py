@@ -24,6 +24,11 @@ def split_batch(batch: Batch, lengths: Sequence[int]) -> list[Batch]:
     return batches
 
 
+def batch_length(batch: Batch) -> int:
+    """Rows of a batch."""
+    return len(next(iter(batch.values()), ()))
+
+
 def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation], rows: BatchRows) -> Batch:
     """Columns of samples: arrays where all values are arrays or NumPy scalars of one dtype and shape, else lists.
 

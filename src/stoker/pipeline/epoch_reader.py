@@ -28,10 +28,12 @@ from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
-from stoker.pipeline.good_samples import LEFT_OUT
 from stoker.pipeline.iteration_checks import (
     check_as_begun,
+    check_by_id,
     check_division,
+    check_positions,
+    check_sample_steps,
     check_skipped,
     tell_of_filling,
     tell_of_padding,
@@ -39,16 +41,19 @@ from stoker.pipeline.iteration_checks import (
 )
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
 from stoker.pipeline.pipeline import Pipeline
-from stoker.pipeline.state.resume import Progress, ResumeState
+from stoker.pipeline.state.progress import Progress
+from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.transforms import (
     EpochReaderSettings,
     Override,
     loading_override,
-    loading_transform,
+    loading_steps,
     make_transforms,
+    with_steps,
 )
 from stoker.policy import FETCHED_FOR_WORKER
 from stoker.reading.bad_samples import BadSampleLog
+from stoker.reading.chain import Chain
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Transform
 
@@ -83,9 +88,10 @@ class EpochReader:
     ) -> None:
         self.pool = pool
         pool.reads_cut = settings.bad_samples is not None
-        self.settings = settings
+        self.settings = settings = with_steps(settings, pool.index.columns, pool.ids)
         self._rank_finder = rank_finder
-        self._resume = ResumeState(sample_order)
+        chain = settings.transform if isinstance(settings.transform, Chain) else Chain()
+        self._resume = ResumeState(sample_order, chain=[step.told for step in chain.steps])
         self._ring = Ring()
         self._bad_counts = None if settings.bad_samples is None else Counts()
         self._division: OuterDivision | None = None
@@ -117,7 +123,9 @@ class EpochReader:
 
         Random numbers are those of the epoch that was begun last, or that the next iteration begins.
         """
-        made = make_transforms(self.pool.index.table, self.settings, self._resume.current_epoch)
+        settings = self.settings
+        check_by_id(settings)
+        made = make_transforms(self.pool.index.table, settings.identity, settings.steps, self._resume.current_epoch)
         return None if made is None else made(np.zeros_like(rows), shards, rows)
 
     def samples(self, batch_size: int, override: Override | None = None, *, keep_places: bool = False) -> Iterator[Any]:
@@ -129,7 +137,9 @@ class EpochReader:
             keep_places: whether :data:`~stoker.pipeline.good_samples.LEFT_OUT` stands for each bad sample that is left out.
         """
         skip, delivery, pipeline = self._start(batch_size, by_sample=True, override=override)
-        leaves_out = self._leaves_out(keep_places)
+        alone = LoaderWorker.detect().token is None and self._ranks == 1 and self._division is None
+        check_sample_steps(self.settings, override, alone=alone, keeps_places=keep_places and self._division is None)
+        leaves_out = bool(self.settings.leaves_out) and not keep_places
         if self._division is not None and self._division.kept is not None:
             samples = chain.from_iterable(part.samples for part in pipeline.sample_runs())
             yield from deliver_kept(samples, delivery.plan, self._division, LoaderWorker.detect())
@@ -148,7 +158,7 @@ class EpochReader:
                     for _ in islice(part.samples, skip) if skip else ():
                         skip -= 1
                     # `yield from` costs nothing a sample; the run counts how many the consumer took.
-                    yield from filter(_is_there, part.samples) if leaves_out and part.gaps else part.samples
+                    yield from delivery.present(part.samples) if leaves_out and part.gaps else part.samples
                     break
                 except Exception as error:  # noqa: BLE001 - raised again where it is final
                     try:
@@ -164,24 +174,6 @@ class EpochReader:
         if number < _LOOK_AGAIN:
             check_as_begun(self._rank_finder, division, ranks, batch_size)
         delivery.finished = True
-
-    def _leaves_out(self, keep_places: bool) -> bool:
-        """Whether bad samples are left out of those that are delivered one by one, and nothing stands for them.
-
-        Raises:
-            ConfigError: batches are made of them elsewhere, which would then hold samples of the batch that follows, and
-                ranks would take more or fewer steps.
-        """
-        bad = self.settings.bad_samples
-        if bad is None or bad.on_bad_sample != "skip":
-            return False
-        alone = LoaderWorker.detect().token is None and self._ranks == 1
-        if self._division is not None or not (keep_places or alone):
-            raise ConfigError(
-                "on_bad_sample='skip' leaves ranks and workers with different numbers of samples, of which others make "
-                "batches here: use 'replace', a StreamingDataLoader that nothing wraps, or batches()"
-            )
-        return not keep_places
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """This rank's (and loader worker's) batches of the next epoch, as dicts of columns."""
@@ -306,7 +298,7 @@ class EpochReader:
         threads = self._threads(worker)
         if worker.token is not None:
             speed_up_worker(self._ring)
-            if self.settings.transform is None and override is None:
+            if override is None and not any(step.calls for step in self.settings.steps):
                 load_at_once()
         point, begun, inside = self._resume.begin(worker, data_rank)
         if (point.partial or inside) and not by_sample:
@@ -327,6 +319,7 @@ class EpochReader:
             passed=point.partial or inside,
             epoch=point.epoch,
             one_by_one=by_sample and not threads,
+            as_columns=not by_sample,
             override=override,
         )
         return point.partial or inside, self._resume.deliver(point, run.plan, begun), pipeline
@@ -370,7 +363,7 @@ class EpochReader:
         if self.settings.read_threads is not None:
             return self.settings.read_threads
         # Gathering takes less time than handing its result over from a thread; a transform may take any time.
-        return min(8, os.cpu_count() or 1) if self.settings.transform is not None and worker.token is None else 0
+        return min(8, os.cpu_count() or 1) if self.settings.calls_functions and worker.token is None else 0
 
     def pipeline(
         self,
@@ -383,6 +376,7 @@ class EpochReader:
         passed: int = 0,
         epoch: int = 0,
         one_by_one: bool = False,
+        as_columns: bool = False,
         override: Override | None = None,
     ) -> Pipeline:
         """The samples of a run, as one process or DataLoader worker reads them.
@@ -396,15 +390,15 @@ class EpochReader:
             passed: samples of the first batch that were delivered before.
             epoch: number of the epoch, for random numbers.
             one_by_one: whether samples are made one at a time, on request.
+            as_columns: whether batches are asked for, and not samples.
             override: changes samples as they are made, given their ids.
         """
-        transform = self.settings.transform
+        steps = self.settings.steps
+        check_positions(steps, run)
         if worker.token is not None:
-            transform, override = loading_transform(transform), loading_override(override)
+            steps, override = loading_steps(steps), loading_override(override)
         amounts = replace(self.settings.amounts, sharers=sharers)
-        settings = replace(
-            self.settings, transform=transform, amounts=amounts, read_threads=threads, by_shard=self._is_wide()
-        )
+        settings = replace(self.settings, steps=steps, amounts=amounts, read_threads=threads, by_shard=self._is_wide())
         return Pipeline(
             self.pool,
             run,
@@ -414,6 +408,7 @@ class EpochReader:
             log=self._bad_sample_log(passed),
             epoch=epoch,
             one_by_one=one_by_one,
+            as_columns=as_columns,
             override=override,
         )
 
@@ -510,7 +505,3 @@ class EpochReader:
     def close(self) -> None:
         """Stop fetching and close all files."""
         self.pool.close()
-
-
-def _is_there(sample: Any) -> bool:
-    return sample is not LEFT_OUT

@@ -1,18 +1,19 @@
-"""Reads samples of which some are bad: they are left out or replaced, and the others come as if nothing had been."""
+"""Reads samples of which some are bad or filtered: they are left out or replaced, the others come as if nothing had been."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
+from stoker.concurrency.shared_counters import Count
 from stoker.concurrency.spans.recorder import Stage, recorder, span
 from stoker.concurrency.spans.sample_clock import SampleClock
 from stoker.concurrency.user_code import calls_user_code, pass_exits
-from stoker.errors import DecodeError, SampleError, TransformError
+from stoker.errors import ConfigError, DecodeError, SampleError, TransformError
 from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import left_to_load, loaded
 from stoker.image.batch_rows import BatchRows
@@ -22,8 +23,9 @@ from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun
-from stoker.pipeline.transforms import Override, TransformOf
-from stoker.reading.bad_samples import is_of_sample
+from stoker.pipeline.transforms import BatchSteps, Override, TransformOf
+from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
+from stoker.reading.bad_samples import OnBadSample, is_of_sample
 from stoker.reading.sample_errors import apply_transform, decode_error, location_at, location_of, override_error
 from stoker.reading.samples import distinct, iterate_samples, read_sample, read_samples
 from stoker.reading.shard_pool import ShardPool
@@ -31,18 +33,7 @@ from stoker.types import Batch, Ids
 
 _NEAR: Final = 1000
 """Positions on each side of a bad sample that are all tried before none is said to be good."""
-
-
-class LeftOut:
-    """Stands in an iteration over samples for one that is left out, where batches are made of a fixed number of places."""
-
-    __slots__ = ()
-
-    def __reduce__(self) -> str:
-        return "LEFT_OUT"
-
-
-LEFT_OUT: Final = LeftOut()
+_REMEMBERED: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +41,9 @@ class GoodSamples:
     """Samples that were read together.
 
     Attributes:
-        values: columns of those that are left, or all samples one by one, with :data:`LEFT_OUT` for those that are not.
-        kept: numbers of those that are left or replaced, among those that were asked for, rising.
+        values: columns of those that are left, or what is made of each, one by one: a sample, :data:`LEFT_OUT` or
+            :class:`SeveralSamples`.
+        kept: for each row of the columns, or each that is not left out, its number among those that were asked for; rising.
         bad: number of each bad one, rising, and its error.
     """
 
@@ -61,15 +53,17 @@ class GoodSamples:
 
 
 class GoodSampleReader:
-    """Reads samples and deals with bad ones.
+    """Reads samples and deals with bad and filtered ones.
 
     Args:
         pool: the dataset's open shards.
         run: the positions of the epoch, and where their samples lie.
         columns: names to read, default all.
         transform_of: gives what is applied to each of the samples at some places, in this order; ``None`` where nothing is.
+        batch_steps: changes columns, given positions, shards and rows of their samples; ``None`` where nothing does.
         override: changes each sample, given its id.
-        replace: whether another sample of the epoch comes in the place of a bad one.
+        on_bad_sample: what becomes of bad ones.
+        filters: whether what is applied may give something else than one sample for one.
     """
 
     def __init__(
@@ -78,12 +72,18 @@ class GoodSampleReader:
         run: Run | OuterRun,
         columns: Sequence[str] | None,
         transform_of: TransformOf | None,
+        batch_steps: BatchSteps | None,
         override: Override | None,
         *,
-        replace: bool,
+        on_bad_sample: OnBadSample,
+        filters: bool,
     ) -> None:
         self._pool, self._run, self._columns = pool, run, columns
-        self._functions, self._override, self._replace = transform_of, override, replace
+        self._functions, self._batch_steps, self._override = transform_of, batch_steps, override
+        self._replace, self._strict = on_bad_sample == "replace", on_bad_sample == "raise"
+        self._filters = filters
+        # Positions near which another was looked for, and whose samples could not take its place.
+        self._unfit: set[int] = set()
         # Shards that can not be opened: each attempt fetches them again.
         self._damaged: dict[int, Exception] = {}
         self._empty: Batch | None = None
@@ -100,20 +100,37 @@ class GoodSampleReader:
         found, bad = self._decoded(shards, rows) if decoded is None else (list(decoded), {})
         if self._functions is not None or self._override is not None:
             self._make(found, positions, shards, rows, bad)
-        if left_to_load():  # whether an image is bad shows when it is loaded, by a function of the user or here
+        # Whether an image is bad shows when it is loaded, by a function of the user or here.
+        if left_to_load() and not self._strict:
             for number, sample in enumerate(found):
                 try:
-                    loaded(sample)
+                    for one in sample if isinstance(sample, SeveralSamples) else (sample,):
+                        loaded(one)
                 except Exception as error:  # noqa: BLE001 - as decoders raise
                     bad[number] = self.named(int(shards[number]), int(rows[number]), error)
-                    found[number] = LEFT_OUT
-        if self._replace:
-            for number, why in bad.items():
-                found[number] = self.instead(int(positions[number]), why)
+                    found[number] = BAD
+        if self._filters:
+            found = list(self.settled(positions, iter(found)))
+        for number, why in bad.items():
+            found[number] = self.instead(int(positions[number]), why)
         kept = np.arange(len(found))
-        if bad and not self._replace:
-            kept = np.setdiff1d(kept, np.fromiter(bad, np.int64, len(bad)))
+        if self._filters or (bad and not self._replace):
+            kept = np.array([number for number in kept.tolist() if found[number] is not LEFT_OUT], np.int64)
         return GoodSamples(found, kept, sorted(bad.items()))
+
+    def settled(self, positions: Ids, samples: Iterator[Any]) -> Iterator[Any]:
+        """Samples as a chain makes them, one for each position, with others in the places of those that were filtered."""
+        for position, sample in zip(positions.tolist(), samples, strict=False):
+            if isinstance(sample, LeftOut | SeveralSamples) and sample is not BAD:
+                yield self._settled(position, sample)
+            else:
+                yield sample
+
+    def _settled(self, position: int, sample: LeftOut | SeveralSamples) -> Any:
+        filtered = sample.dropped if isinstance(sample, SeveralSamples) else 1
+        if filtered:
+            self._pool.counts.add(Count.FILTERED, filtered)
+        return self._replacement(position, None, self._sample_at) if sample is TO_REPLACE else sample
 
     def _decoded(self, shards: Ids, rows: Ids) -> tuple[list[Any], dict[int, SampleError]]:
         found: list[Any] = []
@@ -121,7 +138,7 @@ class GoodSampleReader:
             # What comes before an error is kept.
             found.extend(iterate_samples(self._pool, shards, rows, self._columns).samples)
         except Exception as error:
-            if not is_of_sample(error):
+            if self._strict or not is_of_sample(error):
                 raise
         bad: dict[int, SampleError] = {}
         for number in range(len(found), len(rows)):
@@ -129,12 +146,12 @@ class GoodSampleReader:
                 found.append(self._decoded_at(int(shards[number]), int(rows[number])))
             except SampleError as error:
                 bad[number] = error
-                found.append(LEFT_OUT)
+                found.append(BAD)
         return found, bad
 
     def _make(self, found: list[Any], positions: Ids, shards: Ids, rows: Ids, bad: dict[int, SampleError]) -> None:
         """Put what the functions of the user make of samples in their place, and add to the bad ones."""
-        left = np.array([number for number, sample in enumerate(found) if sample is not LEFT_OUT], np.int64)
+        left = np.array([number for number in range(len(found)) if number not in bad], np.int64)
         while len(left):
             made: list[Any] = []
             samples = [found[number] for number in left.tolist()]
@@ -142,10 +159,10 @@ class GoodSampleReader:
                 # What comes before an error is kept.
                 made.extend(self._made(samples, positions[left], shards[left], rows[left]))
             except SampleError as error:
-                if not is_of_sample(error):
+                if self._strict or not is_of_sample(error):
                     raise
                 bad[int(left[len(made)])] = error
-                made.append(LEFT_OUT)
+                made.append(BAD)
             for number, sample in zip(left.tolist(), made, strict=False):
                 found[number] = sample
             left = left[len(made) :]
@@ -205,40 +222,51 @@ class GoodSampleReader:
 
     def batch(self, positions: Ids, shards: Ids, rows: Ids, decoded: Any = None) -> GoodSamples:
         """The samples at these places as columns; args are those of :meth:`samples`."""
+        found = self._batch(positions, shards, rows, decoded)
+        kept = found.kept
+        if not len(kept):
+            return replace(found, values=self._none())
+        values = found.values
+        if self._batch_steps is not None:
+            values = self._batch_steps(values, positions[kept], shards[kept], rows[kept])
+        if self._empty is None:
+            self._empty = {name: column[:0].copy() for name, column in values.items()}
+        return replace(found, values=values)
+
+    def _batch(self, positions: Ids, shards: Ids, rows: Ids, decoded: Any) -> GoodSamples:
         if decoded is not None and self._functions is None and not left_to_load():
             return GoodSamples(decoded, np.arange(len(rows)), [])
         if self._functions is not None:
             with BatchRows(len(rows)) as memory:
                 found = self.samples(positions, shards, rows, decoded)
-            kept = found.kept
-            here = [found.values[number] for number in kept.tolist()]
+            numbers: list[int] = []
+            here: list[Any] = []
+            for number in found.kept.tolist():
+                sample = found.values[number]
+                several = sample if isinstance(sample, SeveralSamples) else (sample,)
+                numbers += [number] * len(several)
+                here += several
+            kept = np.array(numbers, np.int64)
 
             def origin(number: int) -> Any:
                 return location_at(self._pool, shards[kept], rows[kept], number)
 
             with span(Stage.COLLATE, len(here)):
-                values = stack_samples(here, origin, memory) if here else self._none()
-            return GoodSamples(self._noted(values, kept), kept, found.bad)
+                stacked = stack_samples(here, origin, memory) if here else {}
+            return GoodSamples(stacked, kept, found.bad)
         parts, bad = self._parts(shards, rows)
         if self._replace:
             for number, error in bad.items():
                 batch = self._replacement(int(positions[number]), error, self._columns_at)
                 parts.append((np.array([number]), batch))
         kept = np.sort(np.concatenate([at for at, _ in parts])) if parts else np.zeros(0, np.int64)
+        values: Batch = {}
         if len(parts) == 1:
             values = parts[0][1]
         elif parts:
             check_types([part for _, part in parts], [self._where(shards, rows, at) for at, _ in parts])
             values = scatter([(np.searchsorted(kept, at), part) for at, part in parts], len(kept))
-        else:
-            values = self._none()
-        return GoodSamples(self._noted(values, kept), kept, sorted(bad.items()))
-
-    def _noted(self, values: Batch, kept: Ids) -> Batch:
-        """A batch, from which batches of no samples have their columns."""
-        if self._empty is None and len(kept):
-            self._empty = {name: column[:0].copy() for name, column in values.items()}
-        return values
+        return GoodSamples(values, kept, sorted(bad.items()))
 
     def _where(self, shards: Ids, rows: Ids, at: Ids) -> str:
         return str(location_at(self._pool, shards, rows, int(at[0])))
@@ -247,7 +275,7 @@ class GoodSampleReader:
         """A batch of no samples. Which columns a function of the user gives is not known before it has given some."""
         if self._empty is not None:
             return dict(self._empty)
-        if self._functions is not None:
+        if self._functions is not None or self._batch_steps is not None:
             return {}
         none: Batch = {name: [] for name in self._columns or self._pool.index.columns}
         return none if self._pool.ids is None else {**none, self._pool.ids: np.zeros(0, np.int64)}
@@ -366,19 +394,39 @@ class GoodSampleReader:
         """
         return self._replacement(position, error, self._sample_at) if self._replace else LEFT_OUT
 
-    def _replacement(self, position: int, error: SampleError, read: Callable[[int, int, int], Any]) -> Any:
-        """Another sample in the place of a bad one, as ``read`` gives it.
+    def _replacement(self, position: int, error: SampleError | None, read: Callable[[int, int, int], Any]) -> Any:
+        """Another sample in the place of a bad or filtered one, as ``read`` gives it.
+
+        Args:
+            position: of that one.
+            error: why it is bad; ``None``: it is filtered.
+            read: reads the sample at a position, shard and row.
 
         Raises:
-            TransformError, DecodeError: every sample that was tried is bad, too.
+            TransformError, DecodeError: every sample that was tried is bad or filtered, too.
+            ConfigError: as said, where the one to replace is filtered.
         """
-        for candidate in _candidates(position, self._run.plan):
+        unfit, tried = self._unfit, 0
+        if len(unfit) > _REMEMBERED:
+            unfit.clear()
+        for tried, candidate in enumerate(_candidates(position, self._run.plan), 1):  # noqa: B007 - for the message
+            if candidate in unfit:
+                continue
             shards, rows = self._run.order.locate(np.array([candidate], np.int64))
             try:
-                return read(candidate, int(shards[0]), int(rows[0]))
+                made = read(candidate, int(shards[0]), int(rows[0]))
             except (DecodeError, TransformError) as other:
-                if not is_of_sample(other):
+                if self._strict or not is_of_sample(other):
                     raise
+            else:
+                if not isinstance(made, LeftOut):
+                    return made
+            unfit.add(candidate)
+        if error is None:
+            raise ConfigError(
+                f"filter(dropped='replace'): of {tried} samples that were tried in the place of one, none is kept: use "
+                "dropped='leave_out', or choose samples by their columns, subset=Where(...)"
+            )
         error.add_note("no sample that was tried in its place is good")
         raise error
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from stoker.cluster.outer_division import REMEDY, OuterDivision, skipped_batches
 from stoker.errors import ConfigError
+from stoker.order.global_batches import BatchPlan, DevicePlan
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import EpochPosition, SampleOrder
+from stoker.order.sample_order import EpochPosition, Run, SampleOrder
 from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.outer_plan import OuterPlan, OuterRun
+from stoker.pipeline.transforms import EpochReaderSettings, Override
+from stoker.reading.chain import Step
 
 logger = logging.getLogger(__name__)
+
+_OF_ONE: Final = ("map", "random_map", "rename", "select", "project")
 
 
 def check_as_begun(rank_finder: DataRankFinder, division: OuterDivision | None, ranks: int, batch_size: int) -> None:
@@ -34,6 +41,70 @@ def check_as_begun(rank_finder: DataRankFinder, division: OuterDivision | None, 
         raise ConfigError(
             f"this iteration began as that of 1 rank of {ranks}, and this process has become 1 of {joined} since, so "
             "that samples would come more than once: begin iterations after init_process_group"
+        )
+
+
+def check_sample_steps(
+    settings: EpochReaderSettings, override: Override | None, *, alone: bool, keeps_places: bool
+) -> None:
+    """See that samples can be delivered one by one with these settings.
+
+    Args:
+        settings: with the steps of the transform.
+        override: a method of a subclass that makes samples.
+        alone: whether all samples are delivered by this process.
+        keeps_places: whether something stands for each sample that is left out.
+
+    Raises:
+        ConfigError: a step makes batches; a subclass makes one sample of one, and a step does not; or batches are made
+            elsewhere of the samples, which would then hold samples of the batch that follows, and ranks would take more or
+            fewer steps.
+    """
+    if any(step.kind == "batch_map" for step in settings.steps):
+        raise ConfigError(
+            "batch_map() makes whole batches, and these are single samples: iterate over batches() or a StreamingDataLoader"
+        )
+    if override is not None and any(step.kind in ("filter", "flat_map") for step in settings.steps):
+        raise ConfigError(
+            "filter() and flat_map() give no sample or several of one id, and a subclass that overrides __getitem__ gives "
+            "one for each: let map() do what it does"
+        )
+    if settings.leaves_out and not (keeps_places or alone):
+        raise ConfigError(
+            f"{settings.leaves_out} leaves ranks and workers with different numbers of samples, of which others make batches "
+            f"here: use {settings.instead_of_leaving_out}a StreamingDataLoader that nothing wraps, or batches()"
+        )
+
+
+def check_by_id(settings: EpochReaderSettings) -> None:
+    """See that samples can be read by id with these settings.
+
+    Raises:
+        ConfigError: a step needs a batch or a position, or may not make one sample of one.
+    """
+    unfit = next((step for step in settings.steps if step.kind not in _OF_ONE or _is_positioned(step)), None)
+    if unfit is not None:
+        raise ConfigError(
+            f"{settings.transform!r}: samples by id come one for one, outside of batches and of an order: iterate, or "
+            "use read(ids), which gives stored columns"
+        )
+
+
+def _is_positioned(step: Step) -> bool:
+    return step.kind == "enumerate" or (step.kind == "project" and any(stored is None for _, stored in step.columns))
+
+
+def check_positions(steps: Sequence[Step], run: Run | OuterRun) -> None:
+    """See that ``enumerate`` has positions that are the same in any world.
+
+    Raises:
+        ConfigError: the order has none.
+    """
+    plan = run.plan.whole if isinstance(run.plan, OuterPlan) else run.plan
+    if any(map(_is_positioned, steps)) and type(plan) not in (BatchPlan, DevicePlan):
+        raise ConfigError(
+            "enumerate() gives positions that are the same on any cluster, and this order has none: use it without "
+            "partition=, with batching_method='random' or 'per_stream', and a shuffle_algo of stoker's own"
         )
 
 

@@ -23,12 +23,14 @@ from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.by_shard import ShardByShard
 from stoker.pipeline.chunks.located import Chunk, located_chunks
-from stoker.pipeline.columns import stack_samples
-from stoker.pipeline.good_samples import LEFT_OUT, GoodSampleReader, GoodSamples
+from stoker.pipeline.columns import batch_length, stack_samples
+from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
 from stoker.pipeline.outer_plan import OuterRun
-from stoker.pipeline.transforms import EpochReaderSettings, Override, make_transforms
+from stoker.pipeline.transforms import EpochReaderSettings, Override, bind_batch_steps, make_transforms
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS
+from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleLog, is_of_sample
+from stoker.reading.chain import split_steps
 from stoker.reading.sample_errors import apply_transform, location_at
 from stoker.reading.samples import SampleRun, iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
@@ -52,6 +54,7 @@ class Pipeline:
         log: lists bad samples; ``None`` where they are errors.
         epoch: number of the epoch, for the random numbers of a chain.
         one_by_one: whether samples are made as they are asked for.
+        as_columns: whether batches are asked for, and not samples.
         override: changes samples as they are asked for, given their ids.
     """
 
@@ -66,6 +69,7 @@ class Pipeline:
         log: BadSampleLog | None = None,
         epoch: int = 0,
         one_by_one: bool = False,
+        as_columns: bool = False,
         override: Override | None = None,
     ) -> None:
         self._pool = pool
@@ -82,12 +86,27 @@ class Pipeline:
         self._chunk = settings.amounts.chunk(batch_size, one_by_one=one_by_one)
         self._chunk_bytes = max(self._chunk, batch_size) * settings.amounts.sample_bytes
         self._worker_takes_groups = False
-        self._transform_of = make_transforms(pool.index.table, settings, epoch)
+        steps, batch_steps = split_steps(settings.steps) if as_columns else (settings.steps, ())
+        self._transform_of = make_transforms(pool.index.table, settings.identity, steps, epoch)
+        self._batch_steps = bind_batch_steps(pool, batch_steps)
+        self._one_batch = any(step.kind == "batch_map" for step in batch_steps)
+        if self._one_batch:
+            self._chunk = 1  # one batch is read at a time
+        self._filters = any(step.kind in ("filter", "flat_map") for step in steps)
         self._first = True
         self._good: GoodSampleReader | None = None
-        if settings.bad_samples is not None:
-            replaces = settings.bad_samples.on_bad_sample == "replace"
-            self._good = GoodSampleReader(pool, run, settings.columns, self._transform_of, override, replace=replaces)
+        bad = settings.bad_samples
+        if bad is not None or self._filters:
+            self._good = GoodSampleReader(
+                pool,
+                run,
+                settings.stored,
+                self._transform_of,
+                self._batch_steps,
+                override,
+                on_bad_sample="raise" if bad is None else bad.on_bad_sample,
+                filters=self._filters,
+            )
 
     def sample_runs(self) -> Iterator[SampleRun]:
         """The samples in order, transformed; :data:`~stoker.pipeline.good_samples.LEFT_OUT` for each that is left out."""
@@ -95,7 +114,7 @@ class Pipeline:
             return self._chunks(self._sample_list if self._threads else self._sample_run)
         if self._threads:
             told = self._told(self._chunks(self._good_samples))
-            return (_run_of(found) for _, found in told)
+            return (self._run_of(found) for _, found in told)
         return self._recoverable()
 
     def batches(self) -> Iterator[Batch]:
@@ -132,7 +151,7 @@ class Pipeline:
         shards, rows = chunk.shards, chunk.rows
         transform = None if self._transform_of is None else self._transform_of(chunk.positions, shards, rows)
         if chunk.values is None:
-            return iterate_samples(self._pool, shards, rows, self._settings.columns, transform)
+            return iterate_samples(self._pool, shards, rows, self._settings.stored, transform)
         run = SampleRun.of(chunk.values)
         if transform is None:
             return run
@@ -148,13 +167,17 @@ class Pipeline:
     def _read_group(self, chunk: Chunk) -> BatchGroup:
         pool, shards, rows = self._pool, chunk.shards, chunk.rows
         with pool.counted(shards, chunk.distinct):
-            if self._settings.transform is None:
-                batch = chunk.values or read_samples(pool, shards, rows, self._settings.columns)
+            if self._transform_of is None:
+                batch = chunk.values or read_samples(pool, shards, rows, self._settings.stored)
             else:
                 with BatchRows(len(rows)) as memory:
                     samples = list(self._transformed(chunk).samples)
                 with span(Stage.COLLATE, len(samples)):
                     batch = stack_samples(samples, partial(location_at, pool, shards, rows), memory)
+            if self._batch_steps is not None:
+                batch = self._batch_steps(batch, chunk.positions, shards, rows)
+                if self._one_batch:
+                    return BatchGroup(batch, [batch_length(batch)])
             return BatchGroup(batch, chunk.lengths)
 
     # -- with bad samples --------------------------------------------------------------------------------------------
@@ -171,18 +194,18 @@ class Pipeline:
 
     def _told(self, read: Iterator[tuple[Chunk, GoodSamples]]) -> Iterator[tuple[Chunk, GoodSamples]]:
         """The same, with bad samples counted and listed as they would be delivered."""
-        assert self._log is not None
         for chunk, found in read:
-            self._log.enter(len(chunk.rows))
-            for number, error in found.bad:
-                self._log.note(number, error)
+            if self._log is not None:
+                self._log.enter(len(chunk.rows))
+                for number, error in found.bad:
+                    self._log.note(number, error)
             yield chunk, found
 
     def _recoverable(self) -> Iterator[SampleRun]:
         """Samples that are made as they are asked for: lists of small ones would cost more than the samples do."""
-        assert self._log is not None
         for chunk, run in self._chunks(self._begun):
-            self._log.enter(len(chunk.rows))
+            if self._log is not None:
+                self._log.enter(len(chunk.rows))
             yield self._with_recovery(chunk, 0, run)
 
     def _begun(self, chunk: Chunk) -> tuple[Chunk, SampleRun | GoodSamples]:
@@ -193,23 +216,35 @@ class Pipeline:
         """The samples of a chunk, made as they are asked for; or all of them, where one is met before that is bad."""
         assert self._good is not None
         first, self._first = self._first, False
+        if self._settings.bad_samples is None:
+            return self._transformed_lazily(chunk)
         if first or left_to_load():  # after the first ones it is known whether there are images
             return self._good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
         try:
-            return self._overridden(chunk, self._transformed(chunk))
+            return self._transformed_lazily(chunk)
         except Exception as error:
             if not is_of_sample(error):
                 raise
         return self._good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
 
+    def _transformed_lazily(self, chunk: Chunk) -> SampleRun:
+        assert self._good is not None
+        run = self._overridden(chunk, self._transformed(chunk))
+        if not self._filters:
+            return run
+        return replace(run, samples=self._good.settled(chunk.positions, run.samples), gaps=True)
+
+    def _run_of(self, found: GoodSamples) -> SampleRun:
+        return SampleRun.of(found.values, gaps=self._filters or len(found.kept) < len(found.values))
+
     def _with_recovery(self, chunk: Chunk, first: int, run: SampleRun | GoodSamples) -> SampleRun:
         """The samples of a chunk from the ``first`` on."""
-        assert self._log is not None
         if isinstance(run, SampleRun):
-            return replace(run, recover=partial(self._recover, chunk))
+            return run if self._log is None else replace(run, recover=partial(self._recover, chunk))
         for number, error in run.bad:
+            assert self._log is not None
             self._log.note(first + number, error)
-        return _run_of(run)
+        return self._run_of(run)
 
     def _recover(self, chunk: Chunk, run: SampleRun, error: Exception) -> SampleRun:
         assert self._good is not None
@@ -234,8 +269,8 @@ class Pipeline:
 
     def _group_of(self, found: tuple[Chunk, GoodSamples]) -> BatchGroup:
         chunk, good = found
-        if len(good.kept) == len(chunk.rows):
-            return BatchGroup(good.values, chunk.lengths)
+        if self._one_batch:
+            return BatchGroup(good.values, [batch_length(good.values)])
         ends = np.searchsorted(good.kept, np.cumsum(chunk.lengths))
         return BatchGroup(good.values, np.diff(ends, prepend=0).tolist())
 
@@ -252,7 +287,7 @@ class Pipeline:
         ahead = self._threads + 1 if threads else 0
         running: deque[tuple[Chunk, Callable[[], _T]]] = deque()
         try:
-            whole = read in (self._read_group, self._good_batches) and self._settings.transform is None
+            whole = read in (self._read_group, self._good_batches) and self._transform_of is None
             ready = self._read_by_shard(whole) if self._settings.by_shard else self._fetched_ahead(needed)
             for chunk in chain(ready, repeat(None)):
                 if chunk is not None:
@@ -312,7 +347,7 @@ class Pipeline:
         settings = self._settings
         reader = ShardByShard(
             self._pool,
-            settings.columns,
+            settings.stored,
             whole=whole,
             most_shards=settings.amounts.most_shards,
             most_bytes=settings.amounts.group_bytes,
@@ -361,7 +396,3 @@ class Pipeline:
     def _located(self) -> Iterator[Chunk]:
         count, in_groups = len(self._pool.index), self._worker_takes_groups
         return located_chunks(self._run, count, self._chunk, self._worker, self._skip, in_groups=in_groups)
-
-
-def _run_of(found: GoodSamples) -> SampleRun:
-    return SampleRun.of(found.values, gaps=len(found.kept) < len(found.values))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,15 +12,22 @@ import numpy as np
 from stoker.formats.mds.encodings.images import loaded
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.policy import ReadAmounts
+from stoker.reading.apply_chain import SampleIdentity, SampleKeys, change_batch
 from stoker.reading.bad_samples import BadSamples
-from stoker.reading.chain import Chain, SampleIdentity, SampleKeys
-from stoker.types import Ids, Transform
+from stoker.reading.chain import Step, as_chain, project, split_steps
+from stoker.reading.sample_errors import location_at
+from stoker.reading.shard_pool import ShardPool
+from stoker.types import Batch, Ids, Transform
 
 Override: TypeAlias = Callable[[Sequence[int], Iterator[Any]], Iterator[Any]]
 """A function from samples and their ids to samples, applied lazily."""
 
 TransformOf: TypeAlias = Callable[[Ids, Ids, Ids], Transform]
 """A function from positions, shards and rows of samples to what is applied to each of them, in this order."""
+
+
+BatchSteps: TypeAlias = Callable[[Batch, Ids, Ids, Ids], Batch]
+"""A function from columns, and positions, shards and rows of their samples, to columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,7 @@ class EpochReaderSettings:
         amounts: how far ahead and how much at a time.
         by_shard: whether many samples are read together, shard by shard, as the order is too wide for the limit.
         bad_samples: what becomes of bad samples; ``None``: they are errors.
+        steps: those of ``transform``, of the columns ``stored``, which are read; see :func:`with_steps`.
     """
 
     columns: Sequence[str] | None = None
@@ -43,38 +52,102 @@ class EpochReaderSettings:
     amounts: ReadAmounts = field(default_factory=ReadAmounts)
     by_shard: bool = False
     bad_samples: BadSamples | None = None
+    steps: tuple[Step, ...] = ()
+    stored: Sequence[str] | None = None
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether functions of the user are called, of samples or of batches."""
+        return any(step.function is not None for step in self.steps)
+
+    @property
+    def leaves_out(self) -> str:
+        """The setting by which a batch may have fewer or more samples than it has places; empty where there is none."""
+        if self.bad_samples is not None and self.bad_samples.on_bad_sample == "skip":
+            return "on_bad_sample='skip'"
+        return next((f"{step.kind}()" for step in self.steps if step.changes_counts), "")
+
+    @property
+    def instead_of_leaving_out(self) -> str:
+        """The setting that leaves batches as long as they are, as a part of a list in a message; empty: there is none."""
+        if any(step.kind == "flat_map" for step in self.steps):
+            return ""
+        return "'replace', " if self.leaves_out.startswith("on_bad") else "dropped='replace', "
 
 
-def make_transforms(table: ShardTable, settings: EpochReaderSettings, epoch: int) -> TransformOf | None:
+def with_steps(settings: EpochReaderSettings, columns: Sequence[str], ids: str | None) -> EpochReaderSettings:
+    """The settings with the steps of their transform, and the columns that these need.
+
+    Args:
+        settings: with the transform.
+        columns: of the dataset.
+        ids: a column that comes with any of them; ``None``: none does.
+
+    Raises:
+        ConfigError: the transform is a chain that begins with a change of columns that are not there.
+    """
+    chain = as_chain(settings.transform)
+    wanted = tuple(columns if settings.columns is None else settings.columns)
+    needed, steps = project(chain.steps, wanted if ids is None else (*wanted, ids))
+    read = tuple(name for name in wanted if name in needed) or wanted[:1]
+    return replace(settings, steps=steps, stored=settings.columns if read == wanted else read)
+
+
+def bind_batch_steps(pool: ShardPool, steps: Sequence[Step]) -> BatchSteps | None:
+    """A function from columns, and positions, shards and rows of their samples, to columns; ``None`` without steps.
+
+    Args:
+        pool: the dataset's open shards.
+        steps: the last of a chain, which call no function of a sample.
+    """
+    if not steps:
+        return None
+
+    def change(batch: Batch, positions: Ids, shards: Ids, rows: Ids) -> Batch:
+        return change_batch(steps, batch, positions, partial(location_at, pool, shards, rows, 0))
+
+    return change
+
+
+def make_transforms(
+    table: ShardTable, identity: SampleIdentity, steps: Sequence[Step], epoch: int
+) -> TransformOf | None:
     """The function that says what is applied to samples of an epoch, by their places; ``None`` where nothing is.
 
     Args:
         table: where the samples of each shard begin.
-        settings: with the function or the chain.
+        identity: what random numbers belong to.
+        steps: of samples.
         epoch: number of the epoch.
     """
-    transform, identity = settings.transform, settings.identity
-    if transform is None:
+    if not steps:
         return None
-    if not isinstance(transform, Chain) or not transform.draws:
+    if all(step.kind in ("map", "loading") for step in steps):
+        functions = [step.function for step in steps if step.function is not None]
+        transform = functions[0] if len(functions) == 1 else partial(_in_turn, functions)
         return lambda *_: transform
-    keys = SampleKeys(transform, identity, epoch)
+    keys = SampleKeys(steps, identity, epoch)
     starts = table.starts
     firsts = np.array(identity.first_shards, np.int64)
 
     def of_samples(positions: Ids, shards: Ids, rows: Ids) -> Transform:
         streams = np.searchsorted(firsts, shards, side="right") - 1
         ids = starts[shards] + rows - starts[firsts[streams]]
-        return keys.transform(streams, ids, positions if identity.repeats else np.zeros_like(rows))
+        return keys.transform(streams, ids, positions if identity.repeats else np.zeros_like(rows), positions)
 
     return of_samples
 
 
-def loading_transform(transform: Transform | None) -> Transform | None:
-    """A transform whose images are loaded, for a DataLoader worker."""
-    if isinstance(transform, Chain):
-        return transform.map(loaded, "the loading of images")
-    return None if transform is None else lambda sample: loaded(transform(sample))
+def _in_turn(functions: Sequence[Callable[[Any], Any]], sample: Any) -> Any:
+    for function in functions:
+        sample = function(sample)
+    return sample
+
+
+def loading_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps of a DataLoader worker: after the last function of a sample, its images are loaded."""
+    functions, rest = split_steps(steps)
+    return (*functions, Step("loading", "the loading of images", loaded), *rest) if functions else rest
 
 
 def loading_override(override: Override | None) -> Override | None:

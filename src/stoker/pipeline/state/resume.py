@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import operator
 import weakref
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,99 +16,13 @@ from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.state.epoch_counter import EpochClock
 from stoker.pipeline.state.prepared_loaders import PreparedLoaders
-from stoker.pipeline.state.state import is_count, make_state, read_changed, read_state
-from stoker.reading.samples import SampleRun
+from stoker.pipeline.state.progress import Progress
+from stoker.pipeline.state.state import check_same_chain, is_count, make_state, read_changed, read_state
 
 logger = logging.getLogger(__name__)
 
 _WORKER: Final = ("number", "count", "batches", "samples")
 _ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_size)"
-
-
-class Progress:
-    """The progress of one iteration: the samples that the consumer has taken.
-
-    Args:
-        point: where it began.
-        plan: the batches of this rank.
-        begun: batches of this loader worker that were delivered before it began.
-        clock: in a DataLoader's worker, tells of states that its parent process loads.
-    """
-
-    def __init__(self, point: EpochPosition, plan: Plan, begun: int = 0, clock: EpochClock | None = None) -> None:
-        self.point = point
-        self.plan = plan
-        self.finished = False
-        self._superseded = False
-        self._clock = clock
-        self._loads = 0 if clock is None else clock.parent_loads
-        self._entered = begun * plan.batch_size
-        self._remaining: Iterator[Any] = iter(())
-
-    def enter(self, run: SampleRun) -> None:
-        """Note that samples are about to be taken one by one."""
-        self._entered += operator.length_hint(run.remaining)
-        self._remaining = run.remaining
-        self.check()
-
-    def go_on(self, run: SampleRun) -> None:
-        """Note that what is left of the samples that were entered last comes from another run, after an error of one."""
-        self._remaining = run.remaining
-        self.check()
-
-    def supersede(self) -> None:
-        """End the iteration, as a state was loaded: no sample is delivered any more, and :meth:`check` raises an error."""
-        self._superseded = True
-        deque(self._remaining, maxlen=0)  # a check for each sample would cost more than the sample
-
-    def check(self) -> None:
-        """Called after each batch, and before and after each run of samples.
-
-        Raises:
-            StateError: a state was loaded since this iteration began.
-        """
-        if self._superseded or (self._clock is not None and self._clock.parent_loads > self._loads):
-            raise superseded_error()
-
-    def batch(self, count: int = 1) -> None:
-        """Note that a whole batch was taken, or so many of them."""
-        self._entered += count * self.plan.batch_size
-
-    def failed(self) -> None:
-        """Note that the sample that was taken last was not delivered, as it has an error."""
-        self._entered -= 1
-
-    @property
-    def samples(self) -> int:
-        """Samples that were taken, of this rank."""
-        return self._entered - operator.length_hint(self._remaining)
-
-    def here(self) -> EpochPosition:
-        """The position to resume from."""
-        return resume_point(self.point, self.plan, self.samples)
-
-
-def superseded_error() -> StateError:
-    """The error of an iteration that asks for its next item after a state was loaded, or another epoch named."""
-    return StateError(
-        "this iteration has ended: since its last item a state was loaded (load_state_dict), or another epoch was named "
-        "(set_epoch, which trainers call when they begin to read a loader). Begin another iteration, which starts there. To "
-        "read a dataset in the midst of reading it, such as for evaluation, make another dataset object for that"
-    )
-
-
-def resume_point(point: EpochPosition, plan: Plan, samples: int) -> EpochPosition:
-    """The position to resume from after ``samples`` samples of this rank in a run of ``plan`` that began at ``point``."""
-    if not samples:
-        return point
-    full = min(samples // plan.batch_size, plan.full_batches)
-    inside = samples - full * plan.batch_size
-    if full == plan.full_batches and inside and samples >= plan.samples:
-        full, inside = len(plan), 0  # all of the last, partial batch
-    position = plan.position_after(full)
-    if position >= plan.end and not inside:
-        return point.next_epoch()
-    return replace(point, position=position, partial=inside)
 
 
 def run_from(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> Run:
@@ -166,14 +78,16 @@ class ResumeState:
     Args:
         sample_order: what is read.
         all_ended: how a user says that all ranks have ended an epoch, for errors.
+        chain: the steps that make samples, as states name them.
 
     Attributes:
         sample_order: what is read.
         loads: how many states were loaded into this object. Each ends the iterations that were running.
     """
 
-    def __init__(self, sample_order: SampleOrder, all_ended: str = _ALL_ENDED) -> None:
+    def __init__(self, sample_order: SampleOrder, all_ended: str = _ALL_ENDED, chain: Sequence[str] = ()) -> None:
         self.sample_order = sample_order
+        self._chain = list(chain)
         self._all_ended = all_ended
         self.loads = 0
         self._clock = EpochClock()
@@ -226,7 +140,8 @@ class ResumeState:
 
     def state(self, point: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
         """The state at ``point``."""
-        return make_state(self.sample_order, point, data_rank)
+        state = make_state(self.sample_order, point, data_rank)
+        return {**state, "chain": list(self._chain)} if self._chain else state
 
     def check_alone(self) -> None:
         """Check that only this object delivers.
@@ -412,6 +327,8 @@ class ResumeState:
                     "StreamingDataLoader, and states without workers, fit any number of ranks"
                 )
         point, sample_order = read_state(state, self.sample_order, data_rank)
+        begun = own is not None and (own["batches"] or own["samples"])
+        check_same_chain(state, self._chain, inside=bool(point.position or point.partial or begun))
         if check:
             run_from(sample_order, self.settled(point, data_rank), data_rank)
         self.sample_order = sample_order
@@ -430,6 +347,7 @@ class ResumeState:
             StateError: more than the streams differs.
         """
         point, self.sample_order = read_changed(state, self.sample_order)
+        check_same_chain(state, self._chain, inside=False)
         self._clock.load(point)
         self._forget()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from stoker.errors import StateError
@@ -31,6 +31,8 @@ _SAME_ORDER: Final = ("fingerprint", "subset", "block_size")
 """Entries of a stream in a state that decide the order of its samples."""
 _SAME_CONTENT: Final = ("content", VERSIONS, "snapshot")
 """Entries that tell, in addition, whether the samples are the same ones."""
+_CHANGE_COUNTS: Final = ("filter(", "flat_map(")
+"""Steps of a chain that decide which samples there are."""
 _MOST_AWAY: Final = 256
 """Streams that were left out of which states remember how far they had got: about 150 bytes each."""
 
@@ -126,6 +128,32 @@ def read_state(
     if not samples < batch_size:
         raise StateError(f"{samples} samples can not lie inside a batch of {batch_size}")
     return EpochPosition(epoch, position, samples, start), sample_order
+
+
+def check_same_chain(state: Mapping[str, Any], chain: Sequence[str], *, inside: bool) -> None:
+    """Compare the steps of the chain that a state names with those at hand. Differences are logged.
+
+    Args:
+        state: the state.
+        chain: the steps at hand.
+        inside: whether the state was taken inside an epoch.
+
+    Raises:
+        StateError: it was, and steps that decide which samples there are differ: some would come twice, or not at all.
+    """
+    theirs = state.get("chain", [])
+    if not isinstance(theirs, list | tuple) or not all(isinstance(step, str) for step in theirs):
+        raise StateError(f"this state's 'chain' should be a list of steps, found {theirs!r}")
+    if list(theirs) == list(chain):
+        return
+    before, now = ([step for step in one if step.startswith(_CHANGE_COUNTS)] for one in (theirs, chain))
+    told = f"{'.'.join(theirs) or 'no chain'}, and here it is {'.'.join(chain) or 'none'}"
+    if inside and before != now:
+        raise StateError(
+            f"this state was taken inside an epoch whose samples were chosen or made by {told}: some would come twice or not "
+            "at all. Give the dataset the same filter() and flat_map() steps, or load a state of an epoch's end"
+        )
+    logger.warning("resuming with another chain: samples were made by %s", told)
 
 
 def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: str) -> None:

@@ -72,6 +72,7 @@ class StreamStats:
         cache_misses: shards that were not.
         retries: shards that were fetched again as they were corrupt.
         bad_samples: samples that were left out or replaced; see :class:`~stoker.reading.bad_samples.BadSamples`.
+        filtered: samples that ``filter`` left out or replaced, as they are read.
         checkpoints: checkpoints written.
         worker_utilization: part of the time since the first read in which the consumer did not wait for samples.
         waited: time for which it waited.
@@ -107,6 +108,7 @@ class StreamStats:
     cache_misses: int = _metric("Shards that were not.", Count.CACHE_MISSES)
     retries: int = _metric("Shards fetched again because they were corrupt.", Count.RETRIES)
     bad_samples: int = _metric("Bad samples left out or replaced.", Count.BAD_SAMPLES)
+    filtered: int = _metric("Samples that a filter left out or replaced.", Count.FILTERED)
     checkpoints: int = _metric("Checkpoints written.", Count.CHECKPOINTS)
     worker_utilization: float = _metric("Part of the time without waiting for samples.", unit="ratio", rises=False)
     waited: float = _metric("Time of waiting for samples.", unit="seconds")

@@ -14,7 +14,8 @@ from stoker.order.capabilities import settled
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-from stoker.pipeline.state.resume import check_not_empty, others_have_more, resume_point, run_from
+from stoker.pipeline.state.progress import resume_point
+from stoker.pipeline.state.resume import check_not_empty, others_have_more, run_from
 from stoker.pipeline.state.state import make_state, read_state
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk, WorkerProgress, chunk_size

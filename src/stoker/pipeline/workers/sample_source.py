@@ -21,6 +21,7 @@ from stoker.order.sample_order import Run
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.pipeline import Pipeline
+from stoker.reading.chain import Chain
 from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import distinct, iterate_samples, read_samples
 from stoker.types import Batch, Ids
@@ -89,6 +90,7 @@ class PoolSource(SampleSource):
         self._reader = reader
         self._sharers = sharers
         self._settings = reader.settings
+        self._transform = Chain(reader.settings.steps) if reader.settings.steps else None
         self._amounts = replace(reader.settings.amounts, sharers=sharers)
         self.pool.share(sharers)
         self._expected: dict[int, None] = {}
@@ -96,15 +98,15 @@ class PoolSource(SampleSource):
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
         settings = self._settings
         with self._counted(shards):
-            return list(iterate_samples(self.pool, shards, rows, settings.columns, settings.transform).samples)
+            return list(iterate_samples(self.pool, shards, rows, settings.stored, self._transform).samples)
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
-        if self._settings.transform is not None:
+        if self._transform is not None:
             with BatchRows(len(rows)) as memory:
                 samples = self.samples(shards, rows)
             return stack_samples(samples, partial(location_at, self.pool, shards, rows), memory)
         with self._counted(shards):
-            return read_samples(self.pool, shards, rows, self._settings.columns)
+            return read_samples(self.pool, shards, rows, self._settings.stored)
 
     def chunks(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
         for part in self._pipeline(run, one_by_one=True).sample_runs():
@@ -142,7 +144,12 @@ class PoolSource(SampleSource):
             )
         threads = self._settings.read_threads or 0
         return self._reader.pipeline(
-            run, worker, sharers=self._sharers, threads=threads, one_by_one=one_by_one and not threads
+            run,
+            worker,
+            sharers=self._sharers,
+            threads=threads,
+            one_by_one=one_by_one and not threads,
+            as_columns=not one_by_one,
         )
 
     @contextmanager

@@ -1,0 +1,122 @@
+"""The progress of one iteration, and the position from which another would go on."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from stoker.errors import StateError
+from stoker.order.protocols import Plan
+from stoker.order.sample_order import EpochPosition
+from stoker.pipeline.state.epoch_counter import EpochClock
+from stoker.reading.apply_chain import LEFT_OUT, SeveralSamples
+from stoker.reading.samples import SampleRun
+
+
+class Progress:
+    """The progress of one iteration: the samples that the consumer has taken.
+
+    Args:
+        point: where it began.
+        plan: the batches of this rank.
+        begun: batches of this loader worker that were delivered before it began.
+        clock: in a DataLoader's worker, tells of states that its parent process loads.
+    """
+
+    def __init__(self, point: EpochPosition, plan: Plan, begun: int = 0, clock: EpochClock | None = None) -> None:
+        self.point = point
+        self.plan = plan
+        self.finished = False
+        self._superseded = False
+        self._clock = clock
+        self._loads = 0 if clock is None else clock.parent_loads
+        self._entered = begun * plan.batch_size
+        self._remaining: Iterator[Any] = iter(())
+        self._among = False
+
+    def enter(self, run: SampleRun) -> None:
+        """Note that samples are about to be taken one by one."""
+        self._entered += operator.length_hint(run.remaining)
+        self._remaining = run.remaining
+        self.check()
+
+    def go_on(self, run: SampleRun) -> None:
+        """Note that what is left of the samples that were entered last comes from another run, after an error of one."""
+        self._remaining = run.remaining
+        self.check()
+
+    def supersede(self) -> None:
+        """End the iteration, as a state was loaded: no sample is delivered any more, and :meth:`check` raises an error."""
+        self._superseded = True
+        deque(self._remaining, maxlen=0)  # a check for each sample would cost more than the sample
+
+    def check(self) -> None:
+        """Called after each batch, and before and after each run of samples.
+
+        Raises:
+            StateError: a state was loaded since this iteration began.
+        """
+        if self._superseded or (self._clock is not None and self._clock.parent_loads > self._loads):
+            raise superseded_error()
+
+    def present(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """Samples without what stands for those that are left out, and those of which several come for one, each."""
+        for sample in samples:
+            if isinstance(sample, SeveralSamples):
+                for left, one in zip(range(len(sample) - 1, -1, -1), sample, strict=True):
+                    self._among = left > 0
+                    yield one
+            elif sample is not LEFT_OUT:
+                yield sample
+
+    def batch(self, count: int = 1) -> None:
+        """Note that a whole batch was taken, or so many of them."""
+        self._entered += count * self.plan.batch_size
+
+    def failed(self) -> None:
+        """Note that the sample that was taken last was not delivered, as it has an error."""
+        self._entered -= 1
+
+    @property
+    def samples(self) -> int:
+        """Samples that were taken, of this rank."""
+        return self._entered - operator.length_hint(self._remaining)
+
+    def here(self) -> EpochPosition:
+        """The position to resume from.
+
+        Raises:
+            StateError: it lies between samples that a chain made of one.
+        """
+        if self._among:
+            raise StateError(
+                "this iteration is between samples that flat_map() made of one, and a state is of whole ones: take it after "
+                "the last of them, or between batches(), or of a StreamingDataLoader"
+            )
+        return resume_point(self.point, self.plan, self.samples)
+
+
+def superseded_error() -> StateError:
+    """The error of an iteration that asks for its next item after a state was loaded, or another epoch named."""
+    return StateError(
+        "this iteration has ended: since its last item a state was loaded (load_state_dict), or another epoch was named "
+        "(set_epoch, which trainers call when they begin to read a loader). Begin another iteration, which starts there. To "
+        "read a dataset in the midst of reading it, such as for evaluation, make another dataset object for that"
+    )
+
+
+def resume_point(point: EpochPosition, plan: Plan, samples: int) -> EpochPosition:
+    """The position to resume from after ``samples`` samples of this rank in a run of ``plan`` that began at ``point``."""
+    if not samples:
+        return point
+    full = min(samples // plan.batch_size, plan.full_batches)
+    inside = samples - full * plan.batch_size
+    if full == plan.full_batches and inside and samples >= plan.samples:
+        full, inside = len(plan), 0  # all of the last, partial batch
+    position = plan.position_after(full)
+    if position >= plan.end and not inside:
+        return point.next_epoch()
+    return replace(point, position=position, partial=inside)
