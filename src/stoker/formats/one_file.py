@@ -22,7 +22,7 @@ from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
 from stoker.formats.media.audio import Audio
-from stoker.formats.media.source import StoredFile
+from stoker.formats.media.source import BytesInMemory, MediaSource, StoredFile
 from stoker.formats.media.video import Video
 from stoker.types import Batch, Buffer, Column, Ids
 
@@ -169,20 +169,21 @@ class FileShard:
 
 
 class HandleShard(FileShard):
-    """A file that is not fetched: its sample has a handle, which reads of the store what it needs.
+    """A file of which nothing is read here: its sample has a handle, which reads what it needs.
 
     Args:
         common: what it has in common with others.
-        file: which it is.
+        source: its bytes, or the place where they are.
+        path: of the file below the dataset's root.
         where: names it in errors.
     """
 
     __slots__ = ("_source",)
 
-    def __init__(self, common: FileKind, file: StoredFile, where: str) -> None:
-        self.kind, self.layout, self.data, self.path, self.where = common.format, common.layout, b"", file.key, where
+    def __init__(self, common: FileKind, source: MediaSource, path: str, where: str) -> None:
+        self.kind, self.layout, self.data, self.path, self.where = common.format, common.layout, b"", path, where
         self._common = common
-        self._source = file.source
+        self._source = source
 
     def handle(self) -> Video | Audio:
         """A new handle."""
@@ -240,12 +241,16 @@ class FileFormat(Format):
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> FileShard:
         if isinstance(info.detail, StoredFile):
-            return HandleShard(FileKind.of(info.format, info.spec, options), info.detail, where)
+            kind = FileKind.of(info.format, info.spec, options)
+            return HandleShard(kind, info.detail.source, info.detail.key, where)
         data, file = files[0], info.raw[0]
         if len(data) != file.bytes or info.samples != 1:
             raise CorruptDataError(f"{where}: the file has {len(data)} bytes, the index says {file.bytes}")
         path = file.basename if file.part is None else file.part.key
-        return FileShard(FileKind.of(info.format, info.spec, options), data, path, where)
+        kind = FileKind.of(info.format, info.spec, options)
+        if not _HANDLES.keys().isdisjoint(kind.layout[2]):
+            return HandleShard(kind, BytesInMemory(memoryview(data), "a file"), path, where)
+        return FileShard(kind, data, path, where)
 
     def read_many(
         self, shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None

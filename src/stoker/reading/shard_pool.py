@@ -24,6 +24,7 @@ from stoker.concurrency.spans.recorder import Stage, join_recording, recorder, s
 from stoker.concurrency.threads import Threads
 from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
+from stoker.formats.media.source import StoredFile
 from stoker.formats.registry import get_format
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
@@ -452,7 +453,8 @@ class ShardPool:
                         raise CorruptDataError(f"{where}: {'' if row is None else f'row {row}: '}{message}")
                 if not demanded:
                     form.read_ahead(opened)
-                self.counts.opened(info.size, hit=not fetched)
+                later = isinstance(info.detail, StoredFile)  # its handle reads it
+                self.counts.opened(0 if later else info.size, hit=not fetched)
                 if fetched and far and not demanded:
                     self.width.saw(time.perf_counter() - begun, time.thread_time() - work, info.size)
                     self._threads.widen(self.width.value)

@@ -15,7 +15,7 @@ import pytest
 from media_files import all_frames, sound_file, sweep, video_file
 
 from s3server import Bucket, CountingProxy
-from stoker import Audio, StreamingDataLoader, StreamingDataset, Video
+from stoker import Audio, StreamingDataLoader, StreamingDataset, Video, inspect
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.media.source import BytesOfFile
 from stoker.storage import open_store
@@ -128,6 +128,9 @@ def test_a_folder_of_videos_is_listed_and_not_read(tmp_path: Path) -> None:
         seen += [*batch["path"]]
     assert sorted(seen) == ["0/0.mp4", "0/2.mp4", "0/4.mp4", "1/1.mp4", "1/3.mp4"]
     assert np.array_equal(dataset[0]["data"].clip(1, 3), every[30:33])
+    assert dataset.stats().bytes_read == 0
+    facts = inspect(tmp_path / "clips", format_options=options["format_options"])
+    assert "Video" in str(facts.preview[0]["data"])
     (tmp_path / "clips" / "0" / "0.mp4").write_bytes(data + b"more")
     with pytest.raises(OSError, match="written to"):
         dataset[0]["data"].clip(1, 3)
