@@ -214,7 +214,7 @@ def walk_named(root: str, name: str, wanted: Callable[[str], bool]) -> Iterator[
 
 
 def _walk(root: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """What is no directory below ``root``: path below it, and entry."""
+    """Everything below ``root`` that is no directory: path below it, and entry."""
     top = os.path.realpath(root)
     linked: set[str] = set()
     folders = [(root, "")]
