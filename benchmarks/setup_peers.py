@@ -33,7 +33,7 @@ ALONE = ("dlio_benchmark",)
 MORE = {"dlio": ("mpi4py", "mpich", "h5py", "omegaconf", "hydra-core", "pandas", "psutil", "pillow", "pyyaml")}
 IMPORTS = {
     "mosaic": ("streaming",),
-    "litdata": ("litdata", "webdataset"),
+    "litdata": ("litdata", "webdataset", "torchvision"),
     "hf": ("datasets",),
     "grain": ("grain", "array_record"),
     "dlio": ("dlio_benchmark.main",),
