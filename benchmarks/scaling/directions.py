@@ -313,11 +313,11 @@ def _write_lines(folder: Path, size: int) -> None:
             writer.writerow(row.values())
 
 
-def _lines(name: str) -> Callable[[Path], Figures]:
+def _lines(name: str, read_threads: int | None = None) -> Callable[[Path], Figures]:
     def measure(folder: Path) -> Figures:
-        from stoker import StreamingDataset
+        from stoker import ReadOptions, StreamingDataset
 
-        dataset = StreamingDataset(folder / name, batch_size=1024)
+        dataset = StreamingDataset(folder / name, batch_size=1024, read=ReadOptions(read_threads=read_threads))
         return {"rows_per_s": _rate(lambda: (len(batch["id"]) for batch in dataset.batches()))}
 
     return measure
@@ -521,6 +521,7 @@ DIRECTIONS = (
         _write_lines,
         {
             "stoker": _lines("data.jsonl"),
+            "two threads": _lines("data.jsonl", read_threads=2),
             "bound": _lines_bound("data.jsonl"),
             "texts": _lines_bound("data.jsonl", texts=True),
         },
@@ -535,6 +536,7 @@ DIRECTIONS = (
         _write_lines,
         {
             "stoker": _lines("data.csv"),
+            "two threads": _lines("data.csv", read_threads=2),
             "bound": _lines_bound("data.csv"),
             "texts": _lines_bound("data.csv", texts=True),
         },
