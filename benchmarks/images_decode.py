@@ -4,12 +4,12 @@
 
 All read the same pictures, draw a part as torchvision's ``RandomResizedCrop`` does, and mirror half of them. ``bare decode``
 calls simplejpeg and nothing else; ``bare`` decodes, cuts, resizes and mirrors in a loop, with simplejpeg and OpenCV.
-``torch`` is a ``DataLoader`` over files with Pillow and torchvision, ``mosaicml`` and ``litdata`` are their data sets with the
-same functions, all without workers. torchvision's own decoder of JPEG is not there beside a torch without CUDA.
+``torch`` is a ``DataLoader`` over files with Pillow and torchvision, ``mosaicml`` and ``litdata`` are their data sets with
+the same functions, all without workers. torchvision's own decoder of JPEG is not there beside a torch without CUDA.
 
 Processes come in alternation, and each is measured over its second epoch. Printed are medians: pictures a second of a
-processor, which other programs disturb little, and by the clock, where stoker uses several threads; and how many times as fast
-as each other stoker is.
+processor, which other programs disturb little, and by the clock, where stoker uses several threads; and how many times as
+fast as each other stoker is.
 """
 
 from __future__ import annotations
