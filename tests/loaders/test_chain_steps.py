@@ -430,3 +430,16 @@ def test_a_state_names_the_steps(data: Path, caplog: pytest.LogCaptureFixture) -
         next(iter(loader))
         with pytest.raises(StateError, match="some would come twice"):
             StreamingDataLoader(opened(data)).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("dropped", ["leave_out", "replace"])
+def test_filtered_batches_have_the_columns_of_others(data: Path, dropped: Any) -> None:
+    plain = opened(data).rename({"id": "n"}).enumerate()
+    wanted = {name: type(column) for name, column in next(plain.batches()).items()}
+    for threads in (0, 2):
+        read = ReadOptions(read_threads=threads)
+        filtered = opened(data, read=read).rename({"id": "n"}).filter(lambda one: one["n"] % 2, "odd", dropped=dropped)
+        for batch in filtered.enumerate().batches():
+            assert {name: type(column) for name, column in batch.items()} == wanted
+            assert np.asarray(batch["n"]).dtype == np.int64
+            assert np.asarray(batch["x"])[:, 0].tolist() == np.asarray(batch["n"]).tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -17,12 +17,10 @@ from stoker.errors import ConfigError, DecodeError, SampleError, TransformError
 from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import left_to_load, loaded
 from stoker.image.batch_rows import BatchRows
-from stoker.order.global_batches import BatchPlan
-from stoker.order.partition.part_positions import PART_BITS
-from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
+from stoker.pipeline.chunks.candidates import candidates
 from stoker.pipeline.columns import stack_samples
-from stoker.pipeline.outer_plan import OuterPlan, OuterRun
+from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import BatchSteps, Override, TransformOf
 from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
@@ -31,8 +29,6 @@ from stoker.reading.samples import distinct, iterate_samples, read_sample, read_
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
 
-_NEAR: Final = 1000
-"""Positions on each side of a bad sample that are all tried before none is said to be good."""
 _REMEMBERED: Final = 1 << 16
 
 
@@ -64,6 +60,7 @@ class GoodSampleReader:
         override: changes each sample, given its id.
         on_bad_sample: what becomes of bad ones.
         filters: whether what is applied may give something else than one sample for one.
+        as_stored: the stored name of each column whose values no function makes.
     """
 
     def __init__(
@@ -77,11 +74,13 @@ class GoodSampleReader:
         *,
         on_bad_sample: OnBadSample,
         filters: bool,
+        as_stored: Mapping[str, str],
     ) -> None:
         self._pool, self._run, self._columns = pool, run, columns
         self._functions, self._batch_steps, self._override = transform_of, batch_steps, override
         self._replace, self._strict = on_bad_sample == "replace", on_bad_sample == "raise"
-        self._filters = filters
+        self._filters, self._as_stored = filters, as_stored
+        self._dtypes: dict[str, np.dtype[Any]] | None = None
         # Positions near which another was looked for, and whose samples could not take its place.
         self._unfit: set[int] = set()
         # Shards that can not be opened: each attempt fetches them again.
@@ -253,6 +252,8 @@ class GoodSampleReader:
 
             with span(Stage.COLLATE, len(here)):
                 stacked = stack_samples(here, origin, memory) if here else {}
+            if here and self._as_stored:
+                self._give_dtypes(stacked, shards[kept[:1]], rows[kept[:1]])
             return GoodSamples(stacked, kept, found.bad)
         parts, bad = self._parts(shards, rows)
         if self._replace:
@@ -270,6 +271,32 @@ class GoodSampleReader:
 
     def _where(self, shards: Ids, rows: Ids, at: Ids) -> str:
         return str(location_at(self._pool, shards, rows, int(at[0])))
+
+    def _give_dtypes(self, batch: Batch, shards: Ids, rows: Ids) -> None:
+        """Make lists of Python's numbers arrays, where their column is one when it is read as a whole.
+
+        Args:
+            batch: whose columns ``as_stored`` names.
+            shards, rows: of one sample, to see what its columns are.
+        """
+        if self._dtypes is None:
+            try:
+                one = self._columns_of(shards, rows)
+            except Exception as error:
+                if self._strict or not is_of_sample(error):
+                    raise
+                return  # it is bad, and another stands in its place
+            self._dtypes = {
+                name: column.dtype
+                for name, stored in self._as_stored.items()
+                if isinstance(column := one.get(stored), np.ndarray)
+                and column.ndim == 1
+                and column.dtype.kind in "biuf"
+            }
+        for name, dtype in self._dtypes.items():
+            column = batch[name]
+            if isinstance(column, list) and None not in column:
+                batch[name] = np.array(column, dtype)
 
     def _none(self) -> Batch:
         """A batch of no samples. Which columns a function of the user gives is not known before it has given some."""
@@ -409,7 +436,7 @@ class GoodSampleReader:
         unfit, tried = self._unfit, 0
         if len(unfit) > _REMEMBERED:
             unfit.clear()
-        for tried, candidate in enumerate(_candidates(position, self._run.plan), 1):  # noqa: B007 - for the message
+        for tried, candidate in enumerate(candidates(position, self._run.plan), 1):  # noqa: B007 - for the message
             if candidate in unfit:
                 continue
             shards, rows = self._run.order.locate(np.array([candidate], np.int64))
@@ -429,30 +456,3 @@ class GoodSampleReader:
             )
         error.add_note("no sample that was tried in its place is good")
         raise error
-
-
-def _candidates(position: int, plan: Plan | OuterPlan) -> Iterator[int]:
-    """Positions whose samples may replace that of another: those before it, near ones first, and then those after it.
-
-    They are in the same part of an epoch that a partition divides. Where it divides nothing, they are the same in any world.
-    """
-    number = position & ((1 << PART_BITS) - 1)
-    for distance in _distances(number):
-        yield position - distance
-    whole = plan.whole if isinstance(plan, OuterPlan) else plan
-    if type(whole) is BatchPlan:
-        for distance in _distances(whole.end - 1 - position):
-            yield position + distance
-        return
-    for distance in _distances(len(whole)):
-        for batch in next(whole.chunks(1, skip=distance - 1), []):
-            yield int(batch[-1])
-
-
-def _distances(most: int) -> Iterator[int]:
-    """Distances up to ``most``, ever wider apart, so that few lead out of a damaged shard; and then all short ones."""
-    distance = 1
-    while distance <= most:
-        yield distance
-        distance += max(1, distance // 2)
-    yield from range(1, min(most, _NEAR) + 1)

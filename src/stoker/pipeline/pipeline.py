@@ -30,7 +30,7 @@ from stoker.pipeline.transforms import EpochReaderSettings, Override, bind_batch
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleLog, is_of_sample
-from stoker.reading.chain import split_steps
+from stoker.reading.chain import split_steps, stored_names
 from stoker.reading.sample_errors import apply_transform, location_at
 from stoker.reading.samples import SampleRun, iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
@@ -106,6 +106,7 @@ class Pipeline:
                 override,
                 on_bad_sample="raise" if bad is None else bad.on_bad_sample,
                 filters=self._filters,
+                as_stored=stored_names(steps, settings.stored or pool.index.columns) if self._filters else {},
             )
 
     def sample_runs(self) -> Iterator[SampleRun]:

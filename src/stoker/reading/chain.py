@@ -363,6 +363,27 @@ def split_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ..
     return tuple(steps[:last]), tuple(steps[last:])
 
 
+def stored_names(steps: Sequence[Step], columns: Sequence[str]) -> dict[str, str]:
+    """The stored name of each column whose values are as they are stored; none where a function makes samples.
+
+    Args:
+        steps: of samples.
+        columns: that are read.
+    """
+    names = {name: name for name in columns}
+    for step in steps:
+        if step.kind == "project":
+            names = {name: stored for name, stored in step.columns if stored is not None}
+        elif step.kind == "rename":
+            new = dict(step.columns)
+            names = {new.get(name, name): stored for name, stored in names.items()}
+        elif step.kind == "select":
+            names = {name: names[name] for name in step.columns if name in names}
+        elif step.kind not in ("filter", "enumerate"):
+            return {}
+    return names
+
+
 def _name_of(function: Callable[..., Any], name: str | None) -> str:
     return str(name or getattr(function, "__qualname__", type(function).__qualname__))
 
