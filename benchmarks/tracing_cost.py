@@ -4,9 +4,9 @@
     python benchmarks/tracing_cost.py --before HEAD~5   # also without, against an earlier commit
 
 Cases are batches of tokens, their samples one by one, pictures (JPEG) one by one and as batches of a transform, and rows of a
-``StreamingParquetLoader``. Each measurement is a process of its own, which reads an epoch to warm up, then some more; in each
-round every side has its turn, in every other round in reverse. The figure is the ratio of processor time (``process_time``),
-median of the rounds. The trace's file is written after the measured time; how long that takes is printed beside.
+``StreamingParquetLoader``. One process reads with and without a trace in turn, in every other round in reverse; revisions are
+processes of their own, in turn. The figure is the ratio of processor time (``process_time``), median of the rounds. The
+trace's file is written after the measured time; how long that takes is printed beside.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -81,33 +80,44 @@ def _loader(case: str, folder: Path) -> tuple[Any, Callable[[Any], Iterator[Any]
 CASES = ("tokens-batches", "tokens-samples", "pictures-batches", "pictures-samples", "rows-batches")
 
 
-def measure(case: str, folder: Path, traced: bool) -> None:
-    """Print processor seconds, spans, and seconds that the file took."""
+def measure(case: str, folder: Path, rounds: int, sides: Sequence[bool]) -> None:
+    """Print processor seconds of epochs without and with a trace in turn, spans, and the time that the last file took."""
     loader, read, epochs = _loader(case, folder)
-    for _ in read(loader):
-        pass
-    if hasattr(loader, "reset_epoch"):
-        loader.reset_epoch(0)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        trace = loader.trace(Path(scratch) / "trace.json") if traced else nullcontext()
-        with trace:
-            begin = time.process_time()
-            for _ in range(epochs):
-                for _ in read(loader):
-                    pass
-            took, wrote = time.process_time() - begin, time.process_time()
-        wrote = time.process_time() - wrote
-        spans = sum(stage.spans for stage in trace.profile().stages) if traced else 0  # type: ignore[attr-defined]
-    print(json.dumps({"seconds": took, "spans": spans, "file": wrote}))
+    seconds: list[list[float]] = []
+    spans, file = 0, 0.0
+    for number in range(rounds + 1):
+        found = [0.0] * len(sides)
+        for side in range(len(sides)) if number % 2 == 0 else reversed(range(len(sides))):
+            path = folder / f"{os.getpid()}.json"
+            with loader.trace(path) if sides[side] else nullcontext() as trace:
+                begin = time.process_time()
+                for _ in range(epochs):
+                    for _ in read(loader):
+                        pass
+                end = time.process_time()
+            found[side] = end - begin
+            if sides[side]:
+                file = time.process_time() - end
+                spans = sum(stage.spans for stage in trace.profile().stages)
+                path.unlink()
+        if number:  # the first one warms up
+            seconds.append(found)
+    print(json.dumps({"seconds": seconds, "spans": spans, "file": file}))
 
 
-def once(case: str, folder: Path, source: Path, traced: bool) -> dict[str, float]:
-    """One measurement, by a process of its own."""
-    command = [sys.executable, __file__, "--measure", case, str(folder), *(["--traced"] if traced else [])]
+def start(case: str, folder: Path, source: Path, rounds: int, *, traced: bool) -> dict[str, Any]:
+    """Measurements by a process of its own."""
+    command = [sys.executable, __file__, "--measure", case, str(folder), "--rounds", str(rounds)]
     env = os.environ | {"PYTHONPATH": str(source)}
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    done = subprocess.run(
+        [*command, *(["--traced"] if traced else [])], env=env, stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def _shown(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.4f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 def main() -> None:
@@ -120,7 +130,8 @@ def main() -> None:
     parser.add_argument("--traced", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        measure(options.measure[0], Path(options.measure[1]), options.traced)
+        sides = (False, True) if options.traced else (False,)
+        measure(options.measure[0], Path(options.measure[1]), options.rounds, sides)
         return
     from compare import scratch_folder
     from revisions import source_of
@@ -130,23 +141,23 @@ def main() -> None:
     with scratch_folder(options.dir) as scratch:
         write(scratch)
         here = source_of(None, scratch)
-        sides = [(here, False), (here, True)]
-        if options.before:
-            sides.append((source_of(options.before, scratch), False))
+        before = source_of(options.before, scratch) if options.before else None
         for case in options.cases:
-            rounds: list[list[dict[str, float]]] = []
-            for number in range(options.rounds):
-                found = [{} for _ in sides]
-                for side in range(len(sides)) if number % 2 == 0 else reversed(range(len(sides))):
-                    found[side] = once(case, scratch, *sides[side])
-                rounds.append(found)
-            said = f"{case:<18} without {statistics.median(one[0]['seconds'] for one in rounds):6.3f} s"
-            for name, over, under in (("with / without", 1, 0), (f"without / {options.before}", 0, 2)):
-                if max(over, under) < len(sides):
-                    ratios = [one[over]["seconds"] / one[under]["seconds"] for one in rounds]
-                    said += f"   {name} {statistics.median(ratios):.4f} ({min(ratios):.3f} to {max(ratios):.3f})"
-            last = rounds[-1][1]
-            print(f"{said}   {last['spans']:.0f} spans, file in {last['file']:.2f} s", flush=True)
+            found = start(case, scratch, here, options.rounds, traced=True)
+            off = statistics.median(one[0] for one in found["seconds"])
+            ratios = [one[1] / one[0] for one in found["seconds"]]
+            said = f"{case:<18} without {off:6.3f} s   with / without {_shown(ratios)}"
+            said += f"   {found['spans']:.0f} spans, file in {found['file']:.2f} s"
+            if before is not None:
+                ratios = []
+                for number in range(options.rounds):
+                    pair = [0.0, 0.0]
+                    for side in (0, 1) if number % 2 == 0 else (1, 0):
+                        one = start(case, scratch, (before, here)[side], 2, traced=False)
+                        pair[side] = min(each[0] for each in one["seconds"])
+                    ratios.append(pair[1] / pair[0])
+                said += f"   without / {options.before} {_shown(ratios)}"
+            print(said, flush=True)
 
 
 if __name__ == "__main__":

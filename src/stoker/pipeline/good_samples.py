@@ -180,7 +180,7 @@ class GoodSampleReader:
             transform, recording = self._functions(positions, shards, rows), recorder()
             if recording is not None:
                 clock = SampleClock(recording)
-                made, transform = clock.decoded(made), clock.transforming(transform)
+                made, transform = clock.decoded(made, remaining), clock.transforming(transform)
             made = apply_transform(transform, made, remaining, origin)
         if self._override is None:
             yield from made

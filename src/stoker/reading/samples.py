@@ -127,7 +127,7 @@ def iterate_samples(
     recording = recorder()
     if recording is not None:
         clock = SampleClock(recording)
-        run = replace(run, samples=clock.decoded(run.samples))
+        run = replace(run, samples=clock.decoded(run.samples, run.remaining))
         transform = transform and clock.transforming(transform)
     if transform is None:
         return run

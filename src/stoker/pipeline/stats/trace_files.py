@@ -107,9 +107,30 @@ def read_recorded(folder: Path, rank: int, origin: int) -> list[TracedProcess]:
             else:
                 facts |= told
         pid = int(path.name.partition("-")[0])
-        order = np.lexsort((-spans["end"], spans["begin"]))
-        found.append(TracedProcess(pid, rank, facts.get("worker"), spans[order], threads, full=bool(facts.get("full"))))
+        spans = spans[np.lexsort((-spans["end"], spans["begin"]))]
+        nest(spans)
+        found.append(TracedProcess(pid, rank, facts.get("worker"), spans, threads, full=bool(facts.get("full"))))
     return found
+
+
+def nest(spans: NDArray[Any]) -> None:
+    """See that spans of a thread lie apart or in each other, in place: what a sum of short samples overlaps cuts it.
+
+    Args:
+        spans: dtype :data:`SPAN`, by begin and, of those alike, the longer first.
+    """
+    around: dict[int, list[tuple[int, int]]] = {}  # of each thread, ends and numbers of the spans that are open
+    cut: dict[int, int] = {}
+    for number, (begin, end, thread, stage, *_) in enumerate(spans.tolist()):
+        if stage == Stage.LOOKAHEAD:
+            continue
+        inside = around.setdefault(thread, [])
+        while inside and (inside[-1][0] <= begin or inside[-1][0] < end):
+            last, outer = inside.pop()
+            if last > begin:
+                cut[outer] = begin
+        inside.append((end, number))
+    spans["end"][list(cut)] = list(cut.values())
 
 
 def write_trace(path: Path, processes: Sequence[TracedProcess], facts: TraceFacts) -> None:
