@@ -21,9 +21,8 @@ from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
-from stoker.formats.media.audio import Audio
+from stoker.formats.media.columns import HANDLES, MEDIA, Handle
 from stoker.formats.media.source import BytesInMemory, MediaSource, StoredFile
-from stoker.formats.media.video import Video
 from stoker.types import Batch, Buffer, Column, Ids
 
 PATH: Final = "path"
@@ -46,9 +45,6 @@ SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {
 SIGNATURES: Final[Mapping[str, bytes]] = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "files": b""}
 _KINDS: Final[Mapping[str, tuple[str, ...]]] = {IMAGES: ("jpeg", "png")}
 _IMAGE: Final = "image"
-MEDIA: Final = "media"
-"""Setting of files by which their column holds handles: ``"video"`` or ``"audio"``."""
-_HANDLES: Final[Mapping[str, type[Video | Audio]]] = {"video": Video, "audio": Audio}
 _COLUMNS: Final = ("image", "data", PATH, CLASS, LABEL)
 
 
@@ -185,9 +181,9 @@ class HandleShard(FileShard):
         self._common = common
         self._source = source
 
-    def handle(self) -> Video | Audio:
+    def handle(self) -> Handle:
         """A new handle."""
-        return _HANDLES[self._common.spec["columns"][content_column(self.format)]].of(self._source)
+        return HANDLES[self._common.spec["columns"][content_column(self.format)]].of(self._source)
 
 
 def _other_file(name: str, begins: bytes, where: str) -> CorruptDataError:
@@ -218,7 +214,7 @@ class FileFormat(Format):
         only_settings(settings, ("decode",) if image else (MEDIA,), self.name)
         kind = content_kind(self.name, decode=settings.get("decode", True))
         if (media := settings.get(MEDIA)) is not None:
-            if media not in _HANDLES:
+            if media not in HANDLES:
                 raise ConfigError(f"format 'files': {MEDIA}={media!r}: 'video', 'audio', or none for the files' bytes")
             kind = media
         columns = {content_column(self.name): kind, PATH: "str"}
@@ -248,7 +244,7 @@ class FileFormat(Format):
             raise CorruptDataError(f"{where}: the file has {len(data)} bytes, the index says {file.bytes}")
         path = file.basename if file.part is None else file.part.key
         kind = FileKind.of(info.format, info.spec, options)
-        if not _HANDLES.keys().isdisjoint(kind.layout[2]):
+        if not HANDLES.keys().isdisjoint(kind.layout[2]):
             return HandleShard(kind, BytesInMemory(memoryview(data), "a file"), path, where)
         return FileShard(kind, data, path, where)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import pickle
+import tarfile
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,7 +19,9 @@ from media_files import all_frames, sound_file, sweep, video_file
 from s3server import Bucket, CountingProxy
 from stoker import Audio, StreamingDataLoader, StreamingDataset, Video, inspect
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.media.source import BytesOfFile
+from stoker.formats.base import ShardInfo
+from stoker.formats.media.source import BytesOfFile, StoredFile
+from stoker.formats.registry import get_format
 from stoker.storage import open_store
 from stoker.storage.local import LocalStore
 from stoker.storage.types import BufferLike
@@ -138,6 +142,61 @@ def test_a_folder_of_videos_is_listed_and_not_read(tmp_path: Path) -> None:
         StreamingDataset(tmp_path / "clips", format_options={"media": "picture"})
 
 
+def tar_of(samples: int, video: bytes, missing: int = -1) -> bytes:
+    """An archive of samples of a number, text and a video."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as out:
+        for number in range(samples):
+            parts = {"cls": str(number).encode(), "txt": f"text {number}".encode(), "mp4": video}
+            for extension, data in parts.items():
+                if number != missing or extension != "mp4":
+                    member = tarfile.TarInfo(f"{number:03}.{extension}")
+                    member.size = len(data)
+                    out.addfile(member, io.BytesIO(data))
+    return file.getvalue()
+
+
+def test_videos_in_archives_are_read_by_ranges_in_a_directory_and_compressed(tmp_path: Path) -> None:
+    data = video_file()
+    every = all_frames(data)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "plain" / "0.tar").write_bytes(tar_of(3, data, missing=1))
+    (tmp_path / "packed" / "0.tar.gz").write_bytes(gzip.compress(tar_of(3, data, missing=1), 1))
+    options: dict[str, Any] = {"format_options": {"media": {"mp4": "video"}}, "batch_size": 3}
+    for folder in ("plain", "packed"):
+        dataset = StreamingDataset(tmp_path / folder, **options)
+        batch = next(dataset.batches())
+        assert [list(map(int, batch["cls"])), batch["txt"]] == [[0, 1, 2], ["text 0", "text 1", "text 2"]]
+        assert batch["mp4"][1] is None
+        for number in (0, 2):
+            copy = pickle.loads(pickle.dumps(batch["mp4"][number]))
+            assert np.array_equal(copy.clip(1.0, 4), every[30:34])
+    assert "000.mp4" in repr(StreamingDataset(tmp_path / "plain", **options)[0]["mp4"])
+    for wrong, said in [
+        ({"mp4": "picture"}, "'video' or 'audio'"),
+        ("video", "'video' or 'audio'"),
+        ({"mp5": "video"}, "mp5"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            StreamingDataset(tmp_path / "plain", format_options={"media": wrong})
+
+
+def test_an_archive_of_large_videos_is_read_in_part(tmp_path: Path, large: bytes) -> None:
+    data = tar_of(3, large)
+    store, _ = counted(tmp_path, data)
+    tar = get_format("tar")
+    columns = {"__key__": "str", "cls": "str_int", "txt": "str", "mp4": "bytes"}
+    spec = {"columns": columns, "encodings": columns, "media": {"mp4": "video"}}
+    left = StoredFile.of(store, "file", len(data), store.head("file").version)
+    shard: Any = tar.open(ShardInfo("tar", 3, (), (), None, spec, left), [], where="file")
+    sample = tar.read_one(shard, 2)
+    assert (sample["cls"], sample["txt"]) == (2, "text 2")
+    assert store.fetched < 0.02 * len(data)
+    assert np.array_equal(sample["mp4"].clip(4.0, 8), Video(large).clip(4.0, 8))
+    assert store.fetched < 0.07 * len(data)
+
+
 def test_a_folder_of_sounds_gives_handles(tmp_path: Path) -> None:
     (tmp_path / "sounds").mkdir()
     for number in range(3):
@@ -175,5 +234,13 @@ def test_videos_in_a_bucket_are_read_by_ranges(bucket: Bucket, proxies: list[Cou
     for batch in loader:
         for sample in batch:
             assert np.array_equal(sample["data"].clip(0.5, 2), every[15:17])
+    store.put("archives/0.tar", tar_of(3, data))
+    archive = StreamingDataset(
+        f"{bucket.url}/clips/archives",
+        local=tmp_path / "cache",
+        format_options={"media": {"mp4": "video"}},
+        storage_options=options,
+    )
+    assert np.array_equal(archive[2]["mp4"].clip(2.0, 4), every[60:64])
     assert not any(path.suffix == ".mp4" for path in (tmp_path / "cache").rglob("*"))
     assert np.array_equal(Video(f"{bucket.url}/clips/3.mp4", options).clip(1, 2), every[30:32])

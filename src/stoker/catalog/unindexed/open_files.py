@@ -38,8 +38,8 @@ from stoker.formats.common.compression import codec_of
 from stoker.formats.common.file_shards import UnindexedFile, packed_file, whole_file
 from stoker.formats.common.inspect_header import Partition, check_names, only_settings
 from stoker.formats.format import Format
+from stoker.formats.media.columns import MEDIA
 from stoker.formats.media.source import StoredFile
-from stoker.formats.one_file import MEDIA
 from stoker.formats.parquet.footer.predicate import Filters, Predicate
 from stoker.formats.registry import get_format
 from stoker.index.index import Index
@@ -214,7 +214,9 @@ def open_unindexed(
 
 
 def _left_in_store(info: ShardInfo, store: Store) -> ShardInfo:
-    """The shard of a file of which nothing is fetched before a sample's handle reads it."""
+    """The shard of a file of which a sample's handle reads what it needs; of a compressed one, all of it is fetched."""
+    if info.zip:
+        return info
     part = info.raw[0].part
     assert part is not None  # as of all files without an index
     return replace(info, raw=(), detail=StoredFile.of(store, part.key, part.size, part.version))

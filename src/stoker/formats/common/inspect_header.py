@@ -111,7 +111,8 @@ def check_names(settings: Mapping[str, Any], specs: Iterable[Mapping[str, Any]],
     columns = dict.fromkeys(name for spec in specs for name in spec.get("columns", ()))
     if not columns:
         return
-    for setting in ("columns", "encodings"):
-        for name in settings.get(setting) or ():
+    for setting in ("columns", "encodings", "media"):
+        given = settings.get(setting) or ()
+        for name in () if isinstance(given, str) else given:
             if name not in columns:
                 raise ConfigError(f"{where}: {unknown_name(f'{setting}: column', name, columns)}")

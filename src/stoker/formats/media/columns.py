@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,11 @@ from stoker.formats.media.audio import Audio
 from stoker.formats.media.video import Video
 
 Handle: TypeAlias = Video | Audio
+
+MEDIA: Final = "media"
+"""Setting of formats, and key of specs, that says which columns hold handles, and of what."""
+HANDLES: Final[Mapping[str, type[Handle]]] = {"video": Video, "audio": Audio}
+"""Classes of handles by what the setting ``media`` of a format calls them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -58,20 +59,25 @@ class BytesOfFile:
         version: of the file, as the store told it; empty where nothing tells.
         start: first byte of the video or sound in the file.
         size: its bytes.
+        name: of the part of the file that it is; empty for a file.
 
     Attributes:
         where: names it in errors.
     """
 
-    __slots__ = ("_key", "_start", "_store", "_version", "size", "where")
+    __slots__ = ("_key", "_name", "_start", "_store", "_version", "size", "where")
 
-    def __init__(self, store: Store, key: str, version: str, start: int, size: int) -> None:
-        self._store, self._key, self._version, self._start = store, key, version, start
+    def __init__(self, store: Store, key: str, version: str, start: int, size: int, name: str = "") -> None:
+        self._store, self._key, self._version, self._start, self._name = store, key, version, start, name
         self.size = size
-        self.where = store.url_of(key)
+        self.where = f"{store.url_of(key)}{name and f', {name}'}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BytesOfFile, (self._store, self._key, self._version, self._start, self.size)
+        return BytesOfFile, (self._store, self._key, self._version, self._start, self.size, self._name)
+
+    def part(self, start: int, size: int, name: str) -> BytesOfFile:
+        """A part of it, such as a member of an archive."""
+        return BytesOfFile(self._store, self._key, self._version, self._start + start, size, name)
 
     def read(self, start: int, end: int) -> bytes:
         """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
@@ -82,7 +88,7 @@ class BytesOfFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that is a sample and is not fetched; see :class:`stoker.formats.base.ShardDetail`.
+    """A file that is a shard and is not fetched; see :class:`stoker.formats.base.ShardDetail`.
 
     Attributes:
         bytes: its size.
@@ -205,3 +211,24 @@ class RangedFile(SeekableFile):
         self._held.move_to_end(start)
         while len(self._held) > 1 and sum(map(len, self._held.values())) > self._kept + _FIRST:
             self._held.popitem(last=False)
+
+
+class SharedRanges:
+    """A file of a store as a source of ranges for many threads; see :class:`RangedFile`.
+
+    Attributes:
+        where: names it in errors.
+        size: its bytes.
+    """
+
+    def __init__(self, source: MediaSource) -> None:
+        self.where, self.size = source.where, source.size
+        self._file = RangedFile(source)
+        self._lock = threading.Lock()
+
+    def read(self, start: int, end: int) -> bytes:
+        """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
+        check_range(self, start, end)
+        with self._lock:
+            self._file.at = start
+            return self._file.read(end - start) or b""

@@ -31,6 +31,8 @@ from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_
 from stoker.formats.content import check_declared
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.media.columns import HANDLES, MEDIA, Handle
+from stoker.formats.media.source import SharedRanges, StoredFile
 from stoker.types import Array, Buffer, Column, Ids
 
 KEY: Final = "__key__"
@@ -247,15 +249,18 @@ def _text(name: bytes) -> str:
 class TarShard(PackedShard):
     """An open archive."""
 
-    __slots__ = ("_data", "_digits", "_members", "_own", "_url")
+    __slots__ = ("_data", "_digits", "_media", "_members", "_own", "_source", "_url")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
         read_offsets(info, files, where)
-        self._data = files[0]
+        left = info.detail if isinstance(info.detail, StoredFile) else None
+        self._source = None if left is None else left.source
+        self._data: Buffer | HeadView = files[0] if left is None else HeadView(SharedRanges(left.source))
         self._members = read_members(self._data, where)
         self._own = "column_names" in info.spec
-        self._url = info.raw[0].basename
+        self._url = info.raw[0].basename if left is None else left.key
+        self._media: Mapping[str, str] = info.spec.get(MEDIA, {})
         self._digits = frozenset(info.spec.get(DIGITS, ()))
         if len(self._members.keys) != info.samples:
             raise CorruptDataError(
@@ -296,7 +301,9 @@ class TarShard(PackedShard):
         """The values of the files of some samples, all of which have one."""
         encoding = self.encodings[name]
         column: Column
-        if name in self._digits:
+        if name in self._media:
+            column = self._handles(name, begins, lengths, present)
+        elif name in self._digits:
             column = self._numbers(name, begins, lengths, present)
         elif encoding.size is not None:
             if len(present) and (lengths != encoding.size).any():
@@ -304,15 +311,33 @@ class TarShard(PackedShard):
                 raise CorruptDataError(
                     f"{self.where}: sample {row}: column {name!r} is not of the {encoding.size} bytes of {encoding.name}"
                 )
-            base = address_of(np.frombuffer(self._data, np.uint8))
             column = encoding.decode_fixed(np.zeros((0, encoding.size), np.uint8))
             if len(present):
-                column = decode_fixed(encoding, gather_rows(base + begins, encoding.size), present, name, self.where)
+                column = decode_fixed(encoding, self._fixed(begins, encoding.size), present, name, self.where)
         else:
-            data: Any = memoryview(self._data) if self.options.views and encoding.verbatim else self._data
+            views = self.options.views and encoding.verbatim and not isinstance(self._data, HeadView)
+            data: Any = memoryview(self._data) if views else self._data  # type: ignore[arg-type]
             values = [data[a:b] for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
             column = decode_values(encoding, values, present, name, self.where)
         return column
+
+    def _fixed(self, begins: Ids, size: int) -> NDArray[np.uint8]:
+        """The bytes of files of one size; shape ``(len(begins), size)``."""
+        if isinstance(self._data, HeadView):
+            found = b"".join([self._data[begin : begin + size] for begin in begins.tolist()])
+            return np.frombuffer(found, np.uint8).reshape(-1, size).copy()
+        return gather_rows(address_of(np.frombuffer(self._data, np.uint8)) + begins, size)
+
+    def _handles(self, name: str, begins: Ids, lengths: Ids, rows: Ids) -> list[Handle]:
+        """Handles of files, which read of the archive what they need."""
+        handle, keys = HANDLES[self._media[name]], self._members.keys
+        made = []
+        for row, begin, size in zip(rows.tolist(), begins.tolist(), lengths.tolist(), strict=True):
+            if self._source is not None:
+                made.append(handle.of(self._source.part(begin, size, f"{_text(keys[row])}.{name}")))
+            else:
+                made.append(handle(self._data[begin : begin + size]))
+        return made
 
     def _numbers(self, name: str, begins: Ids, lengths: Ids, rows: Ids) -> Array:
         """Numbers in digits, in the column's own data type."""
@@ -325,9 +350,11 @@ class TarShard(PackedShard):
             raise CorruptDataError(f"{self.where}: column {name!r}: a number does not fit {dtype}: {error}") from None
 
 
-def _spec_of(columns: Mapping[str, str]) -> dict[str, Any]:
+def _spec_of(columns: Mapping[str, str], media: Mapping[str, str]) -> dict[str, Any]:
     """The spec of an archive without an index. Files of whole numbers, by extension, hold digits, whatever their type."""
     spec: dict[str, Any] = {"columns": columns, "encodings": columns}
+    if media:
+        spec[MEDIA] = media
     if digits := [name for name, encoding in columns.items() if is_number(name, encoding)]:
         spec[DIGITS] = digits
     return spec
@@ -347,7 +374,7 @@ class TarFormat(PackedFormat):
     packed = True
     whole = True
     steps = True
-    settings = ("columns", "encodings", "url")
+    settings = ("columns", "encodings", "url", MEDIA)
 
     def parse_more(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """See :class:`~stoker.formats.common.container.PackedFormat`: which columns are digits."""
@@ -364,8 +391,9 @@ class TarFormat(PackedFormat):
         """See :class:`~stoker.formats.common.container.PackedFormat`.
 
         Settings: ``columns`` (extensions to read, default all, and ``__key__``), ``encodings`` (extension to how its files
-        are decoded, ``{"jpg": "jpeg"}``; default text, whole numbers and JSON for their usual extensions, else bytes) and
-        ``url`` (whether the archive's name is a column, too, ``__url__``).
+        are decoded, ``{"jpg": "jpeg"}``; default text, whole numbers and JSON for their usual extensions, else bytes),
+        ``url`` (whether the archive's name is a column, too, ``__url__``) and ``media`` (extension to ``"video"`` or
+        ``"audio"``: handles that read of the archive what a clip needs).
         """
         only_settings(settings, self.settings, self.name)
         members = read_members(heads_of(source), source.where)
@@ -382,13 +410,17 @@ class TarFormat(PackedFormat):
             columns[KEY] = "str"
         if settings.get("url"):
             columns[URL] = "str"
+        media = settings.get(MEDIA) or {}
+        if not isinstance(media, Mapping) or not HANDLES.keys() >= set(media.values()):
+            raise ConfigError(f"format 'tar': {MEDIA}={media!r}: extensions and 'video' or 'audio', {{'mp4': 'video'}}")
         for encoding in given.values():
             get_encoding(encoding)
-        return HeaderFacts(check_count(len(members.keys), source.where), _spec_of(columns))
+        columns.update(dict.fromkeys(media.keys() & columns.keys(), "bytes"))
+        return HeaderFacts(check_count(len(members.keys), source.where), _spec_of(columns, media))
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
         """See :class:`~stoker.formats.common.container.PackedFormat`: the columns of both, as a sample need not have all."""
         if first == other:
             return first
         columns = dict(sorted({**first["columns"], **other["columns"]}.items()))
-        return _spec_of(columns)
+        return _spec_of(columns, first.get(MEDIA, {}))
