@@ -92,6 +92,7 @@ def args(**given: Any) -> RunArgs:
         "cache_limit": None,
         "predownload": None,
         "resume": None,
+        "quarantine": None,
     }
     return RunArgs(**chosen | given)
 

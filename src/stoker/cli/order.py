@@ -68,6 +68,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="STATE.json",
         help="resume from a saved state_dict(); its settings override those given here",
     )
+    order.add_argument("--quarantine", metavar="FILE", help="leave out the samples that it names")
 
     model = parser.add_argument_group("what takes how long")
     model.add_argument(

@@ -15,6 +15,7 @@ from stoker.catalog.missing import format_instead
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError, ObjectNotFoundError, StateError
 from stoker.index.index import Index, load_index
+from stoker.order.left_out import run_without
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.order.shuffle.shard_table import ShardTable
@@ -24,6 +25,7 @@ from stoker.policy import ReadAmounts
 from stoker.simulate import Shards
 from stoker.simulate.settings import RankRun
 from stoker.storage import Store, join_url, open_store
+from stoker.streams.quarantine import Quarantine, check_quarantine
 from stoker.streams.streams import Stream, Streams
 
 PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
@@ -51,6 +53,7 @@ class RunArgs:
     cache_limit: int | None
     predownload: int | None
     resume: str | None
+    quarantine: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,11 @@ def open_run(args: RunArgs) -> OpenedRun:
         StokerError: there is no index, or the arguments do not go together.
     """
     url, store, index = open_index(args)
+
+    def shard_url(shard: int) -> str:
+        file = index.shards[shard].stored[0]
+        return store.url_of(file.basename if file.part is None else file.part.key)
+
     # The cache is never looked at, so it can be anywhere.
     location = DatasetLocation(index, DiskCache(Path("nowhere"), store, CacheSettings()))
     streams = Streams([Stream(remote=url)], [args.split or "data"], [location])
@@ -110,13 +118,17 @@ def open_run(args: RunArgs) -> OpenedRun:
         remainder=args.remainder,  # type: ignore[arg-type]
     )
     position = EpochPosition(args.epoch)
+    quarantine = None if args.quarantine is None else Quarantine(args.quarantine)
     if args.resume is None:
         sample_order = make_order(streams, options)
     else:
-        options, sample_order, position = _resumed(args, streams, options)
+        options, sample_order, position = _resumed(args, streams, options, quarantine)
+    left_out = None if quarantine is None else quarantine.left_out(index.table, shard_url, position.epoch)
 
     def rank_run(rank: int, world_size: int) -> Run:
-        return sample_order.run(position, DataRank(rank, world_size, args.ranks, args.batch_size))
+        data_rank = DataRank(rank, world_size, args.ranks, args.batch_size)
+        run = sample_order.run(position, data_rank)
+        return run if left_out is None else run_without(run, sample_order, position, data_rank, index.table, left_out)
 
     lookahead = _lookahead(args, index)
     known = sample_order.as_dict()
@@ -139,11 +151,6 @@ def open_run(args: RunArgs) -> OpenedRun:
         "predownload": lookahead,
     }
     canonical = 0 if options.partition.static else int(order.get("num_canonical_nodes") or args.nodes)
-
-    def shard_url(shard: int) -> str:
-        file = index.shards[shard].stored[0]
-        return store.url_of(file.basename if file.part is None else file.part.key)
-
     return OpenedRun(Shards.of(index), index.table, rank_run, said, canonical, lookahead, shard_url)
 
 
@@ -171,7 +178,9 @@ def _lookahead(args: RunArgs, index: Index) -> int:
     return sizing.lookahead(args.batch_size) * workers
 
 
-def _resumed(args: RunArgs, streams: Streams, options: OrderOptions) -> tuple[OrderOptions, SampleOrder, EpochPosition]:
+def _resumed(
+    args: RunArgs, streams: Streams, options: OrderOptions, quarantine: Quarantine | None
+) -> tuple[OrderOptions, SampleOrder, EpochPosition]:
     """Read a state: options, sample order, and the position to resume at. Its settings override ``options``."""
     path = args.resume or ""
     try:
@@ -185,6 +194,7 @@ def _resumed(args: RunArgs, streams: Streams, options: OrderOptions) -> tuple[Or
             options = _as_saved(options, state)
         data_rank = DataRank(0, args.nodes * args.ranks, args.ranks, args.batch_size)
         point, sample_order = read_state(state, make_order(streams, options), data_rank)
+        check_quarantine(state, quarantine)
     except StateError as error:
         raise StateError(f"{path}: {error}") from None
     return options, sample_order, point

@@ -52,6 +52,7 @@ from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override
 from stoker.streams.agreement import check_agreement
 from stoker.streams.features import warn_of_stored_files
+from stoker.streams.quarantine import Quarantine
 from stoker.streams.registry import make_stream
 from stoker.streams.streams import MOVED, Stream, StreamDefaults, open_streams
 from stoker.streams.subsets import Subset, as_subsets
@@ -99,6 +100,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         on_bad_sample: what becomes of samples that are damaged, do not decode, or of which ``transform`` raises an error: an
             error (``"raise"``), ``"skip"``, ``"replace"`` by another, or :class:`~stoker.reading.bad_samples.BadSamples` with
             limits and a file that lists them. See docs/bad_samples.md. ``dataset[i]`` always raises.
+        quarantine: a file that names samples to leave out, of which others come in their places; it is read at the start of
+            each epoch and after a state was loaded, so that lines can be added while training goes on. See docs/lineage.md.
         allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
         cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
             ``"memory"``: they are held in memory from before a process of the node needs them until none does, and written
@@ -179,6 +182,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         transform: Transform | None = None,
         read: ReadOptions = ReadOptions(),
         on_bad_sample: OnBadSample | BadSamples = "raise",
+        quarantine: str | os.PathLike[str] | None = None,
         allow_unsafe_types: bool = False,
         cache: CacheKind = "disk",
         cache_limit: int | str | None = None,
@@ -308,6 +312,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
                 ),
             ),
             self._rank_finder,
+            None if quarantine is None else Quarantine(quarantine),
         )
         group_bytes = None if options.views else self._epoch_reader.settings.amounts.group_bytes
         check_limit(limit, index, sample_order, group_bytes)

@@ -98,6 +98,11 @@ class StreamingShardLoader(CloseOnExit):
                     "a StreamingShardLoader delivers each sample of its ranges, or raises its error: give on_bad_sample= to "
                     "a dataset that is iterated without it"
                 )
+            if dataset.epoch_reader.quarantine is not None:
+                raise ConfigError(
+                    "a StreamingShardLoader delivers each sample of its ranges: leave quarantine= of the dataset out, and "
+                    "name the samples by subset=SkipIds(...)"
+                )
             self._counts = dataset.counts
         else:
             self._arrays = ArraySource(dataset, transform)

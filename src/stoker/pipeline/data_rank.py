@@ -162,6 +162,17 @@ class DataRankFinder:
         if self._comparison is not None and not in_user_code() and self.division() is None:
             self._comparison.compare(order, point, self.data_rank(batch_size), loads, left)
 
+    def agree(self, name: str, mine: str) -> str:
+        """A text of which all ranks have one: that of the rank that was the first to ask for it.
+
+        Args:
+            name: what it is.
+            mine: of this rank, which is returned where ranks are not compared.
+        """
+        if self._comparison is None or in_user_code() or self.division() is not None:
+            return mine
+        return self._comparison.agree(name, mine)
+
     def early_data_rank(self, batch_size: int) -> DataRank | None:
         """The data rank before iteration starts; ``None`` where it is not known yet.
 

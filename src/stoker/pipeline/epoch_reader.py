@@ -55,6 +55,7 @@ from stoker.policy import FETCHED_FOR_WORKER
 from stoker.reading.bad_samples import BadSampleLog
 from stoker.reading.chain import Chain
 from stoker.reading.shard_pool import ShardPool
+from stoker.streams.quarantine import Quarantine
 from stoker.types import Batch, Ids, Transform
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class EpochReader:
         sample_order: which sample comes when.
         settings: how they are read.
         rank_finder: finds this process's data rank, each time that iteration starts.
+        quarantine: names samples that are left out.
     """
 
     def __init__(
@@ -85,13 +87,19 @@ class EpochReader:
         sample_order: SampleOrder,
         settings: EpochReaderSettings,
         rank_finder: DataRankFinder,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.pool = pool
         pool.reads_cut = settings.bad_samples is not None
         self.settings = settings = with_steps(settings, pool.index.columns, pool.ids)
         self._rank_finder = rank_finder
-        chain = settings.transform if isinstance(settings.transform, Chain) else Chain()
-        self._resume = ResumeState(sample_order, chain=[step.told for step in chain.steps])
+        self.quarantine = quarantine
+        steps = settings.transform.steps if isinstance(settings.transform, Chain) else ()
+        self._resume = ResumeState(
+            sample_order,
+            chain=[step.told for step in steps],
+            quarantine=None if quarantine is None else (quarantine, pool),
+        )
         self._ring = Ring()
         self._bad_counts = None if settings.bad_samples is None else Counts()
         self._division: OuterDivision | None = None
@@ -109,7 +117,7 @@ class EpochReader:
 
     def with_settings(self, settings: EpochReaderSettings) -> EpochReader:
         """Another reader of the same shards in the same order, from the beginning."""
-        return EpochReader(self.pool, self.sample_order, settings, self._rank_finder)
+        return EpochReader(self.pool, self.sample_order, settings, self._rank_finder, self.quarantine)
 
     @property
     def begun(self) -> bool:
@@ -327,6 +335,7 @@ class EpochReader:
     def compare_ranks(self, point: EpochPosition, batch_size: int, left: int) -> None:
         """See that all ranks read the same from ``point`` on, after ``left`` batches of the iteration before."""
         self._rank_finder.compare(self.sample_order, point, batch_size, self._resume.loads, left)
+        self._resume.pin_quarantine(point.epoch, self._rank_finder.agree)
 
     def fetch_first(self, point: EpochPosition, batch_size: int, workers: int) -> None:
         """Begin to fetch the first batches of DataLoader workers, which have no connection to the store before they run."""
@@ -349,6 +358,7 @@ class EpochReader:
             check_division(self.sample_order, division)
             if division.sends and division.ranks > 1 and self._resume.first_to_tell(_SENDS):
                 tell_of_sending(division)
+        self._resume.pin_quarantine(point.epoch)
         run = self._resume.run(point, data_rank)
         if self._read_ahead:
             check_skipped(point, run.plan, division)

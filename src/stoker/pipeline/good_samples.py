@@ -17,10 +17,10 @@ from stoker.errors import ConfigError, DecodeError, SampleError, TransformError
 from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import left_to_load, loaded
 from stoker.image.batch_rows import BatchRows
+from stoker.order.left_out import candidates
 from stoker.order.sample_order import Run
-from stoker.pipeline.chunks.candidates import candidates
 from stoker.pipeline.columns import stack_samples
-from stoker.pipeline.outer_plan import OuterRun
+from stoker.pipeline.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import BatchSteps, Override, TransformOf
 from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
@@ -436,7 +436,8 @@ class GoodSampleReader:
         unfit, tried = self._unfit, 0
         if len(unfit) > _REMEMBERED:
             unfit.clear()
-        for tried, candidate in enumerate(candidates(position, self._run.plan), 1):  # noqa: B007 - for the message
+        plan = self._run.plan.whole if isinstance(self._run.plan, OuterPlan) else self._run.plan
+        for tried, candidate in enumerate(candidates(position, plan), 1):  # noqa: B007 - for the message
             if candidate in unfit:
                 continue
             shards, rows = self._run.order.locate(np.array([candidate], np.int64))

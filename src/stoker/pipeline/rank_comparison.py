@@ -54,6 +54,22 @@ class RankComparison:
         # Iterations that have begun; and whether a difference was told.
         self._begun, self._told = 0, False
 
+    def agree(self, name: str, mine: str) -> str:
+        """The text that the first rank to ask has given; ``mine`` without a process group.
+
+        Args:
+            name: of the text.
+            mine: of this rank.
+        """
+        distributed = getattr(sys.modules.get("torch"), "distributed", None)
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return mine
+        store, ranks = _store(distributed), distributed.get_world_size()
+        if store is None or ranks == 1:
+            return mine
+        found: str = store.compare_set(f"{self._key}/{ranks}/{name}", "", mine).decode()
+        return found
+
     def compare(self, order: SampleOrder, point: EpochPosition, data_rank: DataRank, loads: int, left: int) -> None:
         """Compare an epoch that begins.
 

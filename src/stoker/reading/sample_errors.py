@@ -40,9 +40,14 @@ class SampleLocation:
         return f"{lies} (sample {self.sample})"
 
 
+def url_of_shard(pool: ShardPool, shard: int) -> str:
+    """The URL of a shard."""
+    return pool.cache_of(shard).describe(pool.index.shards[shard])
+
+
 def location_of(pool: ShardPool, shard: int, row: int) -> SampleLocation:
     """The location of the sample in a row of a shard."""
-    url = pool.cache_of(shard).describe(pool.index.shards[shard])
+    url = url_of_shard(pool, shard)
     return SampleLocation(url, shard, row, int(pool.index.table.starts[shard]) + row)
 
 

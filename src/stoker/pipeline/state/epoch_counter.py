@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import pickle
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,16 @@ _TOKEN, _PASS, _BEGUN, _POSITION = 0, 1, 2, 8
 _RECORD_LENGTH = 128
 _RECORDS_KEPT = 31
 _SLOT_BYTES = 8 * (_RECORD_LENGTH - _POSITION - 1)
-_BYTES = 8 * (_FIRST_RECORD + _RECORDS_KEPT * _RECORD_LENGTH)
+# Behind them what epochs have pinned: how many did, a pin that a state has brought, and those of the last epochs. A pin is
+# the epoch, 1, and two numbers.
+_PINS = _FIRST_RECORD + _RECORDS_KEPT * _RECORD_LENGTH
+_PIN_LENGTH, _PINS_KEPT = 4, 16
+_BYTES = 8 * (_PINS + _PIN_LENGTH * (2 + _PINS_KEPT))
 _WORKER_BITS = 64 * (_POSITION - _BEGUN)
+
+
+Pin: TypeAlias = tuple[int, int]
+"""Two numbers that hold for an epoch."""
 
 
 def _put(slot: NDArray[np.int64], position: EpochPosition) -> None:
@@ -57,6 +65,22 @@ def _get(slot: NDArray[np.int64]) -> EpochPosition | None:
         return None
     position: EpochPosition = pickle.loads(slot[1:].view(np.uint8)[:length].tobytes())  # noqa: S301 - of our own family
     return position
+
+
+def _pin_row(shared: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+    """The row of the n-th pin; that of 0 is what a state has brought."""
+    row = 1 + (number and 1 + number % _PINS_KEPT)
+    return shared[_PINS:][row * _PIN_LENGTH : (row + 1) * _PIN_LENGTH]
+
+
+def _pinned(shared: NDArray[np.int64], epoch: int | None) -> Pin | None:
+    """The pin of an epoch, or the last one; ``None`` where there is none."""
+    newest = int(shared[_PINS])
+    for number in range(newest, max(-1, newest - _PINS_KEPT), -1):
+        row = _pin_row(shared, number)
+        if row[1] and epoch in (None, row[0]):
+            return int(row[2]), int(row[3])
+    return None
 
 
 class EpochClock:
@@ -117,6 +141,39 @@ class EpochClock:
             if token is not None:
                 self._count_pass(token)
             self._count_beginning(shared)
+
+    def pin(self, epoch: int, make: Callable[[Pin | None], Pin]) -> Pin:
+        """What holds for an epoch, the same for all processes that share this: the first to ask makes it.
+
+        Args:
+            epoch: its number.
+            make: gives it, from that of the epoch that was pinned last.
+        """
+        with self._locked() as shared:
+            found = _pinned(shared, epoch)
+            if found is None:
+                found = make(_pinned(shared, None))
+                shared[_PINS] += 1
+                _pin_row(shared, int(shared[_PINS]))[:] = epoch, 1, *found
+            return found
+
+    def pinned(self, epoch: int) -> Pin | None:
+        """What holds for an epoch, or for the one that was pinned last; ``None`` where none was."""
+        with self._locked() as shared:
+            found = _pinned(shared, epoch)
+            return _pinned(shared, None) if found is None else found
+
+    def begins(self, epoch: int) -> bool:
+        """Whether nothing is pinned for an epoch yet."""
+        with self._locked() as shared:
+            return _pinned(shared, epoch) is None
+
+    def unpin(self, last: Pin | None) -> None:
+        """Forget what epochs have pinned: a state was loaded, whose run had pinned ``last``."""
+        with self._locked() as shared:
+            shared[_PINS:] = 0
+            if last is not None:
+                _pin_row(shared, 0)[:] = -1, 1, *last
 
     def first_to_tell(self, matter: int) -> bool:
         """Whether no process that shares this has told of a matter (0 to 62); from now on, one has."""

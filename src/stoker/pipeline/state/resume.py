@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from stoker.cluster import LoaderWorker
 from stoker.cluster.datasets_package import NamedEpoch
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import settled
+from stoker.order.left_out import run_without
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-from stoker.pipeline.state.epoch_counter import EpochClock
+from stoker.pipeline.state.epoch_counter import EpochClock, Pin
 from stoker.pipeline.state.prepared_loaders import PreparedLoaders
 from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.state import check_same_chain, is_count, make_state, read_changed, read_state
+from stoker.reading.sample_errors import url_of_shard
+from stoker.reading.shard_pool import ShardPool
+from stoker.streams.quarantine import Mark, Quarantine, check_quarantine
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +85,23 @@ class ResumeState:
         sample_order: what is read.
         all_ended: how a user says that all ranks have ended an epoch, for errors.
         chain: the steps that make samples, as states name them.
+        quarantine: leaves samples out; with the pool that holds them.
 
     Attributes:
         sample_order: what is read.
         loads: how many states were loaded into this object. Each ends the iterations that were running.
     """
 
-    def __init__(self, sample_order: SampleOrder, all_ended: str = _ALL_ENDED, chain: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        sample_order: SampleOrder,
+        all_ended: str = _ALL_ENDED,
+        chain: Sequence[str] = (),
+        quarantine: tuple[Quarantine, ShardPool] | None = None,
+    ) -> None:
         self.sample_order = sample_order
         self._chain = list(chain)
+        self._quarantine = quarantine
         self._all_ended = all_ended
         self.loads = 0
         self._clock = EpochClock()
@@ -127,8 +141,41 @@ class ResumeState:
         return settled(self.sample_order, point, data_rank)
 
     def run(self, point: EpochPosition, data_rank: DataRank) -> Run:
-        """The samples of this process from ``point`` on; see :func:`run_from`."""
-        return run_from(self.sample_order, point, data_rank)
+        """The samples of this process from ``point`` on, without those in quarantine; see :func:`run_from`."""
+        run = run_from(self.sample_order, point, data_rank)
+        if self._quarantine is None:
+            return run
+        quarantine, pool = self._quarantine
+        mark = None if self._clock.begins(point.epoch) else self._clock.pinned(point.epoch)
+        table = pool.index.table
+        left_out = quarantine.left_out(table, partial(url_of_shard, pool), point.epoch, mark and Mark(*mark))
+        return run_without(run, self.sample_order, point, data_rank, table, left_out)
+
+    def pin_quarantine(self, epoch: int, agree: Callable[[str, str], str] | None = None) -> None:
+        """Read the list of samples to leave out, where no process that shares this has done so for an epoch.
+
+        Args:
+            epoch: its number.
+            agree: makes ranks agree on a text, given its name.
+
+        Raises:
+            ConfigError: the list has changed otherwise than at its end, or this rank has another one than others.
+        """
+        if self._quarantine is None:
+            return
+        quarantine, _ = self._quarantine
+
+        def read(last: Pin | None) -> Pin:
+            mark = quarantine.newest(last and Mark(*last))
+            if agree is not None:
+                mark = Mark(
+                    *json.loads(agree(f"{epoch}/{self.loads}/quarantine", json.dumps([mark.lines, mark.digest])))
+                )
+                quarantine.check(mark)
+            logger.info("epoch %d is without the samples of %s: %s", epoch, quarantine.path, mark.as_dict())
+            return mark.lines, mark.digest
+
+        self._clock.pin(epoch, read)
 
     def deliver(self, point: EpochPosition, plan: Plan, begun: int) -> Progress:
         """Make an iteration the one whose progress states describe."""
@@ -141,7 +188,10 @@ class ResumeState:
     def state(self, point: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
         """The state at ``point``."""
         state = make_state(self.sample_order, point, data_rank)
-        return {**state, "chain": list(self._chain)} if self._chain else state
+        if self._chain:
+            state["chain"] = list(self._chain)
+        mark = None if self._quarantine is None else self._clock.pinned(point.epoch)
+        return state if mark is None else state | {"quarantine": Mark(*mark).as_dict()}
 
     def check_alone(self) -> None:
         """Check that only this object delivers.
@@ -331,6 +381,9 @@ class ResumeState:
         check_same_chain(state, self._chain, inside=bool(point.position or point.partial or begun))
         if check:
             run_from(sample_order, self.settled(point, data_rank), data_rank)
+        mark = check_quarantine(state, None if self._quarantine is None else self._quarantine[0])
+        if worker.token is None:  # for all workers the main process says it
+            self._clock.unpin(None if mark is None else (mark.lines, mark.digest))
         self.sample_order = sample_order
         if own is not None:
             self._resumed = point, own["batches"], own["samples"]
@@ -346,8 +399,15 @@ class ResumeState:
         Raises:
             StateError: more than the streams differs.
         """
+        mark = check_quarantine(state, None if self._quarantine is None else self._quarantine[0])
+        if mark is not None and mark.lines:
+            raise StateError(
+                "change_streams=True gives samples other ids, and this state's run leaves some out by theirs (quarantine=): "
+                'leave those out by subset=SkipIds(...) of their stream, and take "quarantine" out of the state'
+            )
         point, self.sample_order = read_changed(state, self.sample_order)
         check_same_chain(state, self._chain, inside=False)
+        self._clock.unpin(None)
         self._clock.load(point)
         self._forget()
 

@@ -1,0 +1,168 @@
+"""Samples that are left out of an order: others of the epoch come in their places, and all others stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.order.global_batches import BatchPlan, DevicePlan
+from stoker.order.partition.part_positions import PART_BITS
+from stoker.order.protocols import Order, Plan
+from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.types import Ids
+
+_NUMBER: Final = (1 << PART_BITS) - 1
+_NEAR: Final = 1000
+"""Positions on each side of a sample that are all tried before none is said to be good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """The samples that an epoch leaves out.
+
+    Attributes:
+        ids: their ids; int64, shape ``(n,)``, rising.
+        begins, ends: ranges of positions whose samples are left out; int64, shape ``(m,)``, rising and apart.
+    """
+
+    ids: Ids
+    begins: Ids
+    ends: Ids
+
+    def among(self, ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Whether each of the samples with these ids at these positions is left out."""
+        found = np.searchsorted(self.ids, ids)
+        listed = np.zeros(len(ids), np.bool_)
+        inside = found < len(self.ids)
+        listed[inside] = self.ids[found[inside]] == ids[inside]
+        return listed | (self.lengths(positions) > 0)
+
+    def lengths(self, positions: Ids) -> Ids:
+        """The length of the range that each position is in; 0 where it is in none."""
+        if not len(self.begins):
+            return np.zeros_like(positions)
+        number = np.searchsorted(self.begins, positions, side="right") - 1
+        inside = (number >= 0) & (positions < self.ends[number])
+        return np.where(inside, (self.ends - self.begins)[number], 0)
+
+
+class OrderWithout:
+    """An order in which other samples come in the places of those that are left out.
+
+    In the place of each comes the sample at the first position of :func:`candidates` that is not left out; for a range of
+    positions, at first that which lies the range's length before.
+
+    Args:
+        run: the order, and the reader's batches.
+        whole: gives the reader's batches from the epoch's beginning, which are the same after any resume.
+        table: where the ids of each shard begin.
+        left_out: what is left out.
+
+    Raises:
+        ConfigError: a range of positions is to be left out, and the plan does not count them through global batches.
+    """
+
+    def __init__(self, run: Run, whole: Callable[[], Plan], table: ShardTable, left_out: Exclusion) -> None:
+        if len(left_out.begins) and type(run.plan) not in (BatchPlan, DevicePlan):
+            raise ConfigError(
+                "ranges of steps or positions are left out of global batches in an order of stoker's own, with "
+                "partition=Elastic(): name the samples by their ids"
+            )
+        self._order: Order = run.order
+        self._whole, self._table, self._left_out = whole, table, left_out
+
+    def locate(self, positions: Ids, /) -> tuple[Ids, Ids]:
+        """Shard number and row of the sample at each position.
+
+        Raises:
+            ConfigError: every sample that was tried in the place of one is left out, too.
+        """
+        shards, rows = self._order.locate(positions)
+        out = np.flatnonzero(self._out(positions, shards, rows))
+        if not len(out):
+            return shards, rows
+        shards, rows = shards.copy(), rows.copy()
+        lengths = self._left_out.lengths(positions[out])
+        for distance in distances(int((positions[out] & _NUMBER).max(initial=0)), near=False):
+            away = np.where(lengths > 0, distance * lengths, distance)
+            tried = (positions[out] & _NUMBER) >= away
+            out_tried, there = out[tried], positions[out[tried]] - away[tried]
+            found_shards, found_rows = self._order.locate(there) if len(there) else (shards[:0], rows[:0])
+            fine = ~self._out(there, found_shards, found_rows)
+            shards[out_tried[fine]], rows[out_tried[fine]] = found_shards[fine], found_rows[fine]
+            tried[tried] = fine
+            out, lengths = out[~tried], lengths[~tried]
+            if not len(out):
+                return shards, rows
+        for number in out.tolist():
+            shards[number], rows[number] = self._instead(int(positions[number]))
+        return shards, rows
+
+    def _out(self, positions: Ids, shards: Ids, rows: Ids) -> NDArray[np.bool_]:
+        return self._left_out.among(self._table.starts[shards] + rows, positions)
+
+    def _instead(self, position: int) -> tuple[int, int]:
+        for candidate in candidates(position, self._whole()):
+            here = np.array([candidate], np.int64)
+            shards, rows = self._order.locate(here)
+            if not self._out(here, shards, rows)[0]:
+                return int(shards[0]), int(rows[0])
+        raise ConfigError(
+            f"all samples that were tried in the place of that at position {position} of the epoch are left out, too: "
+            "leave out fewer (quarantine=), or give subset= what is to be read"
+        )
+
+
+def run_without(
+    run: Run, order: SampleOrder, point: EpochPosition, data_rank: DataRank, table: ShardTable, left_out: Exclusion
+) -> Run:
+    """A reader's samples from ``point`` on, without some.
+
+    Args:
+        run: with them, as ``order`` gave it.
+        order, point, data_rank: what it is of.
+        table: where the ids of each shard begin.
+        left_out: what is left out.
+
+    Raises:
+        ConfigError: see :class:`OrderWithout`.
+    """
+
+    @cache
+    def whole() -> Plan:
+        return order.run(point.epoch_begin(), data_rank).plan
+
+    return Run(OrderWithout(run, whole, table, left_out), run.plan)
+
+
+def candidates(position: int, plan: Plan) -> Iterator[int]:
+    """Positions whose samples may replace that of another: those before it, near ones first, and then those after it.
+
+    They are in the same part of an epoch that a partition divides. Where it divides nothing, they are the same in any world.
+    """
+    for distance in distances(position & _NUMBER):
+        yield position - distance
+    if type(plan) is BatchPlan:
+        for distance in distances(plan.end - 1 - position):
+            yield position + distance
+        return
+    for distance in distances(len(plan)):
+        for batch in next(plan.chunks(1, skip=distance - 1), []):
+            yield int(batch[-1])
+
+
+def distances(most: int, *, near: bool = True) -> Iterator[int]:
+    """Distances up to ``most``, ever wider apart, so that few lead out of a damaged shard; and then all short ones."""
+    distance = 1
+    while distance <= most:
+        yield distance
+        distance += max(1, distance // 2)
+    if near:
+        yield from range(1, min(most, _NEAR) + 1)

@@ -1,0 +1,253 @@
+"""Quarantine: a file that names samples which a run leaves out, to which lines are added while training goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+
+from stoker.display import counted
+from stoker.errors import ConfigError, ObjectNotFoundError, StateError
+from stoker.order.left_out import Exclusion
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.storage.files import read_regular
+from stoker.types import Ids
+
+_PATIENCE: Final = 1.0
+"""Seconds to wait for the end of a line that somebody is writing."""
+_FORMS: Final = (
+    'an id; {"sample": id}, and what ids_of and where() tell of it beside; {"epoch": 0, "steps": [first, end], '
+    '"global_batch": samples of all ranks in a step}; or {"epoch": 0, "positions": [first, end]}'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How much of the file holds.
+
+    Attributes:
+        lines: the first so many.
+        digest: xxh64 of them, as a signed number.
+    """
+
+    lines: int
+    digest: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """As states hold it."""
+        return {"lines": self.lines, "xxh64": f"{self.digest & (1 << 64) - 1:016x}"}
+
+    @classmethod
+    def read(cls, found: Any) -> Mark:
+        """The mark of a state.
+
+        Raises:
+            StateError: it is none.
+        """
+        try:
+            lines, digest = found["lines"], int(found["xxh64"], 16)
+            if type(lines) is not int or not 0 <= lines < 1 << 62 or not 0 <= digest < 1 << 64:
+                raise ValueError(found)
+        except (KeyError, TypeError, ValueError):
+            raise StateError(f"this state's quarantine should have lines and xxh64, found {found!r}") from None
+        return cls(lines, digest - (digest >> 63 << 64))
+
+
+class Quarantine:
+    """The samples that a file names, up to a line of it.
+
+    Args:
+        path: the file: in each line an id, as ``dataset[id]`` takes it, or an object of JSON.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        self._parsed: tuple[Mark, Ids, dict[int, list[tuple[int, int]]]] | None = None
+        self._lines()
+
+    def newest(self, before: Mark | None = None) -> Mark:
+        """All that the file has now.
+
+        Args:
+            before: what held until now, which is still to hold.
+
+        Raises:
+            ConfigError: lines of that were changed or removed, or the file can not be read.
+        """
+        lines = self._lines()
+        if before is not None:
+            self.check(before, lines)
+        return _mark(lines)
+
+    def check(self, mark: Mark, lines: list[bytes] | None = None) -> list[bytes]:
+        """See that the file has the lines that a mark is of.
+
+        Returns:
+            These lines.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        lines = self._lines() if lines is None else lines
+        if len(lines) < mark.lines or _mark(lines[: mark.lines]) != mark:
+            raise ConfigError(
+                f"quarantine={self.path!r} has {counted(len(lines), 'line')}, and the first {mark.lines} of them are not "
+                "those that this run has left samples out by, on this rank or another: add lines at its end, change and "
+                "remove none, and let all ranks read the same file"
+            )
+        return lines[: mark.lines]
+
+    def left_out(
+        self, table: ShardTable, url_of: Callable[[int], str | None], epoch: int, mark: Mark | None = None
+    ) -> Exclusion:
+        """The samples that an epoch leaves out.
+
+        Args:
+            table: where the ids of each shard begin.
+            url_of: the URL of a shard.
+            epoch: its number.
+            mark: the lines that hold; default: all.
+
+        Raises:
+            ConfigError: a line is not understood, or names a sample that is not there or lies elsewhere.
+        """
+        lines = self._lines() if mark is None else None
+        mark = _mark(lines) if lines is not None else mark
+        assert mark is not None
+        if self._parsed is None or self._parsed[0] != mark:
+            ids, ranges = _parse(self.path, self.check(mark, lines), table, url_of)
+            self._parsed = mark, ids, ranges
+        _, ids, ranges = self._parsed
+        begins: list[int] = []
+        ends: list[int] = []
+        for begin, end in sorted(ranges.get(epoch, ())):
+            if ends and begin <= ends[-1]:
+                ends[-1] = max(ends[-1], end)
+            else:
+                begins.append(begin)
+                ends.append(end)
+        return Exclusion(ids, np.array(begins, np.int64), np.array(ends, np.int64))
+
+    def _lines(self) -> list[bytes]:
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                content = read_regular(Path(self.path))
+            except (OSError, ObjectNotFoundError) as error:
+                raise ConfigError(
+                    f"quarantine={self.path!r} can not be read: {error}. Make an empty file where nothing is left out yet"
+                ) from error
+            if not content or content.endswith(b"\n"):
+                return content.split(b"\n")[:-1]
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"quarantine={self.path!r}: the last line does not end, so that it may be half of one: end it with a "
+                    "newline"
+                )
+            time.sleep(0.05)
+
+
+def check_quarantine(state: Mapping[str, Any], quarantine: Quarantine | None) -> Mark | None:
+    """The lines that a state's run has left samples out by; ``None`` where it says nothing of it.
+
+    Raises:
+        StateError: there is no quarantine here, or it has no longer these lines.
+    """
+    if "quarantine" not in state:
+        return None
+    mark = Mark.read(state["quarantine"])
+    if quarantine is None:
+        if not mark.lines:
+            return None
+        raise StateError(
+            f"this state's run leaves samples out by {counted(mark.lines, 'line')} of a file: give quarantine= with it, too"
+        )
+    try:
+        quarantine.check(mark)
+    except ConfigError as error:
+        raise StateError(f"this state was taken with other lines: {error}") from None
+    return mark
+
+
+def _mark(lines: list[bytes]) -> Mark:
+    digest = xxhash.xxh64_intdigest(b"".join(line + b"\n" for line in lines))
+    return Mark(len(lines), digest - (digest >> 63 << 64))
+
+
+def _parse(
+    path: str, lines: list[bytes], table: ShardTable, url_of: Callable[[int], str | None]
+) -> tuple[Ids, dict[int, list[tuple[int, int]]]]:
+    """Ids, rising, and ranges of positions by epoch."""
+    ids: list[int] = []
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    described: list[tuple[int, int, dict[str, Any]]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+            if isinstance(found, dict) and "sample" not in found:
+                epoch, begin, end = _range(found)
+                ranges.setdefault(epoch, []).append((begin, end))
+                continue
+            sample = found["sample"] if isinstance(found, dict) else found
+            if type(sample) is not int:
+                raise TypeError(sample)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ConfigError(
+                f"quarantine={path!r}, line {number}: expected {_FORMS}; found {line[:80].decode(errors='replace')!r}"
+            ) from None
+        if not 0 <= sample < table.total:
+            raise ConfigError(
+                f"quarantine={path!r}, line {number}: sample {sample} is not in a dataset of {table.total} samples"
+            )
+        ids.append(sample)
+        if isinstance(found, dict):
+            described.append((number, sample, found))
+    for number, sample, found in described:
+        _check_described(path, number, found, table, url_of, sample)
+    return np.unique(np.array(ids, np.int64)), ranges
+
+
+def _range(found: dict[str, Any]) -> tuple[int, int, int]:
+    """Epoch, and the positions of a range.
+
+    Raises:
+        ValueError, KeyError: it is none.
+    """
+    kind = "steps" if "steps" in found else "positions"
+    each = found["global_batch"] if kind == "steps" else 1
+    begin, end = found[kind]
+    numbers = (found["epoch"], begin, end, each)
+    if not all(type(one) is int and one >= 0 for one in numbers) or not begin < end or not 0 < end * each < 1 << 62:
+        raise ValueError(found)
+    return int(found["epoch"]), int(begin * each), int(end * each)
+
+
+def _check_described(
+    path: str, number: int, found: dict[str, Any], table: ShardTable, url_of: Callable[[int], str | None], sample: int
+) -> None:
+    """See that a sample lies where a line says.
+
+    Raises:
+        ConfigError: it lies elsewhere, so that the line is of other data.
+    """
+    shards, rows = table.locate(np.array([sample], np.int64))
+    shard, row = int(shards[0]), int(rows[0])
+    url = url_of(shard) if found.get("url") else None
+    names = (url or "").rpartition("/")[2], str(found.get("url")).rpartition("/")[2]
+    if found.get("row", row) != row or found.get("shard", shard) not in (shard, None) or (url and names[0] != names[1]):
+        raise ConfigError(
+            f"quarantine={path!r}, line {number}: sample {sample} of this dataset lies in row {row} of shard {shard}, and by "
+            f"the line in row {found.get('row')} of shard {found.get('shard')}, {found.get('url')}: it is of other data"
+        )
