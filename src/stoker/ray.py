@@ -110,9 +110,10 @@ class StokerDatasource(Datasource):  # type: ignore[misc]  # untyped
         if limit is not None and limit < 0:
             raise ConfigError(f"limit must be at least 0, got {limit}")
         dataset = StreamingDataset(remote, **options, world=World())
-        if dataset.leaves_out:
+        changes = dataset.leaves_out or ("batch_map()" if dataset.chain.has("batch_map") else "")
+        if changes:
             raise ConfigError(
-                f"{dataset.leaves_out}: Ray Data is told how many samples there are before they are read: use 'replace'"
+                f"{changes}: Ray Data is told how many samples there are before they are read: use 'replace'"
             )
         order = dataset.epoch_reader.sample_order
         assert isinstance(order, NativeOrder)  # there is no way to ask for another

@@ -331,6 +331,8 @@ def test_a_function_of_whole_batches(data: Path) -> None:
             next(iter(read(opened(data, transform=chain))))
     with pytest.raises(ConfigError, match="nothing for collate_fn to collate"):
         StreamingDataLoader(opened(data, transform=chain), collate_fn=list)
+    with pytest.raises(ConfigError, match=r"one that batch_map\(\) has changed"):
+        StreamingDataLoader(opened(data, transform=Chain().batch_map(halved)), drop_last=True)
     with pytest.raises(ConfigError, match=r"call map\(\) before it"):
         opened(data, transform=chain).map(odd_ones, "late")
     for returned, message in (
@@ -443,3 +445,21 @@ def test_filtered_batches_have_the_columns_of_others(data: Path, dropped: Any) -
             assert {name: type(column) for name, column in batch.items()} == wanted
             assert np.asarray(batch["n"]).dtype == np.int64
             assert np.asarray(batch["x"])[:, 0].tolist() == np.asarray(batch["n"]).tolist()
+
+
+def test_token_batches_of_chosen_and_repeated_documents_resume(data: Path) -> None:
+    def made() -> LMStream:
+        chain = Chain().filter(odd_ones).flat_map(copies)
+        return LMStream(opened(data, size=8, transform=chain), "doc", batch_size=2, seq_len=5)
+
+    order = [number for step in range(-(-SAMPLES // 8)) for number in opened(data, size=8).ids_of(step).tolist()]
+    whole = [batch.input_ids.tolist() for batch in made()]
+    tokens = [token for batch in whole for row in batch for token in row]
+    assert tokens == repeated_of_left(order, order)[: len(tokens)]
+    assert len(tokens) > 150
+    for stop in (0, 1, 7, len(whole) - 1):
+        first = made()
+        begun = [batch.input_ids.tolist() for batch in islice(first, stop)]
+        second = made()
+        second.load_state_dict(first.state_dict())
+        assert begun + [batch.input_ids.tolist() for batch in second] == whole

@@ -111,9 +111,10 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             if options.get("collate_fn") is not None:
                 raise ConfigError(f"{reads} reads whole columns, so there is nothing for collate_fn to collate")
             dataset.check_columns_allowed(reads)
-            if self._drop_last and dataset.leaves_out:
+            changes = dataset.leaves_out or ("batch_map()" if dataset.chain.has("batch_map") else "")
+            if self._drop_last and changes:
                 raise ConfigError(
-                    f"drop_last=True can not tell a partial batch from one that {dataset.leaves_out} has changed: give "
+                    f"drop_last=True can not tell a partial batch from one that {changes} has changed: give "
                     "remainder='drop' to the dataset"
                 )
             options["collate_fn"] = to_send
