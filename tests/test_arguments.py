@@ -177,7 +177,13 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     ),
     "stoker.inspection.caches.list_caches": (lambda root: {"directories": [root / "empty"]}, nothing),
     "stoker.inspection.caches.prune_caches": (lambda root: {"directories": [root / "empty"]}, nothing),
+    "stoker.image.ColorJitter": (_of(), nothing),
     "stoker.image.Decode": (_of(), nothing),
+    "stoker.image.Normalize": (_of(), nothing),
+    "stoker.image.mixup": (
+        _of(images=np.zeros((2, 3)), labels=np.array([0, 1]), classes=2, rng=np.random.default_rng(0)),
+        nothing,
+    ),
     "stoker.image.Resize": (_of(size=8), nothing),
     "stoker.image.CenterCrop": (_of(size=8), nothing),
     "stoker.image.RandomResizedCrop": (_of(size=8), nothing),

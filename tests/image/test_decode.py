@@ -13,7 +13,7 @@ from PIL import Image, ImageOps, features
 
 from stoker.errors import ConfigError, ImageError, MissingPackageError
 from stoker.image import decode
-from stoker.image.decode import MAX_PIXELS, SHRINKS, Decoder, Mode, _simplejpeg, open_picture
+from stoker.image.picture import MAX_PIXELS, SHRINKS, Decoder, Mode, _simplejpeg, open_picture
 from stoker.types import Array
 
 SIZES = ((1, 1), (7, 13), (33, 65), (120, 90))

@@ -20,7 +20,7 @@ from stoker.errors import ConfigError, ImageError, MissingPackageError, Transfor
 from stoker.image import CenterCrop, Decode, RandomResizedCrop, Resize, decode
 from stoker.image import resize as resizing
 from stoker.image.batch_rows import BatchRows, new_row
-from stoker.image.decode import Mode, open_picture
+from stoker.image.picture import Mode, open_picture
 from stoker.image.resize import Box, Resample, resize_part
 from stoker.image.steps import Layout
 from stoker.types import Array

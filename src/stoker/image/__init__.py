@@ -10,13 +10,30 @@ Steps of a chain, which put pixels in the place of a column's encoded bytes:
     CenterCrop         the middle of a picture, at one size
     RandomResizedCrop  a random part of a picture, at one size; for ``random_map``
 
+Steps after these:
+    ColorJitter        other brightness, contrast and saturation; for ``random_map``
+    Normalize          numbers of mean 0 and deviation 1; for ``batch_map`` or ``map``
+
 Functions:
     decode             the pixels of one picture
+    mixup              mixtures of the pictures of a batch
+    to_tensor          pixels as a torch tensor
 
 See docs/images.md.
 """
 
-from stoker.image.decode import decode
+from stoker.image.ops import ColorJitter, Normalize, mixup, to_tensor
+from stoker.image.picture import decode
 from stoker.image.steps import CenterCrop, Decode, RandomResizedCrop, Resize
 
-__all__ = ["CenterCrop", "Decode", "RandomResizedCrop", "Resize", "decode"]
+__all__ = [
+    "CenterCrop",
+    "ColorJitter",
+    "Decode",
+    "Normalize",
+    "RandomResizedCrop",
+    "Resize",
+    "decode",
+    "mixup",
+    "to_tensor",
+]

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from stoker.errors import import_option
-from stoker.image.decode import SHRINKS, Picture
+from stoker.image.picture import SHRINKS, Picture
 from stoker.types import Array
 
 Resample: TypeAlias = Literal["bilinear", "antialias"]

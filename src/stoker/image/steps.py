@@ -11,7 +11,7 @@ import numpy as np
 from stoker.arguments import checked
 from stoker.errors import ConfigError, ImageError
 from stoker.image.batch_rows import new_row
-from stoker.image.decode import CHANNELS, Decoder, Mode, Picture, open_picture
+from stoker.image.picture import CHANNELS, Decoder, Mode, Picture, open_picture
 from stoker.image.resize import Box, Resample, resize_part
 from stoker.types import Array, Sample
 
@@ -75,7 +75,8 @@ class Decode(_Step):
     Decode(column='jpg', mode='RGB', layout='HWC', decoder='auto', strict=True)
 
     Args:
-        column: with encoded pictures (bytes), or images of Pillow. Pixels replace them: uint8, ``(height, width, channels)``.
+        column: with encoded pictures (bytes), images of Pillow, or pixels with channels last. Pixels replace them: uint8,
+            ``(height, width, channels)``.
         mode: colours of the pixels.
         layout: ``"HWC"``, or ``"CHW"`` for channels first.
         decoder: of JPEG: ``"simplejpeg"``, ``"pillow"``; ``"auto"``: simplejpeg where it is installed.

@@ -64,7 +64,8 @@ def decode(data: Any, mode: Mode = "RGB", *, decoder: Decoder = "auto", strict: 
     (2, 4, 3)
 
     Args:
-        data: the encoded picture: bytes, or an array of them; or an image of Pillow.
+        data: the encoded picture: bytes, or an array of them; or an image of Pillow; or pixels, uint8, of shape
+            ``(height, width)`` or ``(height, width, channels)``.
         mode: colours of the pixels. Others are converted as Pillow does; 16 bits become their upper 8.
         decoder: of JPEG.
         strict: whether a warning of libjpeg-turbo, such as of a wrong code within the data, is an error. Pillow does not tell
@@ -108,6 +109,8 @@ class Picture:
 
 def open_picture(data: Any, mode: Mode, decoder: Decoder, *, strict: bool) -> Picture:
     """Read the header of a picture; args and errors are those of :func:`decode`."""
+    if isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim in (2, 3):
+        return _of_pixels(data, mode)
     image = None if isinstance(data, bytes) else _pillow_image(data)
     if image is not None:
         encoded = _still_encoded(image)
@@ -138,6 +141,18 @@ def _simplejpeg(decoder: Decoder) -> Any:
 
 def _pillow() -> Any:
     return import_option("PIL.Image", "pictures need Pillow", "stoker[images]")
+
+
+def _of_pixels(pixels: Array, mode: Mode) -> Picture:
+    """Pixels that are decoded already."""
+    kind = f"an array of pixels of shape {pixels.shape}"
+    if not pixels.size:
+        raise ImageError(f"{kind} is empty")
+    if pixels.ndim == 3 and pixels.shape[2] == CHANNELS[mode]:
+        return Picture(pixels.shape[:2], 1, lambda _: pixels, kind, shrinks=False)
+    with _Damage(kind):
+        image = _pillow().fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
+    return _opened_by_pillow(image, mode, kind)
 
 
 def _opened_by_simplejpeg(turbo: Any, data: bytes, mode: Mode, *, strict: bool) -> Picture | None:
@@ -279,8 +294,8 @@ def _as_bytes(data: Any) -> bytes:
     if isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1:
         return data.tobytes()
     raise ConfigError(
-        f"a picture is bytes, an array of bytes, or an image of Pillow, got {type(data).__name__}: name the column that "
-        "holds encoded pictures"
+        f"a picture is bytes, an array of bytes or pixels, or an image of Pillow, got {type(data).__name__}: name the "
+        "column that holds pictures"
     )
 
 
