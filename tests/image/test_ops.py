@@ -87,7 +87,7 @@ def test_a_tensor_shares_the_memory_of_the_pixels() -> None:
     assert tensor[1, 0, 2, 3] == 9
     assert tuple(tensor.shape) == (2, 3, 4, 5)
     for wrong in ([1], np.zeros(3), np.array([[["a"]]])):
-        with pytest.raises(ConfigError, match="images must be an array of numbers"):
+        with pytest.raises(ConfigError, match="images must be"):
             to_tensor(wrong)
 
 

@@ -158,8 +158,8 @@ def mixup(
     Raises:
         ConfigError: numbers of pictures and labels differ, or a label is no class.
     """
-    pictures, numbers = np.asarray(images), np.asarray(labels)
-    if numbers.shape != pictures.shape[:1] or numbers.dtype.kind not in "iu":
+    pictures, numbers = _array("images", images), _array("labels", labels)
+    if not pictures.ndim or numbers.shape != pictures.shape[:1] or numbers.dtype.kind not in "iu":
         raise ConfigError(
             f"labels must be integers of shape (n,) for n images, got {numbers.dtype} {numbers.shape} for images "
             f"{pictures.shape}"
@@ -193,13 +193,21 @@ def to_tensor(images: Any) -> Any:
     Raises:
         ConfigError: it is no such array.
     """
-    if not isinstance(images, np.ndarray) or images.ndim < 3 or images.dtype.kind not in "biuf":
-        raise ConfigError(
-            "images must be an array of numbers of shape (..., height, width, channels), got "
-            f"{getattr(images, 'shape', type(images).__name__)}"
-        )
+    pixels = _array("images", images)
+    if pixels.ndim < 3:
+        raise ConfigError(f"images must be of shape (..., height, width, channels), got {pixels.shape}")
     torch = import_option("torch", "tensors need torch", "stoker[torch]")
-    return torch.from_numpy(images).movedim(-1, -3)
+    return torch.from_numpy(pixels).movedim(-1, -3)
+
+
+def _array(name: str, value: Any) -> Array:
+    try:
+        found = np.asarray(value)
+    except Exception as error:  # whatever the value's own conversion raises
+        raise ConfigError(f"{name} must be an array of numbers, got {type(value).__name__}: {error}") from error
+    if found.dtype.kind not in "biuf":
+        raise ConfigError(f"{name} must be an array of numbers, got {found.dtype} of shape {found.shape}")
+    return found
 
 
 def _pixels(columns: Sample, name: str, step: object) -> Array:
