@@ -24,6 +24,7 @@ from support import environ
 
 STREAMS = ("a", "b", "c")
 SAMPLES = 200
+QUARANTINED = range(3, SAMPLES, 9)
 BAD = frozenset(range(0, len(STREAMS) * SAMPLES, 17))
 
 
@@ -34,6 +35,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(STREAMS):
         with MDSWriter({"id": "int"}, out / name, size_limit=200) as writer:
             writer.write_batch({"id": np.arange(number * SAMPLES, (number + 1) * SAMPLES)})
+    with (out / "quarantine").open("w") as file:
+        file.writelines(f"{number}\n" for number in QUARANTINED)
     return out
 
 
@@ -45,12 +48,15 @@ def settings(data: Path, chance: random.Random) -> dict[str, Any]:
         "shuffle_algo": chance.choice(["block", "global", "py1e", "py2s"]),
         "batch_size": chance.choice([1, 3, 8]),
         "num_canonical_nodes": chance.choice([None, 4]),
+        "ids": "number",
     }
     if chance.random() < 0.5:
         found["transform"] = Chain().map(doubled).random_map(noisy)
         if chance.random() < 0.5:
             found["transform"] = found["transform"].map(raises_for_bad)
             found["on_bad_sample"] = BadSamples("skip", max_share=None)
+    if chance.random() < 0.5:
+        found["quarantine"] = data / "quarantine"
     native = found["shuffle_algo"] in ("block", "global")
     kind = chance.choice(["one", "mixture", "subset"] if native else ["one", "mixture"])
     if kind == "mixture":
@@ -67,7 +73,7 @@ def settings(data: Path, chance: random.Random) -> dict[str, Any]:
 
 
 def doubled(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"id": sample["id"], "twice": 2 * sample["id"]}
+    return {"id": sample["id"], "number": sample["number"], "twice": 2 * sample["id"]}
 
 
 def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -131,6 +137,8 @@ def told_by_itself(dataset: StreamingDataset, rank: int) -> Iterator[Any]:
     for n, batch in enumerate(dataset.batches()):
         if n in (0, 1, 4):
             ids = dataset.ids_of(n, rank).tolist()
+            assert list(batch.get("number", [])) == list(batch.get("id", []))
+            assert dataset.epoch_reader.quarantine is None or set(ids).isdisjoint(QUARANTINED)
             assert [one for one in ids if not (dataset.leaves_out and one in BAD)] == list(batch.get("id", []))
         yield batch
 
@@ -194,6 +202,16 @@ def test_the_command_prints_the_samples_of_a_step(data: Path) -> None:
         assert found.url is not None
         assert line["url"].endswith(found.url.removeprefix("file://"))
     assert str(int(dataset.ids_of(3, rank=2)[0])) in stoker(*cluster, "--rank", 2, "--samples")
+    without = StreamingDataset(
+        local=data / "a",
+        batch_size=8,
+        shuffle=True,
+        shuffle_seed=7,
+        world=World(0, 4, 2),
+        quarantine=data / "quarantine",
+    )
+    printed = json.loads(stoker(*cluster, "--samples", "--json", "--quarantine", data / "quarantine"))
+    assert [line["sample"] for line in printed["samples"]] == without.ids_of(3).tolist() != dataset.ids_of(3).tolist()
     shards = json.loads(stoker(*cluster, "--json"))["shards"]
     assert sum(line["samples"] for line in shards) == 32
 
