@@ -30,7 +30,7 @@ _FORMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How much of the file holds.
+    """The part of the file that holds.
 
     Attributes:
         lines: the first so many.

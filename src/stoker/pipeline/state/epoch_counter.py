@@ -143,7 +143,7 @@ class EpochClock:
             self._count_beginning(shared)
 
     def pin(self, epoch: int, make: Callable[[Pin | None], Pin]) -> Pin:
-        """What holds for an epoch, the same for all processes that share this: the first to ask makes it.
+        """The pin of an epoch, the same for all processes that share this: the first to ask makes it.
 
         Args:
             epoch: its number.
@@ -158,7 +158,7 @@ class EpochClock:
             return found
 
     def pinned(self, epoch: int) -> Pin | None:
-        """What holds for an epoch, or for the one that was pinned last; ``None`` where none was."""
+        """The pin of an epoch, or of the one that was pinned last; ``None`` where none was."""
         with self._locked() as shared:
             found = _pinned(shared, epoch)
             return _pinned(shared, None) if found is None else found
