@@ -223,6 +223,17 @@ def test_blocks_have_the_shards_that_come_nearest_to_their_size() -> None:
     assert both.tolist() == [0, 10, 30, 38, 68, 88, 99, 121, 143, 165, 188, 198]
 
 
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_blocks_of_shards_of_one_size_go_equally_far_up_to_shards_of_other_sizes(others: int) -> None:
+    borders = np.cumsum([0, *[7] * 1000, *[10] * others])
+    cuts = cut_blocks(borders, np.array([0, borders[-1]]), 20)
+    alike = cuts[cuts <= 7000 - 21]
+    assert alike.tolist() == list(range(0, int(alike[-1]) + 1, 21))
+    assert np.isin(cuts, borders).all()
+    assert np.diff(cuts)[:-1].max() <= 30
+    assert cuts[-1] == borders[-1]
+
+
 @given(
     lengths=st.lists(st.integers(1, 50) | st.sampled_from([1, 5000]), min_size=1, max_size=300).map(np.array),
     data=st.data(),

@@ -45,7 +45,7 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
 
     Returns:
         int64, strictly rising from 0 to the total. Blocks have up to about five thirds of ``size`` samples. Time
-        O(shards), with a step in Python a block.
+        O(shards), with a step in Python a block, where shards differ in size.
     """
     total, spans = int(shard_starts[-1]), span_starts.size - 1
     if spans == 1 and size >= total:
@@ -55,18 +55,24 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
     begins = span_starts[:-1]
     first = _nearest(shard_starts, begins + size * np.arange(1, spans + 1) // spans).tolist()
     shards = np.arange(1, shard_starts.size)
-    after = np.maximum(
-        _nearest(shard_starts, shard_starts[:-1] + size), shards
-    ).data  # a list takes five times its memory
+    after = np.maximum(_nearest(shard_starts, shard_starts[:-1] + size), shards)
+    # From shards of one size, which are the first here, all go equally far.
+    step = int(after[0])
+    others = np.flatnonzero(after != shards + (step - 1))
+    alike = int(others[0]) if others.size else after.size
+    next_border = after.data  # a list takes five times its memory
     # The first border of each span is the next border that is not before it, and of the next span.
     borders = np.searchsorted(shard_starts, span_starts, side="right").tolist()
-    taken = array("q")
+    taken, stepped = array("q"), []
     for border, low, high in zip(first, borders[:-1], borders[1:], strict=True):
         at = max(border, low)
+        if at < min(high, alike):
+            stepped.append(np.arange(at, min(high, alike), step))
+            at = int(stepped[-1][-1]) + step
         while at < high:
             taken.append(at)
-            at = after[at] if at < len(after) else high
-    cuts = np.concatenate([begins, shard_starts[np.frombuffer(taken, np.int64)]])
+            at = next_border[at] if at < after.size else high
+    cuts = np.concatenate([begins, shard_starts[np.concatenate([*stepped, np.frombuffer(taken, np.int64)])]])
     cuts.sort()
     new = cuts[1:] > cuts[:-1]
     cuts = _split(np.concatenate([cuts[:1], cuts[1:][new], [total]]), size)
