@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 from format_table import OTHERS, ROWS, WRITTEN, sample_of
 
 from stoker import BadSamples, StreamingDataset
-from stoker.errors import StokerError
+from stoker.cluster import World
+from stoker.errors import StokerError, TooManyBadSamplesError
+from stoker.formats.registry import format_names
 
 ROUNDS = 6
 
@@ -66,9 +70,18 @@ def expected(dataset: StreamingDataset) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted({*WRITTEN, *OTHERS}))
+NAMES = sorted({*WRITTEN, *OTHERS})
+UNSEEN = {"files", "megatron"}
+"""Formats of which any bytes are samples: of what is damaged, only that is seen which tells where samples are."""
+
+
+def test_all_formats_are_damaged_here() -> None:
+    assert set(NAMES) == set(format_names()) - {"synthetic"}  # of which nothing is stored
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_good_samples_of_damaged_files_come_once(name: str, tmp_path: Path) -> None:
-    bad = BadSamples("skip", max_share=None)
+    met = 0
     for number in range(ROUNDS):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -80,19 +93,41 @@ def test_good_samples_of_damaged_files_come_once(name: str, tmp_path: Path) -> N
         except StokerError:  # what says which samples there are is damaged
             continue
         good = [sample for sample in wanted if sample is not None]
-        dataset = StreamingDataset(folder, on_bad_sample=bad, **arguments)
+        lost = len(wanted) - len(good)
+        bad = BadSamples("skip", max_share=None, max_bad=lost)
+        met += lost
+
+        opened = partial(StreamingDataset, folder, on_bad_sample=bad, **arguments)
+        dataset = opened()
         found = list(dataset)
         assert len(found) == len(good)
         assert all(map(same, found, good))
-        assert dataset.stats().bad_samples == len(wanted) - len(good)
-        batches = StreamingDataset(folder, on_bad_sample=bad, **arguments).batches()
-        lengths = [len(next(iter(batch.values()))) for batch in batches]
+        assert dataset.stats().bad_samples == lost
+        lengths = [len(next(iter(batch.values()))) for batch in opened().batches()]
         assert sum(lengths) == len(good)
         steps = [wanted[first : first + 7] for first in range(0, len(wanted), 7)]
         assert lengths == [sum(sample is not None for sample in step) for step in steps]
         if good:
-            replacing = BadSamples("replace", max_share=None)
-            replaced = list(StreamingDataset(folder, on_bad_sample=replacing, **arguments))
+            replaced = list(opened(on_bad_sample=BadSamples("replace", max_share=None)))
             assert len(replaced) == len(wanted)
             for sample, original in zip(replaced, wanted, strict=True):
                 assert any(same(sample, one) for one in good) if original is None else same(sample, original)
+        if lost and met == lost:  # the first round with some
+            with pytest.raises(TooManyBadSamplesError):
+                list(opened(on_bad_sample=BadSamples("skip", max_share=None, max_bad=lost - 1)))
+            check_ranks_and_resume(opened, wanted)
+    assert bool(met) != (name in UNSEEN)
+
+
+def check_ranks_and_resume(opened: Any, wanted: list[Any]) -> None:
+    """Ranks take equally many steps and deliver all good samples once, shuffled, also where each resumes after some steps."""
+    settings: dict[str, Any] = {"shuffle": True, "remainder": "drop", "ids": "its id"}
+    for rank in range(2):
+        world = World(rank, 2, 2)
+        first = opened(world=world, **settings)
+        steps = [first.ids_of(step, rank).tolist() for step in range(len(wanted) // 14)]
+        taken = [batch["its id"].tolist() for batch in islice(first.batches(), 2)]
+        again = opened(world=world, **settings)
+        again.load_state_dict(first.state_dict())
+        found = [*taken, *(batch["its id"].tolist() for batch in again.batches())]
+        assert found == [[number for number in step if wanted[number] is not None] for step in steps]
