@@ -32,6 +32,30 @@ from stoker.types import Batch, Ids
 _REMEMBERED: Final = 1 << 16
 
 
+class ImageNotLoadedError(Exception):
+    """An image of a sample does not load.
+
+    Attributes:
+        error: the reason.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def loaded_image(sample: Any) -> Any:
+    """A sample with its images loaded.
+
+    Raises:
+        ImageNotLoadedError: one can not be.
+    """
+    try:
+        return loaded(sample)
+    except Exception as error:
+        raise ImageNotLoadedError(error) from error
+
+
 @dataclass(frozen=True, slots=True)
 class GoodSamples:
     """Samples that were read together.
@@ -256,6 +280,8 @@ class GoodSampleReader:
                 self._give_dtypes(stacked, shards[kept[:1]], rows[kept[:1]])
             return GoodSamples(stacked, kept, found.bad)
         parts, bad = self._parts(shards, rows)
+        if len(parts) == 1 and not bad:
+            return GoodSamples(self._noted(parts[0][1], parts[0][0]), parts[0][0], [])
         if self._replace:
             for number, error in bad.items():
                 batch = self._replacement(int(positions[number]), error, self._columns_at)

@@ -24,7 +24,7 @@ from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.by_shard import ShardByShard
 from stoker.pipeline.chunks.located import Chunk, located_chunks
 from stoker.pipeline.columns import batch_length, stack_samples
-from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
+from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples, ImageNotLoadedError, loaded_image
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override, bind_batch_steps, make_transforms
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS
@@ -115,7 +115,7 @@ class Pipeline:
             return self._chunks(self._sample_list if self._threads else self._sample_run)
         if self._threads:
             told = self._told(self._chunks(self._good_samples))
-            return (self._run_of(found) for _, found in told)
+            return map(self._run_of, map(operator.itemgetter(1), told))
         return self._recoverable()
 
     def batches(self) -> Iterator[Batch]:
@@ -125,7 +125,7 @@ class Pipeline:
     def _groups(self) -> Iterator[BatchGroup]:
         if self._good is None:
             return self._chunks(self._read_group)
-        return (self._group_of(found) for found in self._told(self._chunks(self._good_batches)))
+        return map(self._group_of, self._told(self._chunks(self._good_batches)))
 
     def groups(self) -> Iterator[BatchGroup]:
         """The same batches, those together that are read in one step; of several workers each takes every n-th group.
@@ -201,6 +201,7 @@ class Pipeline:
                 for number, error in found.bad:
                     self._log.note(number, error)
             yield chunk, found
+            del chunk, found  # frees their memory for the next chunk
 
     def _recoverable(self) -> Iterator[SampleRun]:
         """Samples that are made as they are asked for: lists of small ones would cost more than the samples do."""
@@ -208,6 +209,7 @@ class Pipeline:
             if self._log is not None:
                 self._log.enter(len(chunk.rows))
             yield self._with_recovery(chunk, 0, run)
+            del chunk, run
 
     def _begun(self, chunk: Chunk) -> tuple[Chunk, SampleRun | GoodSamples]:
         with self._pool.counted(chunk.shards, chunk.distinct):
@@ -219,10 +221,13 @@ class Pipeline:
         first, self._first = self._first, False
         if self._settings.bad_samples is None:
             return self._transformed_lazily(chunk)
-        if first or left_to_load():  # after the first ones it is known whether there are images
+        images = first or left_to_load()  # after the first ones it is known whether there are any
+        if images and self._filters:
             return self._good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
         try:
-            return self._transformed_lazily(chunk)
+            run = self._transformed_lazily(chunk)
+            # One at a time: a whole chunk of pictures would leave the processor's cache before it is delivered.
+            return replace(run, samples=map(loaded_image, run.samples)) if images else run
         except Exception as error:
             if not is_of_sample(error):
                 raise
@@ -254,7 +259,10 @@ class Pipeline:
             raise error
         number = len(chunk.rows) - operator.length_hint(run.remaining) - 1
         position, shard, row = (int(values[number]) for values in (chunk.positions, chunk.shards, chunk.rows))
-        named = self._good.named(shard, row, error, made=True)
+        if isinstance(error, ImageNotLoadedError):
+            named = self._good.named(shard, row, error.error)
+        else:
+            named = self._good.named(shard, row, error, made=True)
         self._log.note(number, named)
         stands = self._good.instead(position, named)
         rest = slice(number + 1, None)
