@@ -281,7 +281,7 @@ class GoodSampleReader:
             return GoodSamples(stacked, kept, found.bad)
         parts, bad = self._parts(shards, rows)
         if len(parts) == 1 and not bad:
-            return GoodSamples(self._noted(parts[0][1], parts[0][0]), parts[0][0], [])
+            return GoodSamples(parts[0][1], parts[0][0], [])
         if self._replace:
             for number, error in bad.items():
                 batch = self._replacement(int(positions[number]), error, self._columns_at)
