@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.concurrency.forks import reset_in_children
-from stoker.concurrency.spans.recorder import Stage, begin_span, end_span
+from stoker.concurrency.spans.recorder import WaitClock
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.parquet_loader import StreamingParquetLoader
@@ -186,9 +186,10 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             batches = self._open = super().__iter__()
         try:
             in_order = batches if columns is None else ungroup(batches)
-            wait = begin_span()
+            waits = WaitClock()
+            waits.begin()
             for batch in islice(in_order, self._most(current.start)):
-                end_span(Stage.WAIT, wait, self._stream.batch_size or 1)
+                waits.end(self._stream.batch_size or 1)
                 current.yielded += 1
                 yield batch
                 if self.num_workers and pid != os.getpid():
@@ -202,7 +203,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                     raise superseded_error()
                 if self._pass is not current:
                     self._interleaved = True
-                wait = begin_span()
+                waits.begin()
         finally:
             if self._open is batches:
                 self._open = None
@@ -212,6 +213,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 self._stream.epoch_reader.end_first()  # what has not begun is not needed any more
             if self._pass is current:
                 self._end_look()
+        waits.flush()
         current.ended = True
 
     def _end_look(self) -> None:

@@ -18,7 +18,7 @@ from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared_counters import Counts
-from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, span
+from stoker.concurrency.spans.recorder import Stage, WaitClock, span
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.iterable import TorchIterable
@@ -432,15 +432,17 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         progress = self._progress = _EpochProgress(point, run.plan, begun, reads_ahead())
         batches = self._builder.batches(run, worker, begun, self.batch_size, self._threads)
         with closing(batches):
-            wait = begin_span()
+            waits = WaitClock()
+            waits.begin()
             for batch in batches:
-                end_span(Stage.WAIT, wait, batch.input_ids.shape[0])
+                waits.end(batch.input_ids.shape[0])
                 delivery.batch()
                 progress.batches += 1
                 self._counts.token_batch(batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens)
                 yield batch
                 delivery.check()
-                wait = begin_span()
+                waits.begin()
+        waits.flush()
         delivery.finished = True
         if worker.token is None and self._progress is progress:
             self._exhausted = point.epoch

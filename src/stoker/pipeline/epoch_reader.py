@@ -16,7 +16,7 @@ from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import REMEDY, OuterDivision
 from stoker.concurrency.shared_counters import Counts
-from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, recorder
+from stoker.concurrency.spans.recorder import WaitClock, recorder
 from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once
 from stoker.order.capabilities import shards_at_once
@@ -153,9 +153,10 @@ class EpochReader:
             yield from deliver_kept(samples, delivery.plan, self._division, LoaderWorker.detect())
             return
         division, ranks, number = self._division, self._ranks, 0
-        wait = begin_span()
+        waits = WaitClock()
+        waits.begin()
         for part in pipeline.sample_runs():
-            end_span(Stage.WAIT, wait, operator.length_hint(part.remaining))
+            waits.end(operator.length_hint(part.remaining))
             number += 1
             if number >= _LOOK_AGAIN and not number & (number - 1):
                 check_as_begun(self._rank_finder, division, ranks, batch_size)
@@ -178,9 +179,10 @@ class EpochReader:
                         raise
                     delivery.go_on(part)
             delivery.check()
-            wait = begin_span()
+            waits.begin()
         if number < _LOOK_AGAIN:
             check_as_begun(self._rank_finder, division, ranks, batch_size)
+        waits.flush()
         delivery.finished = True
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
@@ -194,18 +196,20 @@ class EpochReader:
     def _columns(self, batch_size: int, read: Callable[[Pipeline], Iterator[_Columns]]) -> Iterator[_Columns]:
         _, delivery, pipeline = self._start(batch_size, by_sample=False)
         division, ranks, number = self._division, self._ranks, 0
-        wait = begin_span()
+        waits = WaitClock()
+        waits.begin()
         for found in read(pipeline):
-            end_span(Stage.WAIT, wait, batch_size)
+            waits.end(batch_size)
             number += 1
             if number >= _LOOK_AGAIN and not number & (number - 1):
                 check_as_begun(self._rank_finder, division, ranks, batch_size)
             delivery.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
             yield found
             delivery.check()
-            wait = begin_span()
+            waits.begin()
         if number < _LOOK_AGAIN:
             check_as_begun(self._rank_finder, division, ranks, batch_size)
+        waits.flush()
         delivery.finished = True
 
     def count(self, batch_size: int) -> int:

@@ -57,6 +57,10 @@ may run at once (0: not said), and an amount: bytes of ``FETCH`` and ``DECOMPRES
 _SEGMENT: Final = 1 << 14
 """Spans for which a file grows at a time: whole pages."""
 
+_SHORT_WAIT: Final = 20_000
+_SUMMED_WAITS: Final = 1_000_000
+"""Nanoseconds of a wait that is recorded by itself, and after which a sum of shorter ones is recorded."""
+
 MOST_SPANS: Final = 1 << 22
 """Spans that a process records at most: 128 MiB."""
 
@@ -217,3 +221,38 @@ def end_span(stage: Stage, begun: int, amount: int = 0) -> None:
     """Record a span of this thread since ``begun``."""
     if begun and _recorder is not None:
         _recorder.add(stage, begun, perf_counter_ns(), amount)
+
+
+class WaitClock:
+    """Records the waits of an iteration. Those of less than 20 µs are summed up, over a millisecond at most."""
+
+    __slots__ = ("_amount", "_begun", "_since", "_took")
+
+    def __init__(self) -> None:
+        self._since = self._took = self._amount = self._begun = 0
+
+    def begin(self) -> None:
+        """Say that the consumer asks for something."""
+        self._begun = 0 if _recorder is None else perf_counter_ns()
+
+    def end(self, amount: int) -> None:
+        """Say that it has it: so many samples."""
+        begun, running = self._begun, _recorder
+        if not begun or running is None:
+            return
+        now = perf_counter_ns()
+        if now - begun < _SHORT_WAIT:
+            self._since = self._since or begun
+            self._took += now - begun
+            self._amount += amount
+            if now - self._since > _SUMMED_WAITS:
+                self.flush()
+            return
+        self.flush()
+        running.add(Stage.WAIT, begun, now, amount)
+
+    def flush(self) -> None:
+        """Record what was summed up."""
+        if self._since and _recorder is not None:
+            _recorder.add(Stage.WAIT, self._since, self._since + self._took, self._amount)
+        self._since = self._took = self._amount = 0
