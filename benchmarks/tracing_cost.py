@@ -4,10 +4,10 @@
     python benchmarks/tracing_cost.py --before HEAD~5   # also without, against an earlier commit
 
 Cases are batches of tokens, their samples one by one, pictures (JPEG) one by one and as batches of a transform, and rows of a
-``StreamingParquetLoader``. One process reads with and without a trace in turn, in every other round in reverse; revisions are
-processes of their own, in turn. The figure is the ratio of processor time (``process_time``), median of the rounds, and that of
-the least times, which a busy machine disturbs less. The trace's file is written after the measured time; how long that takes is
-printed beside.
+``StreamingParquetLoader``. One process reads with and without a trace in turn, in every other round in reverse; revisions
+are processes of their own, in turn. The figure is the ratio of processor time (``process_time``), median of the rounds, and
+that of the least times, which a busy machine disturbs less. The trace's file is written after the measured time; how long
+that takes is printed beside.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def main() -> None:
             off = statistics.median(one[0] for one in found["seconds"])
             ratios = [one[1] / one[0] for one in found["seconds"]]
             said = f"{case:<18} without {off:6.3f} s   with / without {_shown(ratios)}"
-            said += f"   of the least {min(one[1] for one in found['seconds']) / min(one[0] for one in found['seconds']):.4f}"
+            least = [min(one[side] for one in found["seconds"]) for side in (0, 1)]
+            said += f"   of the least {least[1] / least[0]:.4f}"
             said += f"   {found['spans']:.0f} spans, file in {found['file']:.2f} s"
             if before is not None:
                 ratios = []

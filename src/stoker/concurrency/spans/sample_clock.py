@@ -12,13 +12,12 @@ from stoker.concurrency.spans.recorder import Recorder, Stage
 
 _T = TypeVar("_T")
 
-_LONG: Final = 50_000
+_LONG: Final = 500_000
 """Nanoseconds of a piece of work that is recorded by itself."""
 
-_SHORT: Final = 10_000
-"""Nanoseconds of a sample below which only some are measured."""
+_SHORT: Final = ((10_000, 64), (100_000, 8))
+"""Nanoseconds of a sample below which only some are measured, and one of how many at least: measuring takes 2 µs."""
 
-_MOST_SKIPPED: Final = 64
 _TRIVIAL: Final = 2_000
 """Nanoseconds of a sample below which, after so many of them, the rest of a step of reading is taken to be like them."""
 _SEEN: Final = 512
@@ -29,9 +28,10 @@ _SUMMED: Final = 10_000_000
 class SampleClock:
     """Records the making of samples that are decoded and transformed when they are asked for.
 
-    Work of less than 50 µs is summed up, over 10 ms at most: one span a stage, which lie one after the other from where the
-    sum began. Of samples that take less than 10 µs one of 2 to 64 is measured, and counts for all of these; where samples
-    take less than 2 µs and are not transformed, only those of the first 512 of a step of reading.
+    Work of less than 500 µs is summed up, over 10 ms at most: one span a stage, which lie one after the other from where the
+    sum began. Of samples that take less than 100 µs one of 2 to 8 is measured, of those of less than 10 µs one of 2 to 64, and
+    counts for all of these; where samples take less than 2 µs and are not transformed, only those of the first 512 of a step
+    of reading.
 
     Args:
         recorder: of this process.
@@ -74,7 +74,8 @@ class SampleClock:
                 self._measured = False
                 if self._weight > 1:
                     yield islice(samples, self._weight - 1)
-                stride = min(2 * stride, _MOST_SKIPPED) if self._took < _SHORT else 1
+                most = next((most for below, most in _SHORT if self._took < below), 1)
+                stride = min(2 * stride, most)
                 if seen >= _SEEN and took < _TRIVIAL * seen and not self._transforms:
                     self._weight = length_hint(remaining)
                     yield samples
