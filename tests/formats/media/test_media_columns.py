@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import tarfile
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,31 @@ def test_samples_of_lists_of_images_text_and_sounds(tmp_path: Path, sound: bytes
         assert [int(one[0, 0, 0]) // 20 for one in sample["images"]] == pytest.approx(list(range(number)), abs=1)
         assert [one.shape for one in sample["sounds"]] == [(1600, 2)] * (number % 2)
     assert [len(value) for value in next(dataset.batches())["images"]] == [0, 1]
+
+
+def test_nested_samples_of_mds_and_tar(tmp_path: Path, sound: bytes) -> None:
+    with open_writer("mds", {"images": "list[jpeg]", "tags": "json", "flac": "bytes"}, tmp_path / "mds") as out:
+        for number in range(3):
+            images = [jpeg(one) for one in range(number)]
+            out.write({"images": images, "tags": ["a", {"b": number}], "flac": sound})
+    dataset = StreamingDataset(tmp_path / "mds", batch_size=3).map(as_audio("flac"))
+    (batch,) = list(StreamingDataLoader(dataset, collate_fn=list))
+    for number, sample in enumerate(batch):
+        assert [int(np.asarray(one)[0, 0, 0]) // 20 for one in sample["images"]] == pytest.approx(range(number), abs=1)
+        assert sample["tags"] == ["a", {"b": number}]
+        assert sample["flac"].clip(0.1, 0.1).shape == (1600, 2)
+    (tmp_path / "tar").mkdir()
+    with tarfile.open(tmp_path / "tar" / "0.tar", "w") as archive:
+        for number in range(3):
+            for one in range(number + 1):
+                member = tarfile.TarInfo(f"{number}.{one}.flac")
+                member.size = len(sound)
+                archive.addfile(member, io.BytesIO(sound))
+    columns = ["0.flac", "1.flac", "2.flac"]
+    rows = list(StreamingDataset(tmp_path / "tar").map(as_audio(columns)))
+    assert [[type(row[name]) for name in columns] for row in rows] == [
+        [Audio] * (number + 1) + [type(None)] * (2 - number) for number in range(3)
+    ]
 
 
 def test_what_holds_no_bytes_is_an_error() -> None:
