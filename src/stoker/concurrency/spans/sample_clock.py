@@ -29,7 +29,7 @@ class SampleClock:
     """Records the making of samples that are decoded and transformed when they are asked for.
 
     Work of less than 500 µs is summed up, over 10 ms at most: one span a stage, which lie one after the other from where the
-    sum began. Of samples that take less than 100 µs one of 2 to 8 is measured, of those of less than 10 µs one of 2 to 64, and
+    sum began. Of samples that take less than 100 µs one of 2 to 8 is measured, of those below 10 µs one of 2 to 64, and
     counts for all of these; where samples take less than 2 µs and are not transformed, only those of the first 512 of a step
     of reading.
 
