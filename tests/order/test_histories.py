@@ -59,7 +59,12 @@ class Unreadable(Exception):  # noqa: N818 - the drawn world can not read this o
 
 def make_reader(sample_order: SampleOrder, rank: int, place: Place) -> EpochReader:
     """A rank's reader, without shards to read."""
-    pool = cast("ShardPool", SimpleNamespace(most_open=1, width=FetchWidth(8), share=lambda _: None))
+    pool = cast(
+        "ShardPool",
+        SimpleNamespace(
+            most_open=1, width=FetchWidth(8), share=lambda _: None, index=SimpleNamespace(columns={}), ids=None
+        ),
+    )
     return EpochReader(
         pool, sample_order, EpochReaderSettings(), DataRankFinder(World(rank, place.world, place.ranks_per_node))
     )
