@@ -128,7 +128,7 @@ def open_run(args: RunArgs) -> OpenedRun:
     def rank_run(rank: int, world_size: int) -> Run:
         data_rank = DataRank(rank, world_size, args.ranks, args.batch_size)
         run = sample_order.run(position, data_rank)
-        return run if left_out is None else run_without(run, sample_order, position, data_rank, index.table, left_out)
+        return run if left_out is None else run_without(run, index.table, left_out)
 
     lookahead = _lookahead(args, index)
     known = sample_order.as_dict()

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.order.spans import Spans
 from stoker.types import Ids
 
 Remainder = Literal["pad", "drop", "uneven"]
@@ -145,6 +146,10 @@ class BatchPlan:
             tail = self.tail_positions()
             if tail.size:
                 yield [tail]
+
+    def spans(self) -> Spans:
+        """All positions of the epoch; see :class:`stoker.order.spans.SpannedPlan`."""
+        return Spans.one(self.end)
 
     def _tail_part(self) -> tuple[int, int] | None:
         """This rank's slice of the arranged tail, or ``None`` where it takes no part."""

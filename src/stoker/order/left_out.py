@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 import numpy as np
@@ -12,13 +11,12 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, DevicePlan
-from stoker.order.partition.part_positions import PART_BITS
-from stoker.order.protocols import Order, Plan
-from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.order.protocols import Order
+from stoker.order.sample_order import Run
 from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.spans import Spans, spans_of
 from stoker.types import Ids
 
-_NUMBER: Final = (1 << PART_BITS) - 1
 _NEAR: Final = 1000
 """Positions on each side of a sample that are all tried before none is said to be good."""
 
@@ -61,22 +59,23 @@ class OrderWithout:
 
     Args:
         run: the order, and the reader's batches.
-        whole: gives the reader's batches from the epoch's beginning, which are the same after any resume.
         table: where the ids of each shard begin.
         left_out: what is left out.
 
     Raises:
-        ConfigError: a range of positions is to be left out, and the plan does not count them through global batches.
+        ConfigError: a range of positions is to be left out, and the plan does not count them through global batches; or it
+            is a plan of one's own that has no :meth:`~stoker.order.spans.SpannedPlan.spans`.
     """
 
-    def __init__(self, run: Run, whole: Callable[[], Plan], table: ShardTable, left_out: Exclusion) -> None:
+    def __init__(self, run: Run, table: ShardTable, left_out: Exclusion) -> None:
         if len(left_out.begins) and type(run.plan) not in (BatchPlan, DevicePlan):
             raise ConfigError(
                 "ranges of steps or positions are left out of global batches in an order of stoker's own, with "
                 "partition=Elastic(): name the samples by their ids"
             )
         self._order: Order = run.order
-        self._whole, self._table, self._left_out = whole, table, left_out
+        self._spans = spans_of(run.plan, "quarantine=")
+        self._table, self._left_out = table, left_out
 
     def locate(self, positions: Ids, /) -> tuple[Ids, Ids]:
         """Shard number and row of the sample at each position.
@@ -90,15 +89,16 @@ class OrderWithout:
             return shards, rows
         shards, rows = shards.copy(), rows.copy()
         lengths = self._left_out.lengths(positions[out])
-        for distance in distances(int((positions[out] & _NUMBER).max(initial=0)), near=False):
+        before = positions[out] - self._spans.begins_of(positions[out])
+        for distance in distances(int(before.max()), near=False):
             away = np.where(lengths > 0, distance * lengths, distance)
-            tried = (positions[out] & _NUMBER) >= away
+            tried = before >= away
             out_tried, there = out[tried], positions[out[tried]] - away[tried]
             found_shards, found_rows = self._order.locate(there) if len(there) else (shards[:0], rows[:0])
             fine = ~self._out(there, found_shards, found_rows)
             shards[out_tried[fine]], rows[out_tried[fine]] = found_shards[fine], found_rows[fine]
             tried[tried] = fine
-            out, lengths = out[~tried], lengths[~tried]
+            out, lengths, before = out[~tried], lengths[~tried], before[~tried]
             if not len(out):
                 return shards, rows
         for number in out.tolist():
@@ -109,7 +109,7 @@ class OrderWithout:
         return self._left_out.among(self._table.starts[shards] + rows, positions)
 
     def _instead(self, position: int) -> tuple[int, int]:
-        for candidate in candidates(position, self._whole()):
+        for candidate in candidates(position, self._spans):
             here = np.array([candidate], np.int64)
             shards, rows = self._order.locate(here)
             if not self._out(here, shards, rows)[0]:
@@ -120,42 +120,25 @@ class OrderWithout:
         )
 
 
-def run_without(
-    run: Run, order: SampleOrder, point: EpochPosition, data_rank: DataRank, table: ShardTable, left_out: Exclusion
-) -> Run:
-    """A reader's samples from ``point`` on, without some.
-
-    Args:
-        run: with them, as ``order`` gave it.
-        order, point, data_rank: what it is of.
-        table: where the ids of each shard begin.
-        left_out: what is left out.
-
-    Raises:
-        ConfigError: see :class:`OrderWithout`.
-    """
-
-    @cache
-    def whole() -> Plan:
-        return order.run(point.epoch_begin(), data_rank).plan
-
-    return Run(OrderWithout(run, whole, table, left_out), run.plan)
+def run_without(run: Run, table: ShardTable, left_out: Exclusion) -> Run:
+    """A reader's samples without some; args and errors are those of :class:`OrderWithout`."""
+    return Run(OrderWithout(run, table, left_out), run.plan)
 
 
-def candidates(position: int, plan: Plan) -> Iterator[int]:
+def candidates(position: int, spans: Spans) -> Iterator[int]:
     """Positions whose samples may replace that of another: those before it, near ones first, and then those after it.
 
-    They are in the same part of an epoch that a partition divides. Where it divides nothing, they are the same in any world.
+    They are in its span of the epoch, and then in others where samples may come from another one. They are the same after
+    any resume and in any world.
     """
-    for distance in distances(position & _NUMBER):
+    own = spans.span(position)
+    for distance in distances(position - own.start):
         yield position - distance
-    if type(plan) is BatchPlan:
-        for distance in distances(plan.end - 1 - position):
-            yield position + distance
-        return
-    for distance in distances(len(plan)):
-        for batch in next(plan.chunks(1, skip=distance - 1), []):
-            yield int(batch[-1])
+    for distance in distances(own.stop - 1 - position):
+        yield position + distance
+    for other in spans.others(position):
+        for distance in distances(len(other)):
+            yield other.start + distance - 1
 
 
 def distances(most: int, *, near: bool = True) -> Iterator[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from stoker.formats.mds.encodings.images import left_to_load, loaded
 from stoker.image.batch_rows import BatchRows
 from stoker.order.left_out import candidates
 from stoker.order.sample_order import Run
+from stoker.order.spans import spans_of
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import BatchSteps, Override, TransformOf
@@ -103,6 +104,11 @@ class GoodSampleReader:
         self._pool, self._run, self._columns = pool, run, columns
         self._functions, self._batch_steps, self._override = transform_of, batch_steps, override
         self._replace, self._strict = on_bad_sample == "replace", on_bad_sample == "raise"
+        plan = run.plan.whole if isinstance(run.plan, OuterPlan) else run.plan
+        setting = "on_bad_sample='replace'" if self._replace else "filter(dropped='replace')"
+        self._spans = cache(partial(spans_of, plan, setting))
+        if self._replace:
+            self._spans()  # an error is raised here, not when a sample is bad
         self._filters, self._as_stored = filters, as_stored
         self._dtypes: dict[str, np.dtype[Any]] | None = None
         # Positions near which another was looked for, and whose samples could not take its place.
@@ -110,6 +116,8 @@ class GoodSampleReader:
         # Shards that can not be opened: each attempt fetches them again.
         self._damaged: dict[int, Exception] = {}
         self._empty: Batch | None = None
+        # Shard and row of the sample that replaced another last.
+        self._replaced_by: tuple[int, int] | None = None
 
     # -- one by one ------------------------------------------------------------------------------------------------
 
@@ -277,7 +285,7 @@ class GoodSampleReader:
             with span(Stage.COLLATE, len(here)):
                 stacked = stack_samples(here, origin, memory) if here else {}
             if here and self._as_stored:
-                self._give_dtypes(stacked, shards[kept[:1]], rows[kept[:1]])
+                self._give_dtypes(stacked, shards[kept], rows[kept])
             return GoodSamples(stacked, kept, found.bad)
         parts, bad = self._parts(shards, rows)
         if len(parts) == 1 and not bad:
@@ -303,15 +311,21 @@ class GoodSampleReader:
 
         Args:
             batch: whose columns ``as_stored`` names.
-            shards, rows: of one sample, to see what its columns are.
+            shards, rows: of its samples, of which some that are bad may have been replaced.
         """
         if self._dtypes is None:
-            try:
-                one = self._columns_of(shards, rows)
-            except Exception as error:
-                if self._strict or not is_of_sample(error):
-                    raise
-                return  # it is bad, and another stands in its place
+            places = dict.fromkeys(zip(shards.tolist(), rows.tolist(), strict=True))
+            if self._replaced_by is not None:
+                places[self._replaced_by] = None  # where all are bad, what came instead was read
+            for shard, row in places:
+                try:
+                    one = self._columns_of(np.array([shard]), np.array([row]))
+                    break
+                except Exception as error:
+                    if self._strict or not is_of_sample(error):
+                        raise
+            else:
+                return
             self._dtypes = {
                 name: column.dtype
                 for name, stored in self._as_stored.items()
@@ -462,8 +476,7 @@ class GoodSampleReader:
         unfit, tried = self._unfit, 0
         if len(unfit) > _REMEMBERED:
             unfit.clear()
-        plan = self._run.plan.whole if isinstance(self._run.plan, OuterPlan) else self._run.plan
-        for tried, candidate in enumerate(candidates(position, plan), 1):  # noqa: B007 - for the message
+        for tried, candidate in enumerate(candidates(position, self._spans()), 1):  # noqa: B007 - for the message
             if candidate in unfit:
                 continue
             shards, rows = self._run.order.locate(np.array([candidate], np.int64))
@@ -474,6 +487,7 @@ class GoodSampleReader:
                     raise
             else:
                 if not isinstance(made, LeftOut):
+                    self._replaced_by = int(shards[0]), int(rows[0])
                     return made
             unfit.add(candidate)
         if error is None:

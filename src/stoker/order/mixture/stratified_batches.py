@@ -22,6 +22,7 @@ from stoker.integers import mix, mix_array
 from stoker.order.global_batches import BatchPlan
 from stoker.order.mixture.mixing import NUMBER_BITS
 from stoker.order.shuffle.bijection import permute
+from stoker.order.spans import Spans
 from stoker.types import Ids
 
 _TAG_SECTIONS: Final = 1
@@ -75,6 +76,12 @@ class StratifiedPlan(BatchPlan):
         entries = np.arange(*part, dtype=np.int64) % self.tail
         codes: Ids = self._codes(np.array([self.end - self.tail], dtype=np.int64), self.tail, entries)[0]
         return codes
+
+    def spans(self) -> Spans:
+        """The samples that the epoch has of each stream, as codes; see :class:`stoker.order.spans.SpannedPlan`."""
+        low, high = self.strata.reached(np.array([0, self.end], dtype=np.int64))
+        streams: Ids = np.arange(low.size, dtype=np.int64) << NUMBER_BITS
+        return Spans(streams | low, streams | high)
 
     def _codes(self, starts: Ids, length: int, entries: Ids) -> Ids:
         """Codes of some entries of batches.

@@ -18,6 +18,7 @@ from stoker.order.mosaicml.batching import Dealing, EpochLayout, make_layout
 from stoker.order.mosaicml.sampling import choose_units
 from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlWorld
 from stoker.order.mosaicml.shuffles import shuffle_ids
+from stoker.order.spans import Spans
 from stoker.types import Ids
 
 
@@ -188,6 +189,13 @@ class MosaicmlPlan:
             # There may be -1 in the last batch only.
             whole = len(part) if part[-1].min() >= 0 else len(part) - 1
             yield [*part[:whole], *(row[row >= 0] for row in part[whole:])]
+
+    def spans(self) -> Spans:
+        """The ids of each stream that the epoch has samples of; see :class:`stoker.order.spans.SpannedPlan`."""
+        sizes: Ids = np.array([counts.sum() for counts in self.mixture.shard_sizes], dtype=np.int64)
+        ends = np.cumsum(sizes)
+        used = np.array(self.mixture.choose) > 0
+        return Spans((ends - sizes)[used], ends[used])
 
     def _padded_ids(self, batches: Ids) -> Ids:
         """Sample ids of some of this rank's batches, with the one that it lacks."""

@@ -18,6 +18,7 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, Remainder
 from stoker.order.partition.part_positions import PART_BITS, Rounds
+from stoker.order.spans import Spans
 from stoker.types import Ids
 
 
@@ -149,6 +150,10 @@ class PartPlan:
         if full < len(self) and full % workers == worker and skip <= full // workers:
             yield [self._positions(np.arange(self.start_round + full * self.batch_size, self._stop(self._size)))]
 
+    def spans(self) -> Spans:
+        """The epoch's parts; see :class:`stoker.order.spans.SpannedPlan`."""
+        return self.rounds.spans()
+
     def _positions(self, numbers: Ids) -> Ids:
         """Part positions of samples, which start again where the part has ended."""
         if self._stop(self._size) > self._size:
@@ -187,6 +192,10 @@ class DealtPlan(BatchPlan):
         for batches in BatchPlan.chunks(self, samples, worker, workers, skip):
             positions = self.rounds.to_part_positions(np.concatenate(batches))
             yield np.split(positions, np.cumsum([batch.size for batch in batches])[:-1])
+
+    def spans(self) -> Spans:
+        """The epoch's parts; see :class:`stoker.order.spans.SpannedPlan`."""
+        return self.rounds.spans()
 
 
 def plan_parts(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.order.spans import Spans
 from stoker.types import Ids
 
 PART_BITS = 42
@@ -81,6 +82,13 @@ class Rounds:
         # A part is in all bands that are wider than its slot.
         last = int(np.count_nonzero(self._wide > slot))
         return int(self._first_rounds[last]) if last < self._first_rounds.size else self.largest
+
+    def spans(self) -> Spans:
+        """The part positions of each part. A rank owns its part: no sample comes from another one."""
+        parts: Ids = np.arange(self.parts, dtype=np.int64)
+        bands = np.searchsorted(-self._wide, -(parts if self._slots is None else self._slots), side="left")
+        begins = parts << PART_BITS
+        return Spans(begins, begins + np.append(self._first_rounds, self.largest)[bands], alone=True)
 
     def to_part_positions(self, positions: Ids) -> Ids:
         """The part positions of positions in ``[0, total)``; int64 of the same shape."""

@@ -149,7 +149,7 @@ class ResumeState:
         mark = None if self._clock.begins(point.epoch) else self._clock.pinned(point.epoch)
         table = pool.index.table
         left_out = quarantine.left_out(table, partial(url_of_shard, pool), point.epoch, mark and Mark(*mark))
-        return run_without(run, self.sample_order, point, data_rank, table, left_out)
+        return run_without(run, table, left_out)
 
     def pin_quarantine(self, epoch: int, agree: Callable[[str, str], str] | None = None) -> None:
         """Read the list of samples to leave out, where no process that shares this has done so for an epoch.
