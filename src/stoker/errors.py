@@ -65,7 +65,13 @@ class StateError(StokerError, ValueError):
 
 
 class EncodingError(StokerError, ValueError):
-    """A value does not fit its column; nothing of that sample was written."""
+    """A value does not fit its column; nothing of that sample was written.
+
+    Attributes:
+        column: name of the column, where one is to blame.
+    """
+
+    column: str | None = None
 
 
 class FormatError(StokerError, ValueError):

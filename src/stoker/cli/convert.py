@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cli.arguments import byte_size, codec, count, integer, named, named_json
 from stoker.cli.render.numbers import bytes_text, seconds_text
@@ -22,6 +22,9 @@ from stoker.cli.running import (
     on_interrupt,
     print_json,
 )
+
+if TYPE_CHECKING:
+    from stoker.reading.bad_samples import BadSamples
 
 ARGUMENTS: Final = {
     "columns": "--columns NAME=TYPE,..., or --select NAME,... to read only some,",
@@ -95,6 +98,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     work.add_argument(
         "--restart", dest="resume", action="store_false", help="start again instead of continuing an unfinished run"
     )
+    work.add_argument(
+        "--on-bad-sample",
+        choices=("raise", "skip"),
+        default="raise",
+        help="skip: leave out samples that are damaged, do not fit, or of which the function raises; default: raise",
+    )
+    work.add_argument("--bad-samples", metavar="FILE", help="list them in FILE, a line of JSON each; with skip")
+    work.add_argument("--max-bad", type=integer(0), metavar="N", help="end where more are bad; with skip")
     work.add_argument("--allow-unsafe-types", action="store_true", help="decode pickled columns")
     add_storage_options(work)
     add_json(parser)
@@ -110,18 +121,34 @@ def run(chosen: argparse.Namespace) -> None:
         bar(chosen, "converting", unit="samples") as shown,
         contextlib.redirect_stdout(sys.stderr),  # where Ray would tell of workers that died
     ):
-        done = convert(**arguments_of(convert, chosen), progress=_progress(shown))
+        arguments = {**arguments_of(convert, chosen), "on_bad_sample": _bad_samples(chosen)}
+        done = convert(**arguments, progress=_progress(shown))
     if chosen.json:
         print_json(asdict(done))
         return
     kept = "" if done.samples == done.samples_read else f" of {done.samples_read:,} read"
+    bad = f", {counted(done.bad_samples, 'bad sample')} left out" if done.bad_samples else ""
     parts = "".join(f", {name} {samples:,}" for name, samples in done.splits.items() if name)
     before = f", {done.resumed} of {done.tasks} tasks done before" if done.resumed else ""
     sys.stdout.write(
-        f"{counted(done.samples, 'sample')}{kept}{parts}, in {counted(done.shards, 'file')} of {done.format} "
+        f"{counted(done.samples, 'sample')}{kept}{bad}{parts}, in {counted(done.shards, 'file')} of {done.format} "
         f"at {chosen.destination}, {bytes_text(done.bytes)}; {seconds_text(done.seconds)}, "
         f"{done.samples_read / max(done.seconds, 1e-9):,.0f} samples/s{before}\n"
     )
+
+
+def _bad_samples(chosen: argparse.Namespace) -> BadSamples:
+    """The treatment of bad samples.
+
+    Raises:
+        ConfigError: options for those that are left out, where none is.
+    """
+    from stoker.errors import ConfigError
+    from stoker.reading.bad_samples import BadSamples
+
+    if chosen.on_bad_sample == "raise" and (chosen.bad_samples is not None or chosen.max_bad is not None):
+        raise ConfigError("--bad-samples and --max-bad are for --on-bad-sample skip")
+    return BadSamples(chosen.on_bad_sample, max_bad=chosen.max_bad, file=chosen.bad_samples)
 
 
 def _progress(shown: Any) -> Callable[[int, int], None]:

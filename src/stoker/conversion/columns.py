@@ -6,18 +6,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from stoker.conversion.open_source import OpenedSource, head, sample_types, spread
+import numpy as np
+
+from stoker.conversion.open_source import OpenedSource, head, sample_types, spread, tried_samples
 from stoker.conversion.schema import ColumnType, of_values
 from stoker.conversion.sinks import ShardSettings, encoding_for
 from stoker.conversion.source import ConversionSource, FileSource
 from stoker.conversion.task import items
 from stoker.conversion.transform import Transform, apply
-from stoker.conversion.values import ColumnPlan, adapted, check_encoding, without_nulls
-from stoker.errors import ConfigError
+from stoker.conversion.values import ColumnPlan, adapted, check_encoding, taken, without_nulls
+from stoker.errors import ConfigError, EncodingError, SampleError
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.one_file import CLASS, LABEL
-from stoker.types import Ids, Sample
+from stoker.reading.bad_samples import is_of_sample
+from stoker.types import Batch, Ids, Sample
 
 Columns = tuple[tuple[ColumnPlan, ...], tuple[ColumnPlan, ...], tuple[str, ...]]
 """Columns that are read, columns that are written, and names of images that a transform gets decoded."""
@@ -34,6 +37,7 @@ def plan_columns(
     fill: Mapping[str, Any],
     transform: Transform | None,
     decode: bool,
+    skip_bad: bool = False,
 ) -> Columns:
     """Decide on the columns.
 
@@ -45,6 +49,7 @@ def plan_columns(
         fill: value for the nulls of a column.
         transform: maps samples.
         decode: hand decoded images to the transform.
+        skip_bad: leave bad samples out of those that types are told by.
 
     Raises:
         ConfigError: an unknown column or encoding, a type that can not be told, or that the format can not hold.
@@ -61,30 +66,35 @@ def plan_columns(
     if decode and transform is None:
         raise ConfigError("decode=True hands images to a transform, and there is none")
     if transform is None:
-        plans = _renamed(opened, settings, chosen, columns, select is not None)
+        plans = _renamed(opened, settings, chosen, columns, select is not None, skip_bad)
         known = {plan.name for plan in plans}
         for name in (*columns, *fill):
             if name not in known:
                 raise ConfigError(f"there is no column {name!r}; there are {', '.join(sorted(known))}")
         return plans, plans, ()
-    types = sample_types(opened, chosen)
+    types = sample_types(opened, chosen, skip_bad=skip_bad)
     inputs = tuple(
         ColumnPlan(name, name, types[name].encoding, types[name].reading, folder=opened.folder) for name in chosen
     )
     decoded = tuple(name for name in chosen if types[name].encoding in ("jpeg", "png")) if decode else ()
-    outputs = _of_transform(opened, settings, inputs, columns, fill, transform, decoded)
+    outputs = _of_transform(opened, settings, inputs, columns, fill, transform, decoded, skip_bad)
     return inputs, outputs, decoded
 
 
 def _renamed(
-    opened: OpenedSource, settings: ShardSettings, chosen: Sequence[str], columns: Mapping[str, str], selected: bool
+    opened: OpenedSource,
+    settings: ShardSettings,
+    chosen: Sequence[str],
+    columns: Mapping[str, str],
+    selected: bool,
+    skip_bad: bool,
 ) -> tuple[ColumnPlan, ...]:
     """The columns that are written without a transform, as the format calls them."""
     names = {name: name for name in chosen}
     if settings.single:
         names = _image_columns(opened, settings.format, chosen, selected)
     # What the caller decides is not found out.
-    types = sample_types(opened, [source for source, name in names.items() if name not in columns])
+    types = sample_types(opened, [source for source, name in names.items() if name not in columns], skip_bad=skip_bad)
     plans = []
     for source, name in names.items():
         said = types.get(source) or opened.types.get(source) or ColumnType("")
@@ -126,9 +136,10 @@ def _of_transform(
     fill: Mapping[str, Any],
     transform: Transform,
     decoded: Sequence[str],
+    skip_bad: bool,
 ) -> tuple[ColumnPlan, ...]:
     """The columns of what the transform returns for the first samples."""
-    made = _first_made(opened, inputs, fill, transform, decoded)
+    made = _first_made(opened, inputs, fill, transform, decoded, skip_bad=skip_bad)
     if not made:
         if not columns:
             raise ConfigError(
@@ -162,30 +173,62 @@ def _first_made(
     fill: Mapping[str, Any],
     transform: Transform,
     decoded: Sequence[str],
+    *,
+    skip_bad: bool,
 ) -> list[Sample]:
-    for some in (head, spread):
-        source = opened.source
-        shards, rows = some(source.sizes)
-        raw = source.read(shards, rows, [plan.source for plan in inputs])
-
-        def where(row: int, source: ConversionSource = source, shards: Ids = shards, rows: Ids = rows) -> str:
-            return source.where(int(shards[row]), int(rows[row]))
-
-        try:
-            batch = {plan.name: adapted(raw[plan.source], plan) for plan in inputs}
-        except UnfitValueError as error:
-            raise ConfigError(f"{where(error.row or 0)}: column {error.column!r}: {error}") from error
-        batch, _ = without_nulls(batch, fill, drop=False, allowed=batch)
-        values = items(batch, decoded, where)
+    failed: Exception | None = None
+    source = opened.source
+    for choice in (head, spread):
+        choices = (head, spread) if skip_bad else (choice,)
+        raw, shards, rows = tried_samples(source, [plan.source for plan in inputs], choices, skip_bad=skip_bad)
         made: list[Sample] = []
-        for number, row in enumerate(zip(*values.values(), strict=True)):
-            sample = dict(zip(values, row, strict=True))
-            made += apply(transform, sample, partial(where, number))
+        for row in range(len(rows)) if skip_bad else (slice(None),):
+            at = np.arange(len(rows))[row].reshape(-1)
+            some = {name: taken(values, at) for name, values in raw.items()}
+            try:
+                _make(made, source, some, shards[at], rows[at], inputs, fill, transform, decoded)
+            except (SampleError, EncodingError) as error:
+                if not skip_bad or not (isinstance(error, EncodingError) or is_of_sample(error)):
+                    raise
+                failed = failed or error
             if len(made) >= _ENOUGH:
                 break
         if made:
             return made
+    if failed is not None:
+        raise failed
     return []
+
+
+def _make(
+    made: list[Sample],
+    source: ConversionSource,
+    raw: Batch,
+    shards: Ids,
+    rows: Ids,
+    inputs: Sequence[ColumnPlan],
+    fill: Mapping[str, Any],
+    transform: Transform,
+    decoded: Sequence[str],
+) -> None:
+    """Add what a transform makes of samples, until there are enough."""
+
+    def where(row: int) -> str:
+        return source.where(int(shards[row]), int(rows[row]))
+
+    def failed(row: int, error: Exception) -> None:  # noqa: ARG001 - as a task has it
+        raise error
+
+    try:
+        batch = {plan.name: adapted(raw[plan.source], plan) for plan in inputs}
+    except UnfitValueError as error:
+        raise EncodingError(f"{where(error.row or 0)}: column {error.column!r}: {error}") from error
+    batch, _ = without_nulls(batch, fill, drop=False, allowed=batch)
+    values = items(batch, decoded, where, failed)
+    for number, row in enumerate(zip(*values.values(), strict=True)):
+        made += apply(transform, dict(zip(values, row, strict=True)), partial(where, number))
+        if len(made) >= _ENOUGH:
+            return
 
 
 def _fits(encoding: str, values: Sequence[Any]) -> bool:

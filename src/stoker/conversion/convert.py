@@ -15,14 +15,15 @@ from stoker.conversion.columns import plan_columns
 from stoker.conversion.detect import Url
 from stoker.conversion.job import Arrangement, ConversionJob, bounds_of, digest
 from stoker.conversion.open_source import OpenedSource, open_source
-from stoker.conversion.report import ConvertReport
+from stoker.conversion.report import ConvertReport, TaskBadSamples
 from stoker.conversion.runners import Processes, run_here, run_on_ray, run_processes
-from stoker.conversion.settings import check_work, parts_of, settings_of, target_of
-from stoker.conversion.task import totals
+from stoker.conversion.settings import check_bad_samples, check_listed, check_work, parts_of, settings_of, target_of
+from stoker.conversion.task import bad_of, totals
 from stoker.conversion.transform import Transform, identity_of, load_transform
 from stoker.conversion.work import FILES, begin, done_before, finish, unfinished
 from stoker.errors import ConfigError
 from stoker.order.shuffle.shuffle import SHUFFLES
+from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.storage.job_record import check_unchanged, stable_versions
 from stoker.types import Engine, StorageOptions
 
@@ -52,6 +53,7 @@ def convert(
     processes: int | None = None,
     engine: Engine = "local",
     resume: bool = True,
+    on_bad_sample: OnBadSample | BadSamples = "raise",
     allow_unsafe_types: bool = False,
     source_options: StorageOptions | None = None,
     storage_options: StorageOptions | None = None,
@@ -98,6 +100,9 @@ def convert(
         processes: default one a processor; 1 works in this process. With Ray: most tasks at once.
         engine: ``"ray"`` for the tasks of a Ray cluster.
         resume: continue what an unfinished run left; otherwise remove it and start again.
+        on_bad_sample: ``"skip"``, or a :class:`~stoker.BadSamples` with its limits and the file that lists them, leaves out
+            samples that are damaged, of which the transform raised an error, or with a value that does not fit its column;
+            the others are written as if these were not there. An unfinished run may go on with another ``on_bad_sample``.
         allow_unsafe_types: decode pickled columns, which can run code from the data.
         source_options: credentials and settings of the source, by obstore's names; default those of the destination.
         storage_options: of the destination.
@@ -112,6 +117,7 @@ def convert(
         SourceChangedError: files of the source were changed since an unfinished run began, or while they were read; names
             them. Nothing is overwritten.
         EncodingError: a sample does not fit, or the transform failed at it; names it. What is done stays.
+        TooManyBadSamplesError: more samples are bad than ``on_bad_sample`` allows; the same call with more allowed continues.
         ObjectNotFoundError, FormatError: the source is missing or damaged.
         MissingPackageError: a package that a format or the engine needs is not installed.
     """
@@ -124,6 +130,7 @@ def convert(
         raise ConfigError(f"shuffle={order!r} is unknown; known: {', '.join(SHUFFLES)}")
     function = load_transform(transform)
     target = target_of(source, destination)
+    bad_samples = check_bad_samples(on_bad_sample)
     fresh = not unfinished(target, storage_options) or not resume
     workers = Processes((processes or len(os.sched_getaffinity(0))) if engine == "local" else 1)
     with contextlib.closing(workers):
@@ -149,6 +156,7 @@ def convert(
             fill=dict(fill or {}),
             transform=function,
             decode=decode,
+            skip_bad=bad_samples is not None,
         )
         settings.writer.check_columns({plan.name: plan.encoding for plan in outputs})
         about = {
@@ -186,12 +194,15 @@ def convert(
             target,
             storage_options,
             digest(about),
+            bad_samples,
         )
         versions = stable_versions(opened.versions)
         about[FILES] = digest(list(versions.items()))
         resumed, retried = job.tasks, 0
         told = done_before(job, about, resume=resume)
-        if told is None:
+        if told is not None:
+            check_listed(bad_samples, told.get("bad_samples", 0), target)
+        else:
             notes = begin(job, about, versions, resume=resume)
             resumed = len(notes)
             retried = _run(job, notes, workers, engine, processes, progress)
@@ -219,6 +230,7 @@ def _told(job: ConversionJob, notes: Mapping[int, Mapping[str, Any]], shards: in
         "columns": {plan.name: plan.encoding for plan in job.outputs},
         "format": job.settings.format,
         "tasks": job.tasks,
+        "bad_samples": bad_of(notes),
     }
 
 
@@ -244,6 +256,9 @@ def _run(
         nonlocal retried
         retried += 1
 
+    bad_samples = TaskBadSamples(job.bad_samples)
+    for number, note in sorted(notes.items()):
+        bad_samples.add(number, note)
     advance(0)
     tasks = [number for number in range(job.tasks) if number not in notes]
     if not tasks:
@@ -255,7 +270,9 @@ def _run(
     else:
         running = run_processes(job, tasks, workers, advance, killed)
     with contextlib.closing(running):
-        notes.update(running)
+        for number, note in running:
+            bad_samples.add(number, note)
+            notes[number] = note
     return retried
 
 

@@ -19,6 +19,7 @@ from stoker.integers import mix
 from stoker.order.selection.selection import Split
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
+from stoker.reading.bad_samples import BadSamples
 from stoker.types import Ids, StorageOptions
 
 WORK: Final = "_convert"
@@ -90,6 +91,8 @@ class ConversionJob:
         destination: root of what is written.
         storage_options: of the destination.
         identity: tells the job from others.
+        bad_samples: the limits of bad samples, which are left out; ``None``: they are errors. No part of the identity: what
+            is written of the good samples is the same.
     """
 
     source: ConversionSource
@@ -105,6 +108,7 @@ class ConversionJob:
     destination: str
     storage_options: StorageOptions | None = field(repr=False)
     identity: str
+    bad_samples: BadSamples | None = None
 
     @property
     def tasks(self) -> int:

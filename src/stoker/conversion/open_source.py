@@ -34,7 +34,7 @@ from stoker.formats.registry import get_format
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.storage import Store, is_local, open_store
 from stoker.storage.job_record import file_version
-from stoker.types import Ids, StorageOptions
+from stoker.types import Batch, Ids, StorageOptions
 
 _HUGGING_FACE_KEY: Final = b"huggingface"
 _FIRST_ROWS, _LAST_ROWS, _SPREAD = 32, 8, 256
@@ -114,8 +114,13 @@ def open_source(
     return OpenedSource(shards, found.kind, types, shards.versions(), os.fspath(folder.parent) if folder else "", cache)
 
 
-def sample_types(opened: OpenedSource, columns: Sequence[str]) -> dict[str, ColumnType]:
+def sample_types(opened: OpenedSource, columns: Sequence[str], *, skip_bad: bool = False) -> dict[str, ColumnType]:
     """The types of some columns, by their values where nothing declares them.
+
+    Args:
+        opened: the source.
+        columns: names.
+        skip_bad: leave out bad samples.
 
     Raises:
         ConfigError: a type can not be told; says so.
@@ -123,7 +128,7 @@ def sample_types(opened: OpenedSource, columns: Sequence[str]) -> dict[str, Colu
     types = {name: opened.types[name] for name in columns if name in opened.types}
     unsure = [name for name in columns if name not in types or (not types[name].encoding)]
     if unsure:
-        batch = opened.source.read(*head(opened.source.sizes), unsure)
+        batch, _, _ = tried_samples(opened.source, unsure, (head, spread) if skip_bad else (head,), skip_bad=skip_bad)
         for name in unsure:
             said = types.get(name)
             values = batch[name]
@@ -136,6 +141,34 @@ def sample_types(opened: OpenedSource, columns: Sequence[str]) -> dict[str, Colu
             seen = of_values(values, name)
             types[name] = ColumnType(seen.encoding, said.reading, said.arrow) if said is not None else seen
     return types
+
+
+def tried_samples(
+    source: ConversionSource,
+    columns: Sequence[str],
+    choices: Sequence[Callable[[Ids], tuple[Ids, Ids]]],
+    *,
+    skip_bad: bool,
+) -> tuple[Batch, Ids, Ids]:
+    """Samples that columns' types are told by: their columns, shards and rows.
+
+    Args:
+        source: of the samples.
+        columns: names.
+        choices: shards and rows to read, of the sizes of shards; the next one is for where all samples of this one are bad.
+        skip_bad: leave out bad samples.
+
+    Raises:
+        SampleError: all are bad; the first one's error.
+    """
+    for choice in choices:
+        shards, rows = choice(source.sizes)
+        if not skip_bad:
+            return source.read(shards, rows, columns), shards, rows
+        batch, kept, bad = source.read_good(shards, rows, columns)
+        if len(kept):
+            return batch, shards[kept], rows[kept]
+    raise bad[0]
 
 
 def head(sizes: Ids) -> tuple[Ids, Ids]:

@@ -9,8 +9,10 @@ from typing import Final
 
 from stoker.conversion.detect import Url
 from stoker.conversion.sinks import ShardSettings, writer_of
+from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.formats.registry import format_name
+from stoker.reading.bad_samples import VARIABLE, BadSamples, OnBadSample
 from stoker.storage import is_local
 from stoker.writing.base import check_hash_names, check_size_limit
 
@@ -47,6 +49,44 @@ def settings_of(
     to = format_name(to)
     names = () if hashes is None and not writer_of(to).indexed else tuple(check_hash_names(hashes))
     return ShardSettings(to, compression, names, limit, shard_samples)
+
+
+def check_bad_samples(given: OnBadSample | BadSamples) -> BadSamples | None:
+    """The treatment of bad samples; ``None`` where they are errors.
+
+    Raises:
+        ConfigError: they are to be replaced, or their list can not be written to.
+    """
+    settings = BadSamples.of(given)
+    if settings is not None and settings.on_bad_sample == "replace":
+        raise ConfigError(
+            "on_bad_sample='replace': a conversion writes each sample once, so none can stand in the place of another. Use "
+            f"'skip', which leaves bad ones out, or 'raise' (the argument, or {VARIABLE} in the environment)"
+        )
+    return settings
+
+
+def check_listed(settings: BadSamples | None, bad: int, destination: str) -> None:
+    """Check that a finished conversion is one that was asked for.
+
+    Args:
+        settings: what is asked for now.
+        bad: bad samples that it left out.
+        destination: its root.
+
+    Raises:
+        ConfigError: it left some out where that is an error, or that are not in the list.
+    """
+    if bad and settings is None:
+        raise ConfigError(
+            f"{destination} holds a finished conversion that left out {counted(bad, 'bad sample')}, which "
+            "on_bad_sample='raise' does not allow: convert to another place, or remove what is there"
+        )
+    if bad and settings is not None and settings.file is not None and not os.path.getsize(settings.file):
+        raise ConfigError(
+            f"{destination} holds a finished conversion that left out {counted(bad, 'bad sample')}, and "
+            f"{os.fspath(settings.file)} does not list them: name the list that it wrote, or convert to another place"
+        )
 
 
 def parts_of(split: Mapping[str, float | Fraction] | None) -> tuple[tuple[str, Fraction, Fraction], ...]:

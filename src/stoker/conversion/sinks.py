@@ -175,7 +175,7 @@ class SampleSink:
         name = _image_name if settings.single else _folder_name if settings.writer.indexed else _part_name
         self._destination = _TaskDestination(store, name(task), whole=not task)
         self._writer = _writer_for(settings, plans, self._destination, first)
-        self._limit = settings.shard_samples
+        self._limit, self._single = settings.shard_samples, settings.single
         self._in_shard = 0
         self.samples = 0
 
@@ -183,9 +183,15 @@ class SampleSink:
         """Add samples.
 
         Raises:
-            EncodingError: a value does not fit its column; names it and the sample's number here.
+            EncodingError: a value does not fit its column; names it and the sample's number here. ``samples`` says how many
+                were written before it.
         """
         count = len(next(iter(batch.values())))
+        if self._single:  # so that it is known which are written where one does not fit
+            for row in range(count):
+                self._writer.write({name: values[row] for name, values in batch.items()})
+                self.samples += 1
+            return
         if self._limit is None:
             self._writer.write_batch(batch)
             self.samples += count

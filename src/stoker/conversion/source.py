@@ -9,17 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
 from stoker.catalog.location import DatasetLocation
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, SampleError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.entries import entry_of
+from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.one_file import CLASS, LABEL, PATH, folder_of
 from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME, Index
+from stoker.reading.good_rows import GoodRowReader
+from stoker.reading.sample_errors import SampleLocation, location_of, url_of_shard
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import ObjectInfo, Store, is_local, open_store
@@ -34,6 +37,11 @@ _SMALL: Final = 1 << 16
 _MOST_BYTES: Final = 1 << 31
 # Shards that are fetched before they are needed.
 _AHEAD: Final = 4
+
+
+GoodRows: TypeAlias = tuple[Batch, Ids, dict[int, SampleError]]
+"""Columns of the samples that are not bad; of each its index among those that were asked for, rising, int64; and the errors
+of the bad ones, by index. Where all are bad, there are no columns."""
 
 
 class ConversionSource(Protocol):
@@ -62,11 +70,17 @@ class ConversionSource(Protocol):
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
         """Columns of the samples at ``(shards[i], rows[i])``, in that order."""
 
+    def read_good(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> GoodRows:
+        """As :meth:`read`, without the samples that are bad."""
+
     def expect(self, shards: Ids, now: int) -> None:
         """Say which shards are read: for the next ``now`` samples, and then, in this order."""
 
     def where(self, shard: int, row: int) -> str:
         """Names a sample in errors."""
+
+    def sample_location(self, shard: int, row: int) -> SampleLocation:
+        """The location of a sample, as a list of bad samples has it."""
 
     def close(self) -> None:
         """Close what is open."""
@@ -90,6 +104,10 @@ class ShardSource(ConversionSource):
         self.location = location
         self._needed: set[int] = set()
         self._pool = ShardPool(location.index, location.cache, threads=_THREADS, most_open=64, options=options)
+        self._readers: dict[tuple[str, ...], GoodRowReader] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_readers": {}}
 
     def files(self, shards: Ids) -> set[str]:
         stored = [file for shard in shards.tolist() for file in self.location.index.shards[shard].stored]
@@ -103,6 +121,17 @@ class ShardSource(ConversionSource):
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
         return read_samples(self._pool, shards, rows, columns)
+
+    def read_good(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> GoodRows:
+        self._pool.reads_cut = True
+        if tuple(columns) not in self._readers:
+            self._readers[tuple(columns)] = GoodRowReader(self._pool, columns)
+        parts, bad = self._readers[tuple(columns)].parts(shards, rows)
+        kept = np.setdiff1d(np.arange(len(rows)), np.fromiter(bad, np.int64, len(bad)))
+        if len(parts) < 2:
+            return (parts[0][1] if parts else {}), kept, bad
+        check_types([part for _, part in parts], [url_of_shard(self._pool, int(shards[at[0]])) for at, _ in parts])
+        return scatter([(np.searchsorted(kept, at), part) for at, part in parts], len(kept)), kept, bad
 
     def expect(self, shards: Ids, now: int) -> None:
         soon = dict.fromkeys(shards[:now].tolist())
@@ -124,6 +153,9 @@ class ShardSource(ConversionSource):
             return f"{self.name}: sample {number} (row {row} of {self.location.cache.describe(info)})"
         file = info.raw[-1].part.key if info.raw[-1].part is not None else info.raw[0].basename
         return f"{self.name}: sample {number} (row {row} of {file})"
+
+    def sample_location(self, shard: int, row: int) -> SampleLocation:
+        return location_of(self._pool, shard, row)
 
     def close(self) -> None:
         self._pool.close()
@@ -185,6 +217,10 @@ class FileSource(ConversionSource):
                 batch[name] = np.array([self.numbers[folder_of(key)] for key in keys], np.int64)
         return batch
 
+    def read_good(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> GoodRows:
+        # The bytes of a file are what they are: one that can not be read is an error of the storage.
+        return self.read(shards, rows, columns), np.arange(len(rows)), {}
+
     def _contents(self, keys: Sequence[str]) -> list[Any]:
         folder = is_local(self.store.url)
         if folder is not None:
@@ -196,6 +232,9 @@ class FileSource(ConversionSource):
 
     def where(self, shard: int, row: int) -> str:  # noqa: ARG002
         return f"{self.name}: sample {shard} ({self.keys[shard]})"
+
+    def sample_location(self, shard: int, row: int) -> SampleLocation:
+        return SampleLocation(self.store.url_of(self.keys[shard]), shard, row, shard)
 
 
 def _read_local(path: str, store: Store, key: str) -> bytes:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
+from stoker.concurrency.shared_counters import Counts
 from stoker.conversion.job import ConversionJob
 from stoker.conversion.sinks import SampleSink
 from stoker.conversion.transform import apply
 from stoker.conversion.values import ColumnPlan, adapted, taken, without_nulls
 from stoker.conversion.work import dataset_store, put_note
-from stoker.errors import DecodeError, EncodingError, MissingPackageError, StokerError
+from stoker.errors import (
+    DecodeError,
+    EncodingError,
+    MissingPackageError,
+    SampleError,
+    StokerError,
+    TooManyBadSamplesError,
+)
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
+from stoker.reading.bad_samples import BadSampleLog, as_dict, is_of_sample
 from stoker.types import Batch, Column, Ids, Sample
 
 _CHUNK_BYTES: Final = 8 << 20
@@ -34,7 +43,9 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) ->
         advance: told of samples that were read.
 
     Returns:
-        The note: ``identity``, ``task``, ``read``, and for each split its ``entries`` and ``samples``.
+        The note: ``identity``, ``task``, ``read``, for each split its ``entries`` and ``samples``, and ``bad``, the samples
+        that were left out, in order, each with its number in the task. Where there are more of them than allowed, whatever
+        other tasks find, the task ends early: its note says ``exceeded``, and nothing is recorded.
 
     Raises:
         EncodingError: a sample does not fit; names it in the source.
@@ -47,6 +58,13 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) ->
     name = None if job.tasks == 1 else number
     step = max(1, min(_CHUNK_SAMPLES, _CHUNK_BYTES * job.arrangement.total // max(1, job.source.bytes)))
     sinks: list[SampleSink] = []
+    bad: list[dict[str, Any]] = []
+    note = {"identity": job.identity, "task": number, "read": stop - first, "splits": [], "bad": bad}
+    log = None
+    if job.bad_samples is not None:
+        log = BadSampleLog(job.bad_samples, Counts(), silent=True)
+        log.enter(first)
+        log.enter(stop - first)
     with ExitStack() as stack:
         for split_name, _, _ in job.arrangement.splits:
             sink = SampleSink(job.settings, job.outputs, dataset_store(job, split_name), name, first)
@@ -55,51 +73,222 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) ->
         for start in range(0, stop - first, step):
             here = slice(start, min(start + step, stop - first))
             job.source.expect(shards[start:], here.stop - start)
-            _convert_chunk(job, shards[here], rows[here], split[here], sinks)
+            chunk = _Chunk(job, shards[here], rows[here])
+            chunk.convert(split[here], sinks)
+            for row, error in sorted((chunk.bad or {}).items()):
+                bad.append({"number": start + row, **as_dict(error)})
+                assert log is not None
+                try:
+                    log.note(start + row, error)
+                except TooManyBadSamplesError:
+                    return {**note, "exceeded": True}
             advance(here.stop - start)
-        made = [
+        note["splits"] = [
             {"name": split_name, "entries": sink.finish(), "samples": sink.samples}
             for (split_name, _, _), sink in zip(job.arrangement.splits, sinks, strict=True)
         ]
-    note = {"identity": job.identity, "task": number, "read": stop - first, "splits": made}
     put_note(job, number, note)
     return note
 
 
-def _convert_chunk(job: ConversionJob, shards: Ids, rows: Ids, split: Ids, sinks: list[SampleSink]) -> None:
-    """Read, map and write some samples."""
+class _Chunk:
+    """Some samples of a task, read, mapped and written together. A row is a sample's index among them.
 
-    def where(row: int) -> str:
-        return job.source.where(int(shards[row]), int(rows[row]))
+    Args:
+        job: the work.
+        shards, rows: of the samples in the source.
 
-    raw = job.source.read(shards, rows, [plan.source for plan in job.inputs])
-    origin = np.arange(len(rows))
-    try:
-        batch: Batch = {plan.name: _adapted(raw[plan.source], plan) for plan in job.inputs}
-        if job.transform is not None:
-            # A transform may well mend nulls: what it returns must have none.
-            batch, _ = without_nulls(batch, job.fill, drop=False, allowed=batch)
-            batch, origin = _mapped(job, batch, where)
-            batch = {plan.name: _adapted(batch[plan.name], plan) for plan in job.outputs}
+    Attributes:
+        bad: errors of the samples that are left out, by row; ``None`` where such errors are raised.
+    """
+
+    def __init__(self, job: ConversionJob, shards: Ids, rows: Ids) -> None:
+        self._job, self._shards, self._rows = job, shards, rows
+        self.bad: dict[int, SampleError] | None = None if job.bad_samples is None else {}
+
+    def convert(self, split: Ids, sinks: list[SampleSink]) -> None:
+        """Write the samples, each to the sink of its split."""
+        job = self._job
+        batch, origin = self._read([plan.source for plan in job.inputs])
         allowed = {plan.name for plan in job.outputs if plan.arrow is not None or plan.encoding in ("json", "pkl")}
-        batch, kept = without_nulls(batch, job.fill, drop=job.drop_nulls, allowed=allowed)
-    except UnfitValueError as error:
-        raise EncodingError(f"{where(int(origin[error.row or 0]))}: column {error.column!r}: {error}") from error
-    origin = origin if kept is None else origin[kept]
-    split = split[origin]
-    for number, sink in enumerate(sinks):
-        chosen = np.flatnonzero(split == number)
-        if not len(chosen):
-            continue
-        part = batch if len(chosen) == len(split) else {name: taken(one, chosen) for name, one in batch.items()}
-        before = sink.samples
+
+        def taken_in(raw: Batch) -> tuple[Batch, Ids | None]:
+            values: Batch = {plan.name: _adapted(raw[plan.source], plan) for plan in job.inputs}
+            if job.transform is None:
+                return without_nulls(values, job.fill, drop=job.drop_nulls, allowed=allowed)
+            # A transform may well mend nulls: what it returns must have none.
+            return without_nulls(values, job.fill, drop=False, allowed=values)
+
+        def given_out(made: Batch) -> tuple[Batch, Ids | None]:
+            values: Batch = {plan.name: _adapted(made[plan.name], plan) for plan in job.outputs}
+            return without_nulls(values, job.fill, drop=job.drop_nulls, allowed=allowed)
+
+        batch, origin = self._fitting(batch, origin, taken_in)
+        if job.transform is not None and len(origin):
+            batch, origin = self._mapped(batch, origin)
+            batch, origin = self._fitting(batch, origin, given_out)
+        split = split[origin]
+        for number, sink in enumerate(sinks):
+            chosen = np.flatnonzero(split == number)
+            if len(chosen):
+                self._write(sink, batch, origin, chosen)
+
+    def where(self, row: int) -> str:
+        """Names a sample in errors."""
+        return self._job.source.where(int(self._shards[row]), int(self._rows[row]))
+
+    def _read(self, columns: Sequence[str]) -> tuple[Batch, Ids]:
+        source = self._job.source
+        if self.bad is None:
+            return source.read(self._shards, self._rows, columns), np.arange(len(self._rows))
+        batch, kept, bad = source.read_good(self._shards, self._rows, columns)
+        self.bad.update(bad)
+        return batch, kept
+
+    def _failed(self, row: int, error: Exception) -> None:
+        """Note that a sample is bad.
+
+        Raises:
+            Exception: the error itself, where those of samples are raised, or it is not the sample's fault.
+        """
+        if self.bad is None or not (isinstance(error, EncodingError) or is_of_sample(error)):
+            raise error
+        location = self._job.source.sample_location(int(self._shards[row]), int(self._rows[row]))
+        if not isinstance(error, SampleError):
+            error = _of_sample(error)
+        error.url, error.shard, error.row, error.sample = location.url, location.shard, location.row, location.sample
+        self.bad.setdefault(row, error)
+
+    def _fitting(
+        self, batch: Batch, origin: Ids, make: Callable[[Batch], tuple[Batch, Ids | None]]
+    ) -> tuple[Batch, Ids]:
+        """Columns made of columns, without the samples whose values do not fit, and the row of each."""
+        good: list[Ids] = []
+
+        def tried(at: Ids) -> None:
+            try:
+                make(_some(batch, at))
+            except UnfitValueError as error:
+                raise self._unfit(error, origin[at]) from error
+            good.append(at)
+
+        if not len(origin):
+            return {}, origin
         try:
-            sink.write(part)
+            made, kept = make(batch)
         except UnfitValueError as error:
-            row = int(origin[chosen[error.row or 0]])
-            raise EncodingError(f"{where(row)}: column {error.column!r}: {error}") from error
-        except EncodingError as error:
-            raise _named(error, before, origin[chosen], where) from error
+            if self.bad is None:
+                raise self._unfit(error, origin) from error
+            self._halving(tried, np.arange(len(origin)), origin)
+            if not good:
+                return {}, origin[:0]
+            left = np.concatenate(good)
+            origin = origin[left]
+            made, kept = make(_some(batch, left))
+        return made, origin if kept is None else origin[kept]
+
+    def _write(self, sink: SampleSink, batch: Batch, origin: Ids, chosen: Ids) -> None:
+        """Write the chosen samples of a batch."""
+
+        def written(at: Ids) -> None:
+            before = sink.samples
+            try:
+                sink.write(_some(batch, at))
+            except UnfitValueError as error:
+                raise _UnwrittenError(self._unfit(error, origin[at]), sink.samples - before) from error
+            except EncodingError as error:
+                raise _UnwrittenError(_named(error, before, origin[at], self.where), sink.samples - before) from error
+
+        self._halving(written, chosen, origin)
+
+    def _halving(self, do: Callable[[Ids], None], at: Ids, origin: Ids) -> None:
+        """Do something with samples, in order; where it fails, with halves of what is left, down to those that are bad."""
+        try:
+            do(at)
+        except (_UnwrittenError, EncodingError) as failure:
+            error, done = (failure.error, failure.done) if isinstance(failure, _UnwrittenError) else (failure, 0)
+            if self.bad is None or len(at) == 1:
+                if error is not failure:
+                    error.__cause__ = failure.__cause__
+                self._failed(int(origin[at[0]]), error)
+                return
+            left = at[done:]
+            half = (len(left) + 1) // 2
+            self._halving(do, left[:half], origin)
+            if half < len(left):
+                self._halving(do, left[half:], origin)
+
+    def _unfit(self, error: UnfitValueError, origin: Ids) -> EncodingError:
+        return EncodingError(f"{self.where(int(origin[error.row or 0]))}: column {error.column!r}: {error}")
+
+    def _mapped(self, batch: Batch, origin: Ids) -> tuple[Batch, Ids]:
+        """Columns of the samples that the transform returns, and for each the row of the sample that it was made of."""
+        job, bad = self._job, self.bad
+        assert job.transform is not None
+
+        def where(number: int) -> str:
+            return self.where(int(origin[number]))
+
+        def failed(number: int, error: Exception) -> None:
+            self._failed(int(origin[number]), error)
+
+        columns = items(batch, job.decoded, where, failed)
+        names = tuple(columns)
+        made: list[Sample] = []
+        rows: list[int] = []
+        for number, values in enumerate(zip(*columns.values(), strict=True)):
+            row = int(origin[number])
+            if bad is not None and row in bad:
+                continue
+            try:
+                several = apply(job.transform, dict(zip(names, values, strict=True)), partial(where, number))
+                self._check_columns(several, row)
+            except (SampleError, EncodingError) as error:
+                failed(number, error)
+                continue
+            made += several
+            rows += [row] * len(several)
+        return {plan.name: [sample[plan.name] for sample in made] for plan in job.outputs}, np.array(rows, np.int64)
+
+    def _check_columns(self, samples: Sequence[Sample], row: int) -> None:
+        for sample in samples:
+            for plan in self._job.outputs:
+                if plan.name not in sample:
+                    raise EncodingError(
+                        f"{self.where(row)}: the transform returned no {plan.name!r}; it returned "
+                        f"{', '.join(map(repr, sample))}"
+                    )
+
+
+class _UnwrittenError(Exception):
+    """A sample does not fit.
+
+    Attributes:
+        error: says which, and why.
+        done: samples before it that were written.
+    """
+
+    def __init__(self, error: StokerError, done: int) -> None:
+        super().__init__(str(error))
+        self.error, self.done = error, done
+
+
+def _of_sample(error: Exception) -> SampleError:
+    """The error of a sample with a value that does not fit; names the column where one of its causes does."""
+    made = SampleError(str(error))
+    cause: BaseException | None = error
+    made.__cause__ = error
+    while cause is not None and made.column is None:
+        made.column = getattr(cause, "column", None)
+        cause = cause.__cause__
+    return made
+
+
+def _some(batch: Batch, at: Ids) -> Batch:
+    """Some of the samples of a batch, in order."""
+    if len(at) == len(next(iter(batch.values()))):
+        return batch
+    return {name: taken(values, at) for name, values in batch.items()}
 
 
 def _adapted(values: Any, plan: ColumnPlan) -> Any:
@@ -110,34 +299,24 @@ def _adapted(values: Any, plan: ColumnPlan) -> Any:
         raise
 
 
-def _mapped(job: ConversionJob, batch: Batch, where: Callable[[int], str]) -> tuple[Batch, Ids]:
-    """Columns of the samples that the transform returns, and for each the row of the sample that it was made of."""
-    assert job.transform is not None
-    columns = items(batch, job.decoded, where)
-    names = tuple(columns)
-    made: list[Sample] = []
-    origin: list[int] = []
-    for row, values in enumerate(zip(*columns.values(), strict=True)):
-        named = partial(where, row)
-        for sample in apply(job.transform, dict(zip(names, values, strict=True)), named):
-            for plan in job.outputs:
-                if plan.name not in sample:
-                    raise EncodingError(
-                        f"{named()}: the transform returned no {plan.name!r}; it returned {', '.join(map(repr, sample))}"
-                    )
-            made.append(sample)
-            origin.append(row)
-    return {plan.name: [sample[plan.name] for sample in made] for plan in job.outputs}, np.array(origin, np.int64)
-
-
-def items(batch: Batch, decoded: Collection[str], where: Callable[[int], str]) -> dict[str, list[Any]]:
+def items(
+    batch: Batch,
+    decoded: Collection[str],
+    where: Callable[[int], str],
+    failed: Callable[[int, Exception], None],
+) -> dict[str, list[Any]]:
     """One value a sample for each column; images instead of their files' bytes for those that are ``decoded``.
 
-    Raises:
-        DecodeError: a file holds no image; names the sample, as ``where`` does for a row.
+    Args:
+        batch: the columns.
+        decoded: names of columns of images.
+        where: names the sample of a row.
+        failed: told of each file that holds no image: its row, and a :class:`DecodeError`. Unless it raises an error, the
+            image is ``None``.
     """
     return {
-        name: _decoded(values, name, where) if name in decoded else _plain(values) for name, values in batch.items()
+        name: _decoded(values, name, where, failed) if name in decoded else _plain(values)
+        for name, values in batch.items()
     }
 
 
@@ -148,14 +327,19 @@ def _plain(values: Column) -> list[Any]:
     return list(values)
 
 
-def _decoded(values: Column, name: str, where: Callable[[int], str]) -> list[Any]:
+def _decoded(
+    values: Column, name: str, where: Callable[[int], str], failed: Callable[[int, Exception], None]
+) -> list[Any]:
     decode = get_encoding("png").decode  # which opens what Pillow opens
     images: list[Any] = []
     for row, value in enumerate(values):
         try:
             images.append(value if value is None else decode(bytes(value)))
         except ValueError as error:
-            raise DecodeError(f"{where(row)}: column {name!r}: {error}", column=name) from error
+            named = DecodeError(f"{where(row)}: column {name!r}: {error}", column=name)
+            named.__cause__ = error
+            failed(row, named)
+            images.append(None)
     return images
 
 
@@ -170,6 +354,11 @@ def _named(error: EncodingError, before: int, origin: Ids, where: Callable[[int]
     origin_text = where(int(origin[int(match[1]) - before]))
     hint = "" if "columns=" in text else "; say another type with columns=, or make the value fit with transform="
     return EncodingError(f"{origin_text}: {text.replace(match[0], 'it')}{hint}")
+
+
+def bad_of(notes: Mapping[int, Mapping[str, Any]]) -> int:
+    """Bad samples that were left out, by the notes of all tasks."""
+    return sum(len(note.get("bad", ())) for note in notes.values())
 
 
 def totals(notes: Mapping[int, Mapping[str, Any]]) -> tuple[int, dict[str, int]]:

@@ -25,8 +25,9 @@ from stoker.pipeline.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import BatchSteps, Override, TransformOf
 from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
-from stoker.reading.sample_errors import apply_transform, decode_error, location_at, location_of, override_error
-from stoker.reading.samples import distinct, iterate_samples, read_sample, read_samples
+from stoker.reading.good_rows import GoodRowReader
+from stoker.reading.sample_errors import apply_transform, location_at, override_error
+from stoker.reading.samples import iterate_samples, read_sample
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
 
@@ -73,7 +74,7 @@ class GoodSamples:
     bad: list[tuple[int, SampleError]]
 
 
-class GoodSampleReader:
+class GoodSampleReader(GoodRowReader):
     """Reads samples and deals with bad and filtered ones.
 
     Args:
@@ -101,7 +102,8 @@ class GoodSampleReader:
         filters: bool,
         as_stored: Mapping[str, str],
     ) -> None:
-        self._pool, self._run, self._columns = pool, run, columns
+        super().__init__(pool, columns, overridden=override is not None)
+        self._run = run
         self._functions, self._batch_steps, self._override = transform_of, batch_steps, override
         self._replace, self._strict = on_bad_sample == "replace", on_bad_sample == "raise"
         plan = run.plan.whole if isinstance(run.plan, OuterPlan) else run.plan
@@ -113,8 +115,6 @@ class GoodSampleReader:
         self._dtypes: dict[str, np.dtype[Any]] | None = None
         # Positions near which another was looked for, and whose samples could not take its place.
         self._unfit: set[int] = set()
-        # Shards that can not be opened: each attempt fetches them again.
-        self._damaged: dict[int, Exception] = {}
         self._empty: Batch | None = None
         # Shard and row of the sample that replaced another last.
         self._replaced_by: tuple[int, int] | None = None
@@ -287,7 +287,7 @@ class GoodSampleReader:
             if here and self._as_stored:
                 self._give_dtypes(stacked, shards[kept], rows[kept])
             return GoodSamples(stacked, kept, found.bad)
-        parts, bad = self._parts(shards, rows)
+        parts, bad = self.parts(shards, rows)
         if len(parts) == 1 and not bad:
             return GoodSamples(parts[0][1], parts[0][0], [])
         if self._replace:
@@ -347,53 +347,6 @@ class GoodSampleReader:
         none: Batch = {name: [] for name in self._columns or self._pool.index.columns}
         return none if self._pool.ids is None else {**none, self._pool.ids: np.zeros(0, np.int64)}
 
-    def _parts(self, shards: Ids, rows: Ids) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
-        """The good samples as columns, in parts with their numbers, and the bad ones."""
-        parts: list[tuple[Ids, Batch]] = []
-        bad: dict[int, SampleError] = {}
-
-        def read(at: Ids) -> None:
-            here, there = shards[at], rows[at]
-            try:
-                if len(at) == 1:
-                    self._open(int(here[0]))
-                parts.append((at, self._columns_of(here, there)))
-            except Exception as error:
-                if not is_of_sample(error):
-                    raise
-                if len(at) == 1:
-                    bad[int(at[0])] = self.named(int(here[0]), int(there[0]), error)
-                    return
-                half = len(at) // 2
-                read(at[:half])
-                read(at[half:])
-
-        everything = np.arange(len(rows))
-        try:
-            return [(everything, self._columns_of(shards, rows))], bad
-        except Exception as error:
-            if not is_of_sample(error):
-                raise
-        for shard in distinct(shards, len(self._pool.index))[0].tolist():
-            try:
-                self._open(shard)
-            except Exception as error:
-                if not is_of_sample(error):
-                    raise
-                for number in np.flatnonzero(shards == shard).tolist():
-                    bad[number] = self.named(shard, int(rows[number]), error)
-        left = np.setdiff1d(everything, np.fromiter(bad, np.int64, len(bad)))
-        if len(left):
-            read(left)
-        return parts, bad
-
-    def _columns_of(self, shards: Ids, rows: Ids) -> Batch:
-        batch = read_samples(self._pool, shards, rows, self._columns, named=False)
-        for column in batch.values():
-            if isinstance(column, list):
-                loaded(column)
-        return batch
-
     def _columns_at(self, position: int, shard: int, row: int) -> Batch:  # noqa: ARG002 - as _sample_at
         try:
             self._open(shard)
@@ -402,55 +355,6 @@ class GoodSampleReader:
             raise self.named(shard, row, error) from error
 
     # -- both ------------------------------------------------------------------------------------------------------
-
-    def _open(self, shard: int) -> None:
-        """See that a shard can be opened.
-
-        Raises:
-            CorruptDataError: it can not, which is found out once.
-        """
-        if shard in self._damaged:
-            raise self._damaged[shard]
-        try:
-            self._pool.get(shard)
-        except Exception as error:
-            if is_of_sample(error):
-                self._damaged[shard] = error
-            raise
-
-    def named(self, shard: int, row: int, error: Exception, *, made: bool = False) -> SampleError:
-        """The error of a sample that says which it is.
-
-        Args:
-            shard, row: of the sample.
-            error: what was raised.
-            made: whether the functions of the user had a part in it.
-
-        Raises:
-            Exception: ``error`` or what it comes from, which is not the sample's fault.
-        """
-        if shard not in self._damaged and not isinstance(error, SampleError):
-            named, cause = decode_error(self._pool, np.array([shard]), np.array([row]), self._columns, error)
-            if not is_of_sample(named):
-                raise named from cause
-            named.__cause__ = cause
-            error = named
-        if not is_of_sample(error):
-            raise error
-        if isinstance(error, SampleError):
-            return error
-        origin = location_of(self._pool, shard, row)
-        if made and self._override is not None and shard not in self._damaged:
-            return override_error(error, origin)  # the sample can be read
-        told = DecodeError(
-            f"{origin}: {type(error).__name__}: {error}",
-            url=origin.url,
-            shard=shard,
-            row=row,
-            sample=origin.sample,
-        )
-        told.__cause__ = error
-        return told
 
     def instead(self, position: int, error: SampleError) -> Any:
         """The stand-in for a bad sample where samples come one by one: :data:`LEFT_OUT`, or another sample.

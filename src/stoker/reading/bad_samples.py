@@ -6,8 +6,9 @@ import errno
 import json
 import logging
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from stoker.arguments import checked
 from stoker.concurrency.shared_counters import Count, Counts
@@ -38,6 +39,7 @@ _OF_MACHINE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 _JUDGED: Final = 1000
 # Bad samples of a process that are logged one by one; later ones where their number is a power of two.
 _LOGGED: Final = 20
+_TOLD: Final = ("sample", "url", "shard", "row", "column")
 
 
 @checked
@@ -128,10 +130,22 @@ class BadSampleLog:
         own: what ``max_bad`` bounds, over all processes of the dataset object; default ``counts``, which datasets share that
             are made of each other.
         passed: samples at the beginning that were delivered before the run resumed: bad ones among them were noted then.
+        listed: lines that the file has already, which are not appended again.
+        silent: only count and bound them, as another log of the same samples lists them.
     """
 
-    def __init__(self, settings: BadSamples, counts: Counts, own: Counts | None = None, *, passed: int = 0) -> None:
+    def __init__(
+        self,
+        settings: BadSamples,
+        counts: Counts,
+        own: Counts | None = None,
+        *,
+        passed: int = 0,
+        listed: Collection[bytes] = (),
+        silent: bool = False,
+    ) -> None:
         self._settings, self._counts, self._own, self._passed = settings, counts, own or counts, passed
+        self._listed, self._silent = listed, silent
         self._read = self._before = self._bad = self._row = 0
         self._last = -2
 
@@ -155,9 +169,11 @@ class BadSampleLog:
         self._bad += 1
         for counts in {self._counts, self._own}:
             counts.add(Count.BAD_SAMPLES, 1)
-        if settings.file is not None:
-            append_line(settings.file, error)
-        if self._bad <= _LOGGED or not self._bad & (self._bad - 1):
+        if settings.file is not None and not self._silent:
+            line = line_of(error)
+            if line not in self._listed:
+                append_line(settings.file, line)
+        if not self._silent and (self._bad <= _LOGGED or not self._bad & (self._bad - 1)):
             done = "left out" if settings.on_bad_sample == "skip" else "replaced by another"
             logger.warning("bad sample, %s: %s (%d of this process so far)", done, error, self._bad)
         exceeded = self._exceeded()
@@ -186,20 +202,32 @@ class BadSampleLog:
         return None
 
 
-def append_line(file: str | os.PathLike[str], error: SampleError | None = None) -> None:
+def as_dict(error: SampleError) -> dict[str, Any]:
+    """A bad sample as a list of them has it: ``sample``, ``url``, ``shard``, ``row``, ``column``, ``reason``."""
+    told = {name: getattr(error, name) for name in _TOLD}
+    return told | {"reason": str(error)}
+
+
+def of_dict(listed: Mapping[str, Any]) -> SampleError:
+    """The error of which :func:`as_dict` made a dict, without its class and cause."""
+    return SampleError(listed["reason"], **{name: listed[name] for name in _TOLD})
+
+
+def line_of(error: SampleError) -> bytes:
+    """The line of a bad sample in a list of them."""
+    return (json.dumps(as_dict(error)) + "\n").encode()
+
+
+def append_line(file: str | os.PathLike[str], line: bytes = b"") -> None:
     """Append a bad sample to a list of them, in one write, so that lines of several processes do not mix.
 
     Args:
         file: the list; made where there is none.
-        error: of the bad sample; ``None`` only sees that the list can be written to.
+        line: of the bad sample, see :func:`line_of`; an empty one only sees that the list can be written to.
 
     Raises:
         ConfigError: it can not.
     """
-    line = b""
-    if error is not None:
-        told = {name: getattr(error, name) for name in ("sample", "url", "shard", "row", "column")}
-        line = (json.dumps(told | {"reason": str(error)}) + "\n").encode()
     try:
         number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

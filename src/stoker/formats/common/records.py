@@ -147,6 +147,7 @@ def blame(column: str, number: int, error: Exception) -> EncodingError:
     if not isinstance(error, UnfitValueError):
         text = f"{type(error).__name__}: {text}" if not isinstance(error, ValueError) else text
     result = EncodingError(f"column {column!r} of sample {number}: {text}")
+    result.column = column
     result.__cause__ = error
     return result
 

@@ -1,0 +1,133 @@
+"""Reads rows of which some are damaged: the good ones as columns, and the error of each bad one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stoker.errors import DecodeError, SampleError
+from stoker.formats.mds.encodings.images import loaded
+from stoker.reading.bad_samples import is_of_sample
+from stoker.reading.sample_errors import decode_error, location_of, override_error
+from stoker.reading.samples import distinct, read_samples
+from stoker.reading.shard_pool import ShardPool
+from stoker.types import Batch, Ids
+
+
+class GoodRowReader:
+    """Reads rows of shards, and finds those that are bad.
+
+    Args:
+        pool: the dataset's open shards.
+        columns: names to read, default all.
+        overridden: whether a method of a subclass changes samples.
+    """
+
+    def __init__(self, pool: ShardPool, columns: Sequence[str] | None, *, overridden: bool = False) -> None:
+        self._pool, self._columns, self._overridden = pool, columns, overridden
+        # Shards that can not be opened: each attempt fetches them again.
+        self._damaged: dict[int, Exception] = {}
+
+    def parts(self, shards: Ids, rows: Ids) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
+        """The good samples as columns, in parts with their numbers, and the errors of the bad ones, by number.
+
+        Args:
+            shards, rows: int64, shape ``(n,)``, n ≥ 1. A sample's number is its index in them.
+
+        Raises:
+            StokerError: something is wrong that is not the samples' fault, such as storage.
+        """
+        parts: list[tuple[Ids, Batch]] = []
+        bad: dict[int, SampleError] = {}
+
+        def read(at: Ids) -> None:
+            here, there = shards[at], rows[at]
+            try:
+                if len(at) == 1:
+                    self._open(int(here[0]))
+                parts.append((at, self._columns_of(here, there)))
+            except Exception as error:
+                if not is_of_sample(error):
+                    raise
+                if len(at) == 1:
+                    bad[int(at[0])] = self.named(int(here[0]), int(there[0]), error)
+                    return
+                half = len(at) // 2
+                read(at[:half])
+                read(at[half:])
+
+        everything = np.arange(len(rows))
+        try:
+            return [(everything, self._columns_of(shards, rows))], bad
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+        for shard in distinct(shards, len(self._pool.index))[0].tolist():
+            try:
+                self._open(shard)
+            except Exception as error:
+                if not is_of_sample(error):
+                    raise
+                for number in np.flatnonzero(shards == shard).tolist():
+                    bad[number] = self.named(shard, int(rows[number]), error)
+        left = np.setdiff1d(everything, np.fromiter(bad, np.int64, len(bad)))
+        if len(left):
+            read(left)
+        return parts, bad
+
+    def _columns_of(self, shards: Ids, rows: Ids) -> Batch:
+        batch = read_samples(self._pool, shards, rows, self._columns, named=False)
+        for column in batch.values():
+            if isinstance(column, list):
+                loaded(column)
+        return batch
+
+    def _open(self, shard: int) -> None:
+        """See that a shard can be opened.
+
+        Raises:
+            CorruptDataError: it can not, which is found out once.
+        """
+        if shard in self._damaged:
+            raise self._damaged[shard]
+        try:
+            self._pool.get(shard)
+        except Exception as error:
+            if is_of_sample(error):
+                self._damaged[shard] = error
+            raise
+
+    def named(self, shard: int, row: int, error: Exception, *, made: bool = False) -> SampleError:
+        """The error of a sample that says which it is.
+
+        Args:
+            shard, row: of the sample.
+            error: what was raised.
+            made: whether the functions of the user had a part in it.
+
+        Raises:
+            Exception: ``error`` or what it comes from, which is not the sample's fault.
+        """
+        if shard not in self._damaged and not isinstance(error, SampleError):
+            named, cause = decode_error(self._pool, np.array([shard]), np.array([row]), self._columns, error)
+            if not is_of_sample(named):
+                raise named from cause
+            named.__cause__ = cause
+            error = named
+        if not is_of_sample(error):
+            raise error
+        if isinstance(error, SampleError):
+            return error
+        origin = location_of(self._pool, shard, row)
+        if made and self._overridden and shard not in self._damaged:
+            return override_error(error, origin)  # the sample can be read
+        told = DecodeError(
+            f"{origin}: {type(error).__name__}: {error}",
+            url=origin.url,
+            shard=shard,
+            row=row,
+            sample=origin.sample,
+        )
+        told.__cause__ = error
+        return told
