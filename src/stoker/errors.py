@@ -16,6 +16,7 @@ from typing import Any
 __all__ = [
     "AccessDeniedError",
     "CacheError",
+    "ClipError",
     "ConfigError",
     "CorruptDataError",
     "DatasetChangedError",
@@ -92,6 +93,10 @@ class CorruptDataError(FormatError):
 
 class ImageError(FormatError):
     """A picture that is damaged, of no known kind, or larger than is decoded; says which."""
+
+
+class ClipError(FormatError):
+    """A clip reaches beyond the end of its video or sound; says where that is."""
 
 
 class DatasetChangedError(CorruptDataError):

@@ -63,7 +63,7 @@ def test_a_format_of_one_kind_names_the_other_and_says_what_reads_both(photos: P
     with pytest.raises(CorruptDataError, match=r'005\.jpg: not a JPEG file.*format="images" reads JPEG and PNG'):
         list(StreamingDataset(remote=photos, format="jpeg"))
     (photos / "class 1" / "false.png").write_bytes(b"GIF89a")
-    with pytest.raises(CorruptDataError, match=r"false\.png: not a JPEG OR PNG file: it begins b'GIF89a'$"):
+    with pytest.raises(CorruptDataError, match=r"false\.png: not a JPEG or PNG file: it begins b'GIF89a'$"):
         list(StreamingDataset(remote=photos, format="images"))
 
 

@@ -129,6 +129,14 @@ def test_sixteen_bits_become_their_upper_eight(dtype: str) -> None:
         decode(encoded(Image.fromarray(np.ones((3, 4), np.float32)), "TIFF"))
 
 
+def test_a_value_without_a_picture_is_its_samples_fault_and_a_dict_has_the_bytes() -> None:
+    data = encoded(photo(32, 48), "JPEG")
+    assert np.array_equal(decode({"bytes": data, "path": "a.jpg"}), decode(data))
+    for missing in (None, {"bytes": None, "path": "a.jpg"}):
+        with pytest.raises(ImageError, match="None"):
+            decode(missing)
+
+
 def test_avif_and_others_by_their_bytes_whatever_they_are_called() -> None:
     pixels = photo(32, 48)
     for kind in ("PNG", "BMP", "GIF", *(["AVIF"] if features.check("avif") else [])):
@@ -208,7 +216,7 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header() -> None:
 
 
 def test_what_is_no_picture_at_all_is_an_error_of_arguments() -> None:
-    for wrong in ("photo.jpg", None, 3, np.zeros((2, 2))):
+    for wrong in ("photo.jpg", {"path": "a.jpg"}, 3, np.zeros((2, 2))):
         with pytest.raises(ConfigError, match="a picture is bytes"):
             decode(wrong)
 

@@ -189,7 +189,7 @@ class HandleShard(FileShard):
 def _other_file(name: str, begins: bytes, where: str) -> CorruptDataError:
     kinds = _KINDS.get(name, (name,))
     remedy = "" if len(kinds) > 1 else f'; format="{IMAGES}" reads JPEG and PNG alike'
-    return CorruptDataError(f"{where}: not a {' or '.join(kinds).upper()} file: it begins {begins!r}{remedy}")
+    return CorruptDataError(f"{where}: not a {' or '.join(map(str.upper, kinds))} file: it begins {begins!r}{remedy}")
 
 
 _LAYOUT: Final = "stoker.generation.formats.files:FileLayout"

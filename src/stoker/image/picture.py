@@ -64,15 +64,15 @@ def decode(data: Any, mode: Mode = "RGB", *, decoder: Decoder = "auto", strict: 
     (2, 4, 3)
 
     Args:
-        data: the encoded picture: bytes, or an array of them; or an image of Pillow; or pixels, uint8, of shape
-            ``(height, width)`` or ``(height, width, channels)``.
+        data: the encoded picture: bytes, an array of them, or a dict with ``"bytes"`` (Hugging Face's images); or an image of
+            Pillow; or pixels, uint8, of shape ``(height, width)`` or ``(height, width, channels)``.
         mode: colours of the pixels. Others are converted as Pillow does; 16 bits become their upper 8.
         decoder: of JPEG.
         strict: whether a warning of libjpeg-turbo, such as of a wrong code within the data, is an error. Pillow does not tell
             of warnings.
 
     Raises:
-        ImageError: the picture is damaged, of no known kind, or has more than 89 million pixels.
+        ImageError: the picture is ``None``, damaged, of no known kind, or has more than 89 million pixels.
         MissingPackageError: Pillow or simplejpeg is needed, and not installed.
     """
     return open_picture(data, mode, decoder, strict=strict).pixels()
@@ -111,6 +111,10 @@ def open_picture(data: Any, mode: Mode, decoder: Decoder, *, strict: bool) -> Pi
     """Read the header of a picture; args and errors are those of :func:`decode`."""
     if isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim in (2, 3):
         return _of_pixels(data, mode)
+    if isinstance(data, dict) and "bytes" in data:
+        data = data["bytes"]
+    if data is None:
+        raise ImageError("there is no picture: the value is None")
     image = None if isinstance(data, bytes) else _pillow_image(data)
     if image is not None:
         encoded = _still_encoded(image)

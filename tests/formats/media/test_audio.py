@@ -13,7 +13,7 @@ import soxr
 from media_files import decoded_sound, encoded_sound, sound_file, sweep, video_file
 
 from stoker import Audio
-from stoker.errors import ConfigError, CorruptDataError, MissingPackageError
+from stoker.errors import ClipError, ConfigError, CorruptDataError, MissingPackageError
 
 CLIPS = [(0.0, 0.5), (0.2345, 0.7), (1.5, 0.4), (0.01, 0.1), (0.0, 1.9)]
 
@@ -53,8 +53,9 @@ def test_sounds_that_ffmpeg_decodes_have_exact_positions(container: str, codec: 
         first = round(start * 48000)
         found = sound.clip(start, seconds)
         assert np.allclose(found, every[first : first + len(found)], atol=2e-3), start
-    with pytest.raises(ConfigError, match="beyond the end of the sound"):
-        sound.clip(1.9, 0.5)
+    for start, rate in [(1.9, None), (1.9, 16000), (50, 16000)]:
+        with pytest.raises(ClipError, match="beyond the end of the sound"):
+            sound.clip(start, 0.5, rate)
 
 
 def test_the_sound_of_a_video_is_read_to_a_millisecond_where_its_times_are_rounded() -> None:
@@ -85,7 +86,7 @@ def test_a_resampled_clip_has_no_edges_of_its_own(rate: int) -> None:
 def test_a_clip_beyond_the_end_is_an_error_that_says_where_the_end_is() -> None:
     sound = Audio(sound_file(sweep()))
     for start, seconds, rate in [(1.9, 0.2, None), (1.9, 0.2, 8000), (5.0, 1.0, None)]:
-        with pytest.raises(ConfigError, match=r"which lasts 2\.0000 s"):
+        with pytest.raises(ClipError, match=r"which lasts 2\.0000 s"):
             sound.clip(start, seconds, rate=rate)
 
 
@@ -98,7 +99,7 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
 def test_what_is_no_sound_is_damaged() -> None:
     good = sound_file(sweep(), kind="WAV")
     for data in (b"", b"nonsense" * 99, good[:20], b"fLaC" + bytes(60), good[:30000]):
-        with pytest.raises((CorruptDataError, ConfigError)):
+        with pytest.raises((CorruptDataError, ClipError)):
             Audio(data).clip(1.5, 0.5)
     flac = bytearray(sound_file(sweep()))
     flac[len(flac) // 2 : len(flac) // 2 + 4000] = bytes(4000)

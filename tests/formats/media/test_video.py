@@ -14,7 +14,7 @@ import pytest
 from media_files import FRAMES, H264, RATE, SIZE, all_frames, video_file
 
 from stoker import Video
-from stoker.errors import ConfigError, CorruptDataError, MissingPackageError, ObjectNotFoundError
+from stoker.errors import ClipError, ConfigError, CorruptDataError, MissingPackageError, ObjectNotFoundError
 from stoker.formats.media.open_decoders import OPEN
 from stoker.policy import MOST_DECODERS
 
@@ -96,8 +96,16 @@ def test_a_clip_beyond_the_end_is_an_error_that_says_where_the_end_is(files: dic
     video = Video(files["mp4 with B-frames"])
     assert len(video.clip(2.9, 3)) == 3
     for start, frames, fps in [(2.9, 4, None), (3.0, 1, None), (50, 1, None), (2.5, 6, 10), (0, 2, 1 / 3)]:
-        with pytest.raises(ConfigError, match=r"beyond the end of the video, which lasts 3\.000 s"):
+        with pytest.raises(ClipError, match=r"beyond the end of the video, which lasts 3\.000 s.*fewer frames$"):
             video.clip(start, frames, fps=fps)
+
+
+def test_a_clip_of_a_file_that_is_cut_off_is_an_error_that_says_so() -> None:
+    data = video_file("matroska")
+    with pytest.raises(
+        ClipError, match=r"lasts [012]\.\d+ s: begin .*by its header it lasts 3\.000 s: it may be cut off"
+    ):
+        Video(data[: len(data) * 2 // 3]).clip(2.6, 3)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +147,7 @@ def test_damaged_frames_are_an_error_and_the_others_are_right(files: dict[str, b
 def test_a_file_that_is_cut_off_is_damaged(files: dict[str, bytes]) -> None:
     data = files["fragmented mp4"]
     video = Video(data[: len(data) * 2 // 3])
-    with pytest.raises((CorruptDataError, ConfigError)):
+    with pytest.raises((CorruptDataError, ClipError)):
         video.clip(0, FRAMES)
     with pytest.raises(CorruptDataError):
         Video(files["mp4 with B-frames"][:2000]).clip(0, 1)

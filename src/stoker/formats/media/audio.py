@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.arguments import checked
-from stoker.errors import ConfigError, CorruptDataError, StokerError, import_option
+from stoker.errors import ClipError, ConfigError, CorruptDataError, StokerError, import_option
 from stoker.formats.media.container import OpenStream
 from stoker.formats.media.open_decoders import DecoderOf
 from stoker.formats.media.source import MediaData, MediaSource, RangedFile, media_source
@@ -125,7 +126,8 @@ class Audio:
             float32, shape ``(round(seconds * rate), channels)``, of full scale from -1 to 1.
 
         Raises:
-            ConfigError: the sound ends before the clip does, or an argument makes no sense.
+            ConfigError: an argument makes no sense.
+            ClipError: the sound ends before the clip does.
             CorruptDataError: the bytes are no sound, or are damaged.
             StorageError: it can not be read.
             MissingPackageError: soundfile, soxr, or for other formats PyAV, is not installed.
@@ -142,8 +144,8 @@ class Audio:
             end = first + round(seconds * stored)
             if rate is None or rate == stored:
                 return decoder.read(first, end)
-            decoder.check(end)
-            return _resampled(decoder.read_around, first, stored, rate, round(seconds * rate))
+            around = partial(decoder.read_around, needed=end)
+            return _resampled(around, first, stored, rate, round(seconds * rate))
 
 
 class _Decoder(Protocol):
@@ -155,16 +157,16 @@ class _Decoder(Protocol):
         """Samples ``[first, end)``; shape ``(end - first, channels)``.
 
         Raises:
-            ConfigError: they reach beyond the end.
+            ClipError: they reach beyond the end.
         """
         ...
 
-    def read_around(self, first: int, end: int) -> NDArray[np.float32]:
-        """The same with zeros for samples before the beginning and beyond the end."""
-        ...
+    def read_around(self, first: int, end: int, needed: int) -> NDArray[np.float32]:
+        """The same with zeros for samples before the beginning and beyond the end.
 
-    def check(self, end: int) -> None:
-        """See that the sound has ``end`` samples, as far as that is known."""
+        Raises:
+            ClipError: the sound has less than ``needed`` samples.
+        """
         ...
 
     def close(self) -> None: ...
@@ -191,8 +193,8 @@ def _resampled(
     return np.ascontiguousarray(found[turns * out : turns * out + count], np.float32)
 
 
-def _too_short(where: str, end: int, samples: int, rate: int) -> ConfigError:
-    return ConfigError(
+def _too_short(where: str, end: int, samples: int, rate: int) -> ClipError:
+    return ClipError(
         f"{where}: a clip that ends at {end / rate:.4f} s reaches beyond the end of the sound, which lasts "
         f"{samples / rate:.4f} s: begin earlier, or take less"
     )
@@ -218,12 +220,9 @@ class _SndFile:
     def close(self) -> None:
         self._open.close()
 
-    def check(self, end: int) -> None:
+    def read(self, first: int, end: int) -> NDArray[np.float32]:
         if end > self._samples:
             raise _too_short(self._where, end, self._samples, self.facts.rate)
-
-    def read(self, first: int, end: int) -> NDArray[np.float32]:
-        self.check(end)
         try:
             self._open.seek(first)
             found: NDArray[np.float32] = self._open.read(end - first, dtype="float32", always_2d=True)
@@ -233,12 +232,15 @@ class _SndFile:
             raise self._failed(f"it has {self._samples} samples by its header, and ends after {first + len(found)}")
         return found
 
-    def read_around(self, first: int, end: int) -> NDArray[np.float32]:
+    def read_around(self, first: int, end: int, needed: int) -> NDArray[np.float32]:
+        if needed > self._samples:
+            raise _too_short(self._where, needed, self._samples, self.facts.rate)
         begin, stop = max(0, first), min(end, self._samples)
         return np.pad(self.read(begin, stop), ((begin - first, end - stop), (0, 0)))
 
     def _failed(self, problem: object) -> StokerError:
-        return self._file.failure or CorruptDataError(f"{self._where}: libsndfile can not decode it: {problem}")
+        told = getattr(problem, "error_string", problem)  # without the name of the file, which is an object
+        return self._file.failure or CorruptDataError(f"{self._where}: libsndfile can not decode it: {told}")
 
 
 class _FFmpeg:
@@ -252,18 +254,15 @@ class _FFmpeg:
     def close(self) -> None:
         self._file.close()
 
-    def check(self, end: int) -> None:
-        """Only decoding tells how many samples there are."""
-
     def read(self, first: int, end: int) -> NDArray[np.float32]:
-        found, samples = self._decode(first, end)
-        if samples < end:
-            raise _too_short(self._file.where, end, samples, self.facts.rate)
-        return found
+        return self.read_around(first, end, end)
 
-    def read_around(self, first: int, end: int) -> NDArray[np.float32]:
+    def read_around(self, first: int, end: int, needed: int) -> NDArray[np.float32]:
         begin = max(0, first)
-        return np.pad(self._decode(begin, end)[0], ((begin - first, 0), (0, 0)))
+        found, samples = self._decode(begin, end)
+        if samples < needed:  # which only decoding tells
+            raise _too_short(self._file.where, needed, samples, self.facts.rate)
+        return np.pad(found, ((begin - first, 0), (0, 0)))
 
     def _decode(self, first: int, end: int) -> tuple[NDArray[np.float32], int]:
         """Samples ``[first, end)``, zeros where there are none, and the number of samples up to the last one decoded."""

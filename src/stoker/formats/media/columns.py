@@ -51,6 +51,8 @@ class MediaColumns:
     def _handle(self, value: Any, name: str) -> Any:
         if value is None or isinstance(value, self.handle):
             return value
+        if isinstance(value, dict) and "bytes" in value:  # as Hugging Face stores files
+            return self._handle(value["bytes"], name)
         if isinstance(value, bytes | bytearray | memoryview):
             return self.handle(value)
         if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.arguments import checked
-from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.errors import ClipError, ConfigError, CorruptDataError, FormatError
 from stoker.formats.media.container import OpenStream
 from stoker.formats.media.open_decoders import DecoderOf
 from stoker.formats.media.source import MediaData, MediaSource, media_source
@@ -26,6 +26,8 @@ VideoFrame: TypeAlias = Any
 _ROUNDED: Final = Fraction(1, 2000)
 # Packets after the last frame of a clip that a decoder may want: frames are not stored in the order in which they are shown.
 _REORDERED: Final = 8
+# Seconds by which a file may end before its header says so without being cut off.
+_CUT_OFF: Final = 0.5
 # Seconds before the wanted frame to which a seek goes that has found no frame to begin with; then the beginning.
 _FURTHER_BACK: Final = (0, 1, 4, 16)
 
@@ -136,7 +138,8 @@ class Video:
             applied.
 
         Raises:
-            ConfigError: the video ends before the clip does, or an argument makes no sense.
+            ConfigError: an argument makes no sense.
+            ClipError: the video ends before the clip does.
             CorruptDataError: the bytes are no video, or are damaged.
             StorageError: it can not be read.
             MissingPackageError: PyAV is not installed.
@@ -189,6 +192,7 @@ class _Decoder:
         done = 0
         shown: VideoFrame | None = None
         picture: NDArray[np.uint8] | None = None
+        ends: int | Fraction = self._origin
         for frame in chain(self._frames(first), (None,)):
             if frame is not None and frame.is_corrupt:
                 at = float((frame.pts - self._origin) * self._tick)
@@ -211,8 +215,10 @@ class _Decoder:
             if done == frames:
                 break
             shown, picture = frame, None
+            if frame is not None:
+                ends = frame.pts + (frame.duration or self._frame_ticks)
         if out is None or done < frames:
-            raise self._too_short(start, frames, fps)
+            raise self._too_short(start, frames, fps, float((ends - self._origin) * self._tick))
         return out
 
     def _is_shown(self, frame: VideoFrame, after: VideoFrame | None, time: Fraction) -> bool:
@@ -256,9 +262,16 @@ class _Decoder:
         if entries[end].size:
             self._file.announce(entries[begin].pos, entries[end].pos + entries[end].size)
 
-    def _too_short(self, start: Fraction, frames: int, fps: Fraction | None) -> ConfigError:
+    def _too_short(self, start: Fraction, frames: int, fps: Fraction | None, ends: float) -> ClipError:
         asked = f"{frames} frames from {float(start):.3f} s on{'' if fps is None else f', {float(fps):g} a second,'}"
-        told = "" if self.facts.duration is None else f", which lasts {self.facts.duration:.3f} s"
-        return ConfigError(
-            f"{self._file.where}: {asked} reach beyond the end of the video{told}: begin earlier, or take fewer frames"
+        told = self.facts.duration
+        # An end that is a few frames away is that of a header which rounds, or counts the sound, too.
+        cut = (
+            ""
+            if told is None or told - ends < _CUT_OFF
+            else f"; by its header it lasts {told:.3f} s: it may be cut off"
+        )
+        return ClipError(
+            f"{self._file.where}: {asked} reach beyond the end of the video, which lasts {ends:.3f} s: begin earlier, or "
+            f"take fewer frames{cut}"
         )
