@@ -235,6 +235,38 @@ def test_values_that_do_not_fit_their_column_are_left_out_with_their_sample(tmp_
     assert columns == ["n" if not number % 50 else "small" for number in bad]
 
 
+def test_what_fits_of_several_that_a_transform_makes_is_written_and_the_sample_listed_once(
+    source: Path, tmp_path: Path
+) -> None:
+    asked = BadSamples(file=tmp_path / "bad.jsonl")
+    options: dict[str, Any] = {"transform": thrice, "columns": {"id": "int16"}, "split": {"a": 0.5, "b": 0.5}}
+    done = run(source, tmp_path / "out", **options, shard_samples=45, on_bad_sample=asked)
+    written = sorted(ids_of(tmp_path / "out" / "a") + ids_of(tmp_path / "out" / "b"))
+    made = [sample["id"] for number in range(SAMPLES) for sample in thrice({"id": number})]
+    assert written == sorted(number for number in made if number < 1 << 15)
+    assert listed(tmp_path / "bad.jsonl") == [number for number in range(SAMPLES) if number % 20 == 3]
+    assert done.bad_samples == 20
+
+
+def thrice(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    """Three samples, of which two do not fit for each twentieth one."""
+    large = 1 << 15 if sample["id"] % 20 == 3 else 1000
+    return [{"id": sample["id"] + large * of} for of in range(3)]
+
+
+def test_a_damaged_row_group_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"id": np.arange(300)}), file, row_group_size=50, use_dictionary=False, compression="zstd")
+    chunk = pq.ParquetFile(file).metadata.row_group(3).column(0)
+    with open(file, "r+b") as damaged:
+        damaged.seek(chunk.data_page_offset)
+        damaged.write(b"\xff" * 40)
+    done = run(file, tmp_path / "out", shard_samples=70, on_bad_sample=BadSamples(file=tmp_path / "bad.jsonl"))
+    assert done.bad_samples == 50
+    assert listed(tmp_path / "bad.jsonl") == list(range(150, 200))
+    assert ids_of(tmp_path / "out") == [*range(150), *range(200, 300)]
+
+
 @pytest.mark.parametrize("to", ["png", "mds"])
 def test_pictures_that_are_none_are_left_out(tmp_path: Path, to: str) -> None:
     (tmp_path / "in").mkdir()
