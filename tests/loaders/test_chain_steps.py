@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from stoker import (
@@ -193,6 +194,18 @@ def test_loaders_deliver_the_same_batches(data: Path, columnar: bool) -> None:
             assert found == wanted
 
 
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_a_function_that_can_not_be_sent_to_a_worker(data: Path) -> None:
+    dataset = opened(data).filter(lambda sample: True, "local")
+    loader = StreamingDataLoader(dataset, num_workers=1, multiprocessing_context="spawn")
+    with (
+        loader,
+        pytest.raises(ConfigError, match=r"can not be sent to a worker .*: define functions at the top of a module"),
+    ):
+        next(iter(loader))
+
+
 def test_bad_samples_between_filtered_ones(data: Path) -> None:
     def fails(sample: dict[str, Any]) -> dict[str, Any]:
         if number_of(sample) % 5 == 0:
@@ -248,6 +261,25 @@ def test_random_numbers_of_samples_made_of_one(data: Path) -> None:
     assert some == {key: number for key, number in whole.items() if key[1] != 1}
     first = {number_of(one): int(one["noise"]) for one in opened(data).random_map(noise)}
     assert all(first[number] == noise for (number, turn), noise in whole.items() if turn == 0)
+
+
+def test_samples_made_of_one_are_changed_apart(data: Path) -> None:
+    """Whichever dict a function gives: the same several times, or one that it changes between."""
+
+    def numbered(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        sample["noise"] = np.int64(rng.integers(1 << 40))
+        return sample
+
+    def turned(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for turn in range(3):
+            sample["turn"] = np.int64(turn)
+            yield sample
+
+    batch: dict[str, Any] = next(opened(data).flat_map(lambda one: [one] * 3, "thrice").random_map(numbered).batches())
+    assert len(set(batch["noise"].tolist())) == len(batch["id"]) == 72
+    turns: dict[str, Any] = next(opened(data).flat_map(turned).random_map(numbered, "numbered").batches())
+    assert turns["turn"].tolist() == [0, 1, 2] * 24
+    assert len(set(turns["noise"].tolist())) == 72
 
 
 def test_positions_are_those_of_the_epoch(data: Path) -> None:
@@ -336,8 +368,8 @@ def test_a_function_of_whole_batches(data: Path) -> None:
     with pytest.raises(ConfigError, match=r"call map\(\) before it"):
         opened(data, transform=chain).map(odd_ones, "late")
     for returned, message in (
-        (None, "returned a NoneType"),
-        ({}, "returned"),
+        (None, "returned None"),
+        ({}, "returned an empty dict"),
         ({"id": 3}, "'id': int"),
         ({"id": [1], "x": [1, 2]}, "of different lengths"),
     ):
@@ -388,6 +420,8 @@ def test_steps_that_make_no_sense_are_refused(data: Path) -> None:
             wrong()
     for chain, message in (
         (Chain().filter(lambda sample: None, "none"), "filter.none.: the function returned None"),
+        (Chain().filter(copies, "lazy"), "filter.lazy.: the function returned a generator"),
+        (Chain().flat_map(lambda sample: next(iter(())), "ended"), "raised StopIteration"),
         (Chain().flat_map(lambda sample: sample, "one"), "flat_map.one.: the function returned a dict"),
         (Chain().flat_map(partial(given_instead, None), "none"), "the function returned None"),
         (Chain().map(lambda sample: sample, "same").select(["y"]), "there is no column 'y'"),
@@ -445,6 +479,27 @@ def test_filtered_batches_have_the_columns_of_others(data: Path, dropped: Any) -
             assert {name: type(column) for name, column in batch.items()} == wanted
             assert np.asarray(batch["n"]).dtype == np.int64
             assert np.asarray(batch["x"])[:, 0].tolist() == np.asarray(batch["n"]).tolist()
+        identified: dict[str, Any] = next(opened(data, read=read, ids="at").filter(odd_ones, dropped=dropped).batches())
+        assert identified["at"].dtype == np.int64
+        assert identified["at"].tolist() == identified["id"].tolist()
+
+
+@pytest.mark.processes
+def test_columns_are_arrays_with_and_without_workers(data: Path) -> None:
+    """A function of batches gets the same kind of column everywhere; filters change none."""
+    wanted = {"id": np.ndarray, "x": np.ndarray, "text": list, "doc": list}
+    seen: list[Any] = []
+
+    def typed(batch: dict[str, Any]) -> dict[str, Any]:
+        seen.append({name: type(column) for name, column in batch.items()})
+        assert seen[-1] == wanted
+        return batch
+
+    for workers in (0, 2):
+        with StreamingDataLoader(opened(data).filter(odd_ones).batch_map(typed), num_workers=workers) as loader:
+            assert sum(len(batch["id"]) for batch in loader) == sum(number % 3 != 1 for number in range(SAMPLES))
+        with StreamingDataLoader(opened(data).filter(odd_ones), num_workers=workers, columnar=True) as loader:
+            assert next(iter(loader))["id"].dtype == torch.int64
 
 
 def test_token_batches_of_chosen_and_repeated_documents_resume(data: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -166,6 +168,17 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             return iter(())
         return self._batches()
 
+    def _begin_iterating(self) -> Any:
+        try:
+            return super().__iter__()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            if not self.num_workers or (self.multiprocessing_context or multiprocessing).get_start_method() == "fork":
+                raise
+            raise ConfigError(
+                f"the dataset can not be sent to a worker ({error}): define functions at the top of a module (transform=, a "
+                "chain's, collate_fn=, worker_init_fn=), or fork the workers: multiprocessing_context='fork'"
+            ) from error
+
     def _batches(self) -> Iterator[Any]:
         self._end_look()
         if looks_only():
@@ -183,7 +196,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 self._stream.epoch_reader.fetch_first(current.start, self._stream.batch_size or 1, self.num_workers)
         columns = self.dataset if self.num_workers and isinstance(self.dataset, ColumnBatches) else None
         with contextlib.nullcontext() if columns is None else columns.grouping():
-            batches = self._open = super().__iter__()
+            batches = self._open = self._begin_iterating()
         try:
             in_order = batches if columns is None else ungroup(batches)
             waits = WaitClock()

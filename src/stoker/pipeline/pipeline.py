@@ -97,6 +97,7 @@ class Pipeline:
         self._good: GoodSampleReader | None = None
         bad = settings.bad_samples
         if bad is not None or self._filters:
+            read = (*(settings.stored or pool.index.columns), *(() if pool.ids is None else (pool.ids,)))
             self._good = GoodSampleReader(
                 pool,
                 run,
@@ -106,7 +107,7 @@ class Pipeline:
                 override,
                 on_bad_sample="raise" if bad is None else bad.on_bad_sample,
                 filters=self._filters,
-                as_stored=stored_names(steps, settings.stored or pool.index.columns) if self._filters else {},
+                as_stored=stored_names(steps, read) if self._filters else {},
             )
 
     def sample_runs(self) -> Iterator[SampleRun]:

@@ -160,8 +160,11 @@ def _made(step: Step, sample: Any, position: int) -> Any:
 def _is_kept(step: Step, sample: Any) -> bool:
     assert step.function is not None
     kept = step.function(sample)
-    if kept is None:
-        raise TypeError(f"filter({step.name}): the function returned None: return True to keep the sample, else False")
+    # Whatever has neither of these methods counts as true: a generator, a coroutine, a method that was not called.
+    if kept is None or not (hasattr(kept, "__bool__") or hasattr(kept, "__len__")):
+        raise TypeError(
+            f"filter({step.name}): the function returned {_named(kept)}: return True to keep the sample, else False"
+        )
     return bool(kept)
 
 
@@ -182,12 +185,16 @@ def _several(
             items = kept
         elif step.kind == "flat_map":
             flat = True
-            items = list(enumerate(made for _, one in items for made in _samples_of(step, one)))
+            several: list[Any] = []
+            for _, one in items:
+                # Each is a dict of its own: a function may give one several times, and a later step may change it.
+                several.extend(made.copy() if type(made) is dict else made for made in _samples_of(step, one))
+            items = list(enumerate(several))
         else:
             items = [(item, _made(step, one, position)) for item, one in items]
-    several = SeveralSamples(one for _, one in items)
-    several.dropped = dropped
-    return several
+    made_of_one = SeveralSamples(one for _, one in items)
+    made_of_one.dropped = dropped
+    return made_of_one
 
 
 def _samples_of(step: Step, sample: Any) -> Iterable[Any]:
@@ -195,10 +202,13 @@ def _samples_of(step: Step, sample: Any) -> Iterable[Any]:
     made = step.function(sample)
     if isinstance(made, Mapping | str | bytes) or not isinstance(made, Iterable):
         raise TypeError(
-            f"flat_map({step.name}): the function returned {'None' if made is None else with_article(type(made).__name__)}: "
-            "return a list of samples, or another iterable"
+            f"flat_map({step.name}): the function returned {_named(made)}: return a list of samples, or another iterable"
         )
     return made
+
+
+def _named(value: object) -> str:
+    return "None" if value is None else with_article(type(value).__name__)
 
 
 @calls_user_code
@@ -246,7 +256,9 @@ def _check_batch(step: Step, batch: Any, first: Callable[[], object]) -> None:
     )
     if not lengths or len(lengths) < len(batch):
         what = (
-            with_article(type(batch).__name__)
+            "an empty dict"
+            if batch == {}
+            else _named(batch)
             if not isinstance(batch, dict)
             else f"{', '.join(f'{name!r}: {type(column).__name__}' for name, column in batch.items())}"
         )

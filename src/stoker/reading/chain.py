@@ -379,7 +379,7 @@ def stored_names(steps: Sequence[Step], columns: Sequence[str]) -> dict[str, str
             names = {new.get(name, name): stored for name, stored in names.items()}
         elif step.kind == "select":
             names = {name: names[name] for name in step.columns if name in names}
-        elif step.kind not in ("filter", "enumerate"):
+        elif step.kind not in ("filter", "enumerate", "loading"):
             return {}
     return names
 

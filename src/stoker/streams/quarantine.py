@@ -196,6 +196,8 @@ def _parse(
             continue
         try:
             found = json.loads(line)
+            if isinstance(found, dict) and len({"sample", "steps", "positions"} & found.keys()) > 1:
+                raise ValueError(found)
             if isinstance(found, dict) and "sample" not in found:
                 epoch, begin, end = _range(found)
                 ranges.setdefault(epoch, []).append((begin, end))
