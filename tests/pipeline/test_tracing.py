@@ -6,6 +6,8 @@ import json
 import os
 import time
 from collections import defaultdict
+from itertools import chain, islice
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,9 @@ from stoker import (
     World,
 )
 from stoker.concurrency.spans import recorder as spans
+from stoker.concurrency.spans import sample_clock
 from stoker.concurrency.spans.recorder import Recorder, Stage
-from stoker.concurrency.spans.sample_clock import SampleClock
+from stoker.concurrency.spans.sample_clock import SampleClock, ShortSamples
 from stoker.errors import ConfigError
 from stoker.pipeline.stats.span_times import Activity, Intervals
 from stoker.pipeline.stats.trace import profile_traces
@@ -163,6 +166,26 @@ def test_of_many_short_samples_some_are_measured_and_stand_for_all(tmp_path: Pat
     assert len(long) == 20
     assert (long["end"] - long["begin"] >= 1e6).all()
     running.close()
+
+
+def test_samples_that_are_not_measured_are_counted(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_clock, "_TRIVIAL", 1 << 60)
+    running, known = Recorder(str(tmp_path)), ShortSamples()
+    for taken in (5000, 1000, 1):  # of the last two steps none is measured
+        clock, source = SampleClock(running, known), iter(range(5000))
+        got = list(islice(chain(clock.first_decoded(source, source), source), taken))
+        clock.end(length_hint(source))
+        assert got == list(range(taken))
+    (found,) = read_recorded(tmp_path, 0, 0)
+    assert found.spans["amount"].sum() == 6001
+    assert (found.spans["end"] >= found.spans["begin"]).all()
+    running.close()
+    dataset = dataset_of(data)
+    for _ in range(2):
+        with dataset.trace(tmp_path / "trace.json") as trace:
+            assert len(list(dataset)) == 400
+        decoded = read_trace(trace.path)[0][0].spans
+        assert decoded["amount"][decoded["stage"] == Stage.DECODE].sum() == 400
 
 
 def test_an_error_of_a_sample_passes_and_the_trace_is_written(data: Path, tmp_path: Path) -> None:

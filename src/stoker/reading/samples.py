@@ -123,20 +123,22 @@ def iterate_samples(
     Raises:
         TransformError: the transform raised an error; names the sample.
     """
-    run = _iterate(pool, shards, rows, columns)
     recording = recorder()
-    if recording is not None:
-        clock = SampleClock(recording)
-        run = replace(run, samples=clock.decoded(run.samples, run.remaining))
-        transform = transform and clock.transforming(transform)
+    clock = None if recording is None else SampleClock(recording, pool.short_samples)
     if transform is None:
-        return run
+        return _iterate(pool, shards, rows, columns, clock)
+    run = _iterate(pool, shards, rows, columns)
+    if clock is not None:
+        run = replace(run, samples=clock.decoded(run.samples, run.remaining))
+        transform = clock.transforming(transform)
 
     origin = partial(location_at, pool, shards, rows)
     return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
 
 
-def _iterate(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None) -> SampleRun:
+def _iterate(
+    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None, clock: SampleClock | None = None
+) -> SampleRun:
     def failed(number: int, error: Exception) -> tuple[Exception, BaseException | None]:
         return decode_error(pool, shards[number:], rows[number:], columns, error)
 
@@ -144,16 +146,17 @@ def _iterate(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | N
     remaining = iter(range(len(rows)))
     try:
         if _alike(readers):
-            with span(Stage.DECODE, len(rows)):
+            with span(Stage.DECODE):  # samples are counted as they are taken
                 columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
             columnwise = _with_ids(columnwise, pool, shards, rows, one_by_one=True)
-            return SampleRun(_dicts(columnwise, remaining, failed), remaining)
+            return SampleRun(_dicts(columnwise, remaining, failed, clock), remaining)
         samples: list[Sample | None] = [None] * len(rows)
-        for here, chosen, which_of_them in _kinds(readers, which):
-            part = get_format(chosen[0].format).iterate_many(chosen, which_of_them, rows[here], columns)
-            part = _with_ids(part, pool, shards[here], rows[here], one_by_one=True)
-            for number, sample in zip(here.tolist(), _dicts(part, iter(range(len(here)))), strict=True):
-                samples[number] = sample
+        with span(Stage.DECODE, 0 if clock is None else len(rows)):
+            for here, chosen, which_of_them in _kinds(readers, which):
+                part = get_format(chosen[0].format).iterate_many(chosen, which_of_them, rows[here], columns)
+                part = _with_ids(part, pool, shards[here], rows[here], one_by_one=True)
+                for number, sample in zip(here.tolist(), _dicts(part, iter(range(len(here)))), strict=True):
+                    samples[number] = sample
     except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
         named, cause = failed(0, error)
         raise named from cause
@@ -205,33 +208,47 @@ def _dicts(
     columns: dict[str, Iterable[Any]],
     remaining: Iterator[Any],
     failed: Callable[[int, Exception], tuple[Exception, BaseException | None]] | None = None,
+    clock: SampleClock | None = None,
 ) -> Iterator[Sample]:
     """A dict a sample. ``remaining`` advances with each, and is asked first.
 
     ``failed`` is given the number of the sample that can not be made, and the error: it says what to raise, from what.
     """
-    names = tuple(columns)
-    values = tuple(columns.values())
+    return _made(tuple(columns), zip(remaining, *columns.values(), strict=False), remaining, failed, clock)
+
+
+def _made(
+    names: tuple[str, ...],
+    values: Iterator[tuple[Any, ...]],
+    remaining: Iterator[Any],
+    failed: Callable[[int, Exception], tuple[Exception, BaseException | None]] | None = None,
+    clock: SampleClock | None = None,
+) -> Iterator[Sample]:
     count = operator.length_hint(remaining)
     try:
+        if clock is not None:
+            yield from clock.first_decoded(_made(names, values, remaining), remaining)
         # The widths that nearly all data sets have are spelled out: building the dict is most of what a sample costs here.
         if len(names) == 1:
             (a,) = names
-            for _, x in zip(remaining, *values, strict=False):
+            for _, x in values:
                 yield {a: x}
         elif len(names) == 2:
             a, b = names
-            for _, x, y in zip(remaining, *values, strict=False):
+            for _, x, y in values:
                 yield {a: x, b: y}
         elif len(names) == 3:
             a, b, c = names
-            for _, x, y, z in zip(remaining, *values, strict=False):
+            for _, x, y, z in values:
                 yield {a: x, b: y, c: z}
         else:
-            for _, *row in zip(remaining, *values, strict=False):
+            for _, *row in values:
                 yield dict(zip(names, row, strict=True))
     except Exception as error:
         if failed is None:
             raise
         named, cause = failed(max(0, count - operator.length_hint(remaining) - 1), error)
         raise named from cause
+    finally:
+        if clock is not None:
+            clock.end(operator.length_hint(remaining))
