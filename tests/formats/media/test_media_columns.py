@@ -92,6 +92,13 @@ def test_workers_send_handles_and_clips(method: str, tmp_path: Path, video: byte
             assert np.array_equal(one.clip(int(number) / 30, 2), every[int(number) : int(number) + 2])
 
 
+def test_dicts_as_hugging_face_stores_files_become_handles(video: bytes) -> None:
+    rows = [{"mp4": {"bytes": video, "path": "a.mp4"}}, {"mp4": {"bytes": None, "path": None}}]
+    whole, missing = map(as_video("mp4"), rows)
+    assert np.array_equal(whole["mp4"].clip(0, 2), Video(video).clip(0, 2))
+    assert missing == {"mp4": None}
+
+
 def test_damaged_files_are_bad_samples(tmp_path: Path, video: bytes, sound: bytes) -> None:
     with open_writer("mds", {"mp4": "bytes", "flac": "bytes", "number": "int64"}, tmp_path / "data") as out:
         for number in range(COUNT):
