@@ -66,11 +66,13 @@ class GoodSamples:
         values: columns of those that are left, or what is made of each, one by one: a sample, :data:`LEFT_OUT` or
             :class:`SeveralSamples`.
         kept: for each row of the columns, or each that is not left out, its number among those that were asked for; rising.
+        positions: the position of the sample that is in the place of each that was asked for.
         bad: number of each bad one, rising, and its error.
     """
 
     values: Any
     kept: Ids
+    positions: Ids
     bad: list[tuple[int, SampleError]]
 
 
@@ -140,28 +142,36 @@ class GoodSampleReader(GoodRowReader):
                 except Exception as error:  # noqa: BLE001 - as decoders raise
                     bad[number] = self.named(int(shards[number]), int(rows[number]), error)
                     found[number] = BAD
+        there = positions.copy()
         if self._filters:
-            found = list(self.settled(positions, iter(found)))
-        for number, why in bad.items():
-            found[number] = self.instead(int(positions[number]), why)
+            for number, (position, sample) in enumerate(zip(positions.tolist(), found, strict=True)):
+                found[number], there[number] = self._settled(position, sample)
+        if self._replace:
+            for number, why in bad.items():
+                found[number], there[number] = self._replacement(int(positions[number]), why, self._sample_at)
+        else:
+            for number in bad:
+                found[number] = LEFT_OUT
         kept = np.arange(len(found))
         if self._filters or (bad and not self._replace):
             kept = np.array([number for number in kept.tolist() if found[number] is not LEFT_OUT], np.int64)
-        return GoodSamples(found, kept, sorted(bad.items()))
+        return GoodSamples(found, kept, there, sorted(bad.items()))
 
     def settled(self, positions: Ids, samples: Iterator[Any]) -> Iterator[Any]:
         """Samples as a chain makes them, one for each position, with others in the places of those that were filtered."""
         for position, sample in zip(positions.tolist(), samples, strict=False):
-            if isinstance(sample, LeftOut | SeveralSamples) and sample is not BAD:
-                yield self._settled(position, sample)
-            else:
-                yield sample
+            yield self._settled(position, sample)[0]
 
-    def _settled(self, position: int, sample: LeftOut | SeveralSamples) -> Any:
+    def _settled(self, position: int, sample: Any) -> tuple[Any, int]:
+        """What comes in the place of a sample as a chain makes it, and the position of that."""
+        if not isinstance(sample, LeftOut | SeveralSamples) or sample is BAD:
+            return sample, position
         filtered = sample.dropped if isinstance(sample, SeveralSamples) else 1
         if filtered:
             self._pool.counts.add(Count.FILTERED, filtered)
-        return self._replacement(position, None, self._sample_at) if sample is TO_REPLACE else sample
+        if sample is TO_REPLACE:
+            return self._replacement(position, None, self._sample_at)
+        return sample, position
 
     def _decoded(self, shards: Ids, rows: Ids) -> tuple[list[Any], dict[int, SampleError]]:
         found: list[Any] = []
@@ -259,14 +269,14 @@ class GoodSampleReader(GoodRowReader):
             return replace(found, values=self._none())
         values = found.values
         if self._batch_steps is not None:
-            values = self._batch_steps(values, positions[kept], shards[kept], rows[kept])
+            values = self._batch_steps(values, found.positions[kept], shards[kept], rows[kept])
         if self._empty is None:
             self._empty = {name: column[:0].copy() for name, column in values.items()}
         return replace(found, values=values)
 
     def _batch(self, positions: Ids, shards: Ids, rows: Ids, decoded: Any) -> GoodSamples:
         if decoded is not None and self._functions is None and not left_to_load():
-            return GoodSamples(decoded, np.arange(len(rows)), [])
+            return GoodSamples(decoded, np.arange(len(rows)), positions, [])
         if self._functions is not None:
             with BatchRows(len(rows)) as memory:
                 found = self.samples(positions, shards, rows, decoded)
@@ -286,13 +296,14 @@ class GoodSampleReader(GoodRowReader):
                 stacked = stack_samples(here, origin, memory) if here else {}
             if here and self._as_stored:
                 self._give_dtypes(stacked, shards[kept], rows[kept])
-            return GoodSamples(stacked, kept, found.bad)
+            return GoodSamples(stacked, kept, found.positions, found.bad)
         parts, bad = self.parts(shards, rows)
         if len(parts) == 1 and not bad:
-            return GoodSamples(parts[0][1], parts[0][0], [])
+            return GoodSamples(parts[0][1], parts[0][0], positions, [])
+        there = positions.copy()
         if self._replace:
             for number, error in bad.items():
-                batch = self._replacement(int(positions[number]), error, self._columns_at)
+                batch, there[number] = self._replacement(int(positions[number]), error, self._columns_at)
                 parts.append((np.array([number]), batch))
         kept = np.sort(np.concatenate([at for at, _ in parts])) if parts else np.zeros(0, np.int64)
         values: Batch = {}
@@ -301,7 +312,7 @@ class GoodSampleReader(GoodRowReader):
         elif parts:
             check_types([part for _, part in parts], [self._where(shards, rows, at) for at, _ in parts])
             values = scatter([(np.searchsorted(kept, at), part) for at, part in parts], len(kept))
-        return GoodSamples(values, kept, sorted(bad.items()))
+        return GoodSamples(values, kept, there, sorted(bad.items()))
 
     def _where(self, shards: Ids, rows: Ids, at: Ids) -> str:
         return str(location_at(self._pool, shards, rows, int(at[0])))
@@ -363,10 +374,12 @@ class GoodSampleReader(GoodRowReader):
             position: of the bad sample.
             error: its error, which is raised where no other sample is good.
         """
-        return self._replacement(position, error, self._sample_at) if self._replace else LEFT_OUT
+        return self._replacement(position, error, self._sample_at)[0] if self._replace else LEFT_OUT
 
-    def _replacement(self, position: int, error: SampleError | None, read: Callable[[int, int, int], Any]) -> Any:
-        """Another sample in the place of a bad or filtered one, as ``read`` gives it.
+    def _replacement(
+        self, position: int, error: SampleError | None, read: Callable[[int, int, int], Any]
+    ) -> tuple[Any, int]:
+        """Another sample in the place of a bad or filtered one, as ``read`` gives it, and its position.
 
         Args:
             position: of that one.
@@ -392,7 +405,7 @@ class GoodSampleReader(GoodRowReader):
             else:
                 if not isinstance(made, LeftOut):
                     self._replaced_by = int(shards[0]), int(rows[0])
-                    return made
+                    return made, candidate
             unfit.add(candidate)
         if error is None:
             raise ConfigError(

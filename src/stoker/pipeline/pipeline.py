@@ -275,7 +275,9 @@ class Pipeline:
             values=None if chunk.values is None else chunk.values[rest],
         )
         after = SampleRun.of([]) if not len(left.rows) else self._with_recovery(chunk, rest.start, self._begin(left))
-        return replace(after, samples=chain([stands], after.samples), gaps=after.gaps or stands is LEFT_OUT)
+        return replace(
+            after, samples=chain([stands], after.samples), gaps=self._filters or after.gaps or stands is LEFT_OUT
+        )
 
     def _group_of(self, found: tuple[Chunk, GoodSamples]) -> BatchGroup:
         chunk, good = found
