@@ -163,7 +163,7 @@ class GoodSampleReader(GoodRowReader):
             yield self._settled(position, sample)[0]
 
     def _settled(self, position: int, sample: Any) -> tuple[Any, int]:
-        """What comes in the place of a sample as a chain makes it, and the position of that."""
+        """The sample that comes in the place of one as a chain makes it, and its position."""
         if not isinstance(sample, LeftOut | SeveralSamples) or sample is BAD:
             return sample, position
         filtered = sample.dropped if isinstance(sample, SeveralSamples) else 1
