@@ -202,6 +202,8 @@ def test_workers_of_a_plain_loader_read_the_same_lines(data: Path, file: Path) -
         ('{"epoch": 0, "steps": [3, 3], "global_batch": 8}', "line 1: expected an id"),
         ('{"epoch": 0, "steps": [3, 4]}', "line 1: expected an id"),
         ('{"sample": 3, "epoch": 0, "positions": [3, 4]}', "line 1: expected an id"),
+        ('{"sample": 3, "epoch": 0}', "line 1: expected an id"),
+        ('{"epoch": 0, "positions": [1000000, 1000001]}', "positions from 1000000 on"),
         ('{"epoch": 0, "steps": [3, 4], "global_batch": 8, "positions": [3, 4]}', "line 1: expected an id"),
         ('{"epoch": 0, "positions": [-1, 4]}', "line 1: expected an id"),
         ("480", "line 1: sample 480 is not in a dataset of 480 samples"),

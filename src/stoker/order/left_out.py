@@ -63,8 +63,8 @@ class OrderWithout:
         left_out: what is left out.
 
     Raises:
-        ConfigError: a range of positions is to be left out, and the plan does not count them through global batches; or it
-            is a plan of one's own that has no :meth:`~stoker.order.spans.SpannedPlan.spans`.
+        ConfigError: a range of positions is to be left out, and the plan does not count them through global batches, or the
+            epoch has none of them; or it is a plan of one's own that has no :meth:`~stoker.order.spans.SpannedPlan.spans`.
     """
 
     def __init__(self, run: Run, table: ShardTable, left_out: Exclusion) -> None:
@@ -72,6 +72,11 @@ class OrderWithout:
             raise ConfigError(
                 "ranges of steps or positions are left out of global batches in an order of stoker's own, with "
                 "partition=Elastic(): name the samples by their ids"
+            )
+        if type(run.plan) in (BatchPlan, DevicePlan) and len(left_out.begins) and left_out.begins[-1] >= run.plan.end:
+            raise ConfigError(
+                f"positions from {left_out.begins[-1]} on are to be left out (quarantine=), and the epoch has only "
+                f"{run.plan.end}: steps and positions count from the epoch's beginning, and a step takes global_batch of them"
             )
         self._order: Order = run.order
         self._spans = spans_of(run.plan, "quarantine=")

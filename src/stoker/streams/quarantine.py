@@ -196,7 +196,9 @@ def _parse(
             continue
         try:
             found = json.loads(line)
-            if isinstance(found, dict) and len({"sample", "steps", "positions"} & found.keys()) > 1:
+            if isinstance(found, dict) and (
+                len({"sample", "steps", "positions"} & found.keys()) > 1 or {"sample", "epoch"} <= found.keys()
+            ):
                 raise ValueError(found)
             if isinstance(found, dict) and "sample" not in found:
                 epoch, begin, end = _range(found)
