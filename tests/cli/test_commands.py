@@ -287,7 +287,7 @@ def test_help_and_a_wrong_flag_show_the_usage_of_the_command_itself(
 @pytest.mark.parametrize(
     ("name", "library", "own"),
     [
-        ("convert", ["stoker.conversion:convert"], {"json"}),
+        ("convert", ["stoker.conversion:convert", "stoker:BadSamples"], {"json", "bad_samples"}),
         ("generate", ["stoker.generation:generate", "stoker.generation:DatasetSpec"], {"json", "hash", "dry_run"}),
         ("inspect", ["stoker.inspection:inspect"], {"json", "pictures"}),
         ("tokenize", ["stoker.tokens.tokenize.tokenize:tokenize"], {"json"}),

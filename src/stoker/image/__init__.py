@@ -22,9 +22,16 @@ Functions:
 See docs/images.md.
 """
 
-from stoker.image.ops import ColorJitter, Normalize, mixup, to_tensor
-from stoker.image.picture import decode
-from stoker.image.steps import CenterCrop, Decode, RandomResizedCrop, Resize
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from stoker.image.ops import ColorJitter, Normalize, mixup, to_tensor
+    from stoker.image.picture import decode
+    from stoker.image.steps import CenterCrop, Decode, RandomResizedCrop, Resize
 
 __all__ = [
     "CenterCrop",
@@ -37,3 +44,19 @@ __all__ = [
     "mixup",
     "to_tensor",
 ]
+
+# Of this package all loaders import the memory of batches, and few processes the rest.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "CenterCrop": "stoker.image.steps",
+        "ColorJitter": "stoker.image.ops",
+        "Decode": "stoker.image.steps",
+        "Normalize": "stoker.image.ops",
+        "RandomResizedCrop": "stoker.image.steps",
+        "Resize": "stoker.image.steps",
+        "decode": "stoker.image.picture",
+        "mixup": "stoker.image.ops",
+        "to_tensor": "stoker.image.ops",
+    },
+)
