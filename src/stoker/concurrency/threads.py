@@ -84,6 +84,8 @@ class Threads:
         self._lock = threading.Lock()
         self._queue: _Queue = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        # Threads that were not told to end.
+        self._serving = 0
         self._closed = False
         _pools.add(self)
 
@@ -93,12 +95,25 @@ class Threads:
             if count <= self.count or self._closed:
                 return
             self.count = count
-            for _ in range(min(count - len(self._threads), self._queue.qsize())):
+            for _ in range(min(count - self._serving, self._queue.qsize())):
                 self._start()
+
+    def resize(self, count: int) -> None:
+        """Have up to ``count`` threads from now on. Of more than that, some end after the work that is in the queue."""
+        self.widen(count)
+        with self._lock:
+            if count >= self.count or self._closed:
+                return
+            self.count = count
+            while self._serving > count:
+                self._serving -= 1
+                self._queue.put(None)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     def _start(self) -> None:
         thread = threading.Thread(target=_serve, args=(self._queue,), name=f"stoker-{self._name}", daemon=True)
         self._threads.append(thread)
+        self._serving += 1
         thread.start()
         _started.add(thread)
 
@@ -109,7 +124,7 @@ class Threads:
         work = _Work(action)
         with self._lock:
             self._queue.put(work)
-            if len(self._threads) < self.count:
+            if self._serving < self.count:
                 self._start()
         return work
 

@@ -1,0 +1,122 @@
+"""Reads the samples of a chunk, and applies to them what the settings say."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from stoker.concurrency.spans.recorder import Stage, span
+from stoker.image.batch_rows import BatchRows
+from stoker.order.sample_order import Run
+from stoker.pipeline.batch_groups import BatchGroup
+from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.columns import batch_length, stack_samples
+from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
+from stoker.pipeline.outer_plan import OuterRun
+from stoker.pipeline.transforms import EpochReaderSettings, Override, bind_batch_steps, make_transforms
+from stoker.reading.chain import split_steps, stored_names
+from stoker.reading.sample_errors import apply_transform, location_at
+from stoker.reading.samples import SampleRun, iterate_samples, read_samples
+from stoker.reading.shard_pool import ShardPool
+
+
+class ChunkReader:
+    """Reads chunks of a run; several threads may do so at once.
+
+    Args:
+        pool: the dataset's open shards.
+        run: the rank's batches, and where their samples lie, for those that replace others.
+        settings: see :class:`~stoker.pipeline.transforms.EpochReaderSettings`.
+        epoch: its number, for the random numbers of a chain.
+        as_columns: whether batches are asked for, and not samples.
+        override: changes samples as they are asked for, given their ids.
+
+    Attributes:
+        good: reads samples of which some are bad or filtered; ``None`` where there are none, or they are errors.
+        filters: whether the chain may give something else than one sample for one.
+        one_batch: whether the chain takes a batch as a whole, so that a chunk is one batch.
+        stored: whether nothing is applied to single samples.
+    """
+
+    def __init__(
+        self,
+        pool: ShardPool,
+        run: Run | OuterRun,
+        settings: EpochReaderSettings,
+        epoch: int,
+        *,
+        as_columns: bool,
+        override: Override | None = None,
+    ) -> None:
+        self._pool, self._columns, self._override = pool, settings.stored, override
+        steps, batch_steps = split_steps(settings.steps) if as_columns else (settings.steps, ())
+        self._transform_of = make_transforms(pool.index.table, settings.identity, steps, epoch)
+        self._batch_steps = bind_batch_steps(pool, batch_steps)
+        self.stored = self._transform_of is None
+        self.one_batch = any(step.kind == "batch_map" for step in batch_steps)
+        self.filters = any(step.kind in ("filter", "flat_map") for step in steps)
+        self.good: GoodSampleReader | None = None
+        bad = settings.bad_samples
+        if bad is not None or self.filters:
+            read = (*(settings.stored or pool.index.columns), *(() if pool.ids is None else (pool.ids,)))
+            self.good = GoodSampleReader(
+                pool,
+                run,
+                settings.stored,
+                self._transform_of,
+                self._batch_steps,
+                override,
+                on_bad_sample="raise" if bad is None else bad.on_bad_sample,
+                filters=self.filters,
+                as_stored=stored_names(steps, read) if self.filters else {},
+            )
+
+    def sample_run(self, chunk: Chunk) -> SampleRun:
+        """The samples, each made when it is asked for."""
+        return self._overridden(chunk, self._transformed(chunk))
+
+    def sample_list(self, chunk: Chunk) -> SampleRun:
+        """The samples, all made; but those that a method of a subclass makes, which runs in the consumer's thread."""
+        return self._overridden(chunk, SampleRun.of(list(self._transformed(chunk).samples)))
+
+    def group(self, chunk: Chunk) -> BatchGroup:
+        """The samples as columns."""
+        pool, shards, rows = self._pool, chunk.shards, chunk.rows
+        if self._transform_of is None:
+            batch = chunk.values or read_samples(pool, shards, rows, self._columns)
+        else:
+            with BatchRows(len(rows)) as memory:
+                samples = list(self._transformed(chunk).samples)
+            with span(Stage.COLLATE, len(samples)):
+                batch = stack_samples(samples, partial(location_at, pool, shards, rows), memory)
+        if self._batch_steps is not None:
+            batch = self._batch_steps(batch, chunk.positions, shards, rows)
+            if self.one_batch:
+                return BatchGroup(batch, [batch_length(batch)])
+        return BatchGroup(batch, chunk.lengths)
+
+    def good_samples(self, chunk: Chunk) -> GoodSamples:
+        """The samples, made one by one, and which ones are bad."""
+        assert self.good is not None
+        return self.good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
+
+    def good_batch(self, chunk: Chunk) -> GoodSamples:
+        """The good samples as columns, and which ones are bad."""
+        assert self.good is not None
+        return self.good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values)
+
+    def _transformed(self, chunk: Chunk) -> SampleRun:
+        shards, rows = chunk.shards, chunk.rows
+        transform = None if self._transform_of is None else self._transform_of(chunk.positions, shards, rows)
+        if chunk.values is None:
+            return iterate_samples(self._pool, shards, rows, self._columns, transform)
+        run = SampleRun.of(chunk.values)
+        if transform is None:
+            return run
+        made = apply_transform(transform, run.samples, run.remaining, partial(location_at, self._pool, shards, rows))
+        return SampleRun(made, run.remaining)
+
+    def _overridden(self, chunk: Chunk, run: SampleRun) -> SampleRun:
+        if self._override is None:
+            return run
+        ids = self._pool.index.table.starts[chunk.shards] + chunk.rows
+        return SampleRun(self._override(ids.tolist(), run.samples), run.remaining)

@@ -1,0 +1,105 @@
+"""Runners: they execute the chunks of an iteration, in this thread or in threads ahead of the consumer.
+
+Which sample comes when is settled before a chunk gets here, and results are taken in the order of chunks, so no runner and no
+number of workers changes anything that is delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from stoker.concurrency.threads import Threads
+from stoker.pipeline.chunks.located import Chunk
+
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class Runner(Protocol[_T_co]):
+    """Executes chunks. One thread at a time calls it, the consumer's; :meth:`resize` may be called by any thread.
+
+    Attributes:
+        workers: threads or processes that execute chunks at once; 0: the thread that takes the result.
+    """
+
+    workers: int
+
+    @property
+    def ahead(self) -> int:
+        """Chunks to submit beyond the one whose result is taken next."""
+        ...
+
+    def submit(self, chunk: Chunk) -> Callable[[], _T_co]:
+        """Have a chunk executed.
+
+        Returns:
+            A function that gives the result, or raises the error of the execution; it waits where that is not done. It is
+            called once, and those of several chunks in the order of the chunks.
+        """
+        ...
+
+    def resize(self, workers: int) -> None:
+        """Execute so many chunks at once from now on, at least 1. What has begun is finished; nothing waits for it."""
+        ...
+
+    def close(self) -> None:
+        """End: what was submitted and not taken is dropped."""
+        ...
+
+
+class InTurn(Generic[_T]):
+    """Executes a chunk when its result is taken, in the thread that takes it.
+
+    Args:
+        execute: reads a chunk.
+    """
+
+    workers = 0
+    ahead = 0
+
+    def __init__(self, execute: Callable[[Chunk], _T]) -> None:
+        self._execute = execute
+
+    def submit(self, chunk: Chunk) -> Callable[[], _T]:
+        """See :class:`Runner`."""
+        return partial(self._execute, chunk)
+
+    def resize(self, workers: int) -> None:
+        """See :class:`Runner`. There is nothing to resize."""
+
+    def close(self) -> None:
+        """See :class:`Runner`."""
+
+
+class InThreads(Generic[_T]):
+    """Executes chunks in threads of this process.
+
+    Args:
+        execute: reads a chunk; called by several threads at once.
+        workers: threads.
+    """
+
+    def __init__(self, execute: Callable[[Chunk], _T], workers: int) -> None:
+        self._execute = execute
+        self._threads = Threads(workers, "read")
+        self.workers = workers
+
+    @property
+    def ahead(self) -> int:
+        """One more than there are threads, so that none waits for the consumer to ask."""
+        return self.workers + 1
+
+    def submit(self, chunk: Chunk) -> Callable[[], _T]:
+        """See :class:`Runner`."""
+        return self._threads.submit(partial(self._execute, chunk)).result
+
+    def resize(self, workers: int) -> None:
+        """See :class:`Runner`."""
+        self._threads.resize(workers)
+        self.workers = workers
+
+    def close(self) -> None:
+        """See :class:`Runner`. A thread ends when it has done what it is at."""
+        self._threads.close(patience=0.0)
