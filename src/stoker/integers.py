@@ -6,6 +6,7 @@ The hash is SplitMix64's output function (G. Steele, D. Lea, C. Flood, "Fast spl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = [
     "finalise_array",
     "mix",
     "mix_array",
+    "mix_arrays",
     "ranges",
 ]
 
@@ -82,6 +84,12 @@ def mix_array(key: int, values: NDArray[np.integer]) -> U64:
     state = values.astype(np.uint64)
     state += np.uint64((key + GOLDEN) & MASK)
     return finalise_array(state)
+
+
+def mix_arrays(keys: Sequence[int], values: NDArray[np.integer]) -> U64:
+    """:func:`mix_array` of ``values``, shape ``(k,)``, with each of several keys; shape ``(len(keys), k)``."""
+    states = np.array([(key + GOLDEN) & MASK for key in keys], dtype=np.uint64)
+    return finalise_array(states[:, None] + values.astype(np.uint64))
 
 
 def ranges(starts: Ids, lengths: Ids) -> Ids:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ def test_the_first_batch_of_many_streams_waits_for_few_of_them(monkeypatch: pyte
     met: list[int] = []
     join = StreamLocator._concatenate
 
-    def noted(self: StreamLocator, number: int, of_pass: int) -> int:
-        met.append(number)
-        return join(self, number, of_pass)
+    def noted(self: StreamLocator, passes: Sequence[tuple[int, int]]) -> list[int]:
+        met.extend(number for number, _ in passes)
+        return join(self, passes)
 
     monkeypatch.setattr(StreamLocator, "_concatenate", noted)
     made = {"samples": 100, "columns": {"id": "int"}}

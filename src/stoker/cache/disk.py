@@ -24,7 +24,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,7 +98,6 @@ class DiskCache(ShardCache):
         # As text: making a Path takes longer than all else that opening a small file takes.
         self._folder = str(root)
         self.small_files = SmallFileReader(self._folder, watch) if store is None else None
-        self._private = root / PRIVATE
         self._quota: CacheQuota | None = None
         self._warned = False
         self._seen = False
@@ -117,6 +116,10 @@ class DiskCache(ShardCache):
                 f"cache_limit= is for shards that are copied to a cache, and those of {root} are read where they lie: leave "
                 "it out, or, for a copy on a faster disk, give remote= this directory and local= another"
             )
+
+    @cached_property
+    def _private(self) -> Path:
+        return self.root / PRIVATE
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made_until": 0.0}  # the copy holds the directory by itself

@@ -116,7 +116,7 @@ def locate(
     if local is not None and "://" in os.fspath(local) and not os.fspath(local).startswith("file://"):
         raise ConfigError(f"local is a directory, got {redact_url(os.fspath(local))!r}: give a URL as remote=")
     source = None if remote is None else join_url(remote, *([split] if split else []))
-    root = None if local is None else Path(os.path.expanduser(local)) / (split or "")
+    root = None if local is None else Path(os.path.join(os.path.expanduser(local), split or ""))
     directory = None if source is None else is_local(source)
     mapped = not (storage_options and storage_options.get("read_by"))
     if not mapped and source is None:
@@ -166,7 +166,7 @@ def open_indexed(
     if address.in_place:
         store = open_store(base)
         real = os.path.realpath(store.url)
-        home = default_cache(real, None)
+        home = _own_directory(real, "")
         loaded = load(store, _side_index(home, real))
         if local is not None or not loaded.index.compressed:
             # What is given as the remote is not written to.
@@ -273,16 +273,22 @@ def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory) -> N
 
 def caches_home() -> Path:
     """The directory of the user's caches."""
-    base = os.environ.get("STOKER_CACHE")
-    return Path(base or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stoker"))
+    return Path(_caches_home())
 
 
 def default_cache(url: str, options: StorageOptions | None, purpose: str = "") -> Path:
     """A directory of the user's own for this URL and endpoint, and this purpose."""
-    endpoint = "" if is_local(url) is not None else open_store(url, options).endpoint()
-    return (
-        caches_home() / hashlib.sha256(f"{url}\n{endpoint}\n{purpose}".encode(errors="surrogatepass")).hexdigest()[:24]
-    )
+    return _own_directory(url, "" if is_local(url) is not None else open_store(url, options).endpoint(), purpose)
+
+
+def _caches_home() -> str:
+    base = os.environ.get("STOKER_CACHE")
+    return base or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stoker")
+
+
+def _own_directory(url: str, endpoint: str, purpose: str = "") -> Path:
+    text = f"{url}\n{endpoint}\n{purpose}".encode(errors="surrogatepass")
+    return Path(os.path.join(_caches_home(), hashlib.sha256(text).hexdigest()[:24]))
 
 
 def _same(first: Path, second: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import unquote
@@ -81,7 +82,7 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(f"{text!r} is not a URL or a path: expected a non-empty string without NUL characters.")
     if text[0] == "/" and "://" not in text:
-        return _local(text)
+        return _absolute(text)
     if text.startswith("pipe:"):
         raise ConfigError(
             f"{redact_url(text)!r}: commands are not run. Give the URL that it reads, such as s3://bucket/path."
@@ -140,7 +141,7 @@ def is_local(url: str | os.PathLike[str]) -> Path | None:
         ConfigError: as :func:`parse_url`.
     """
     location = parse_url(url)
-    return Path(location.prefix) if location.kind == "file" else None
+    return _as_path(location.prefix) if location.kind == "file" else None
 
 
 def join_url(base: str | os.PathLike[str], *parts: str) -> str:
@@ -193,6 +194,19 @@ def check_prefix(prefix: str) -> str:
     if prefix == "":
         return prefix
     return check_key(prefix.removesuffix("/"))
+
+
+# Of each of a thousand streams it is asked several times in a row whether it is local.
+
+
+@lru_cache(maxsize=64)
+def _absolute(text: str) -> Location:
+    return _local(text)
+
+
+@lru_cache(maxsize=64)
+def _as_path(text: str) -> Path:
+    return Path(text)
 
 
 def _local(text: str) -> Location:

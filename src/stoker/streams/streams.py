@@ -23,7 +23,7 @@ from stoker.display import redact_url, with_article
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.index.concat_index import ConcatIndex
-from stoker.index.index import Index
+from stoker.index.index import Index, collector_paused
 from stoker.index.version import opening_time
 from stoker.order.mixture.weights import StreamWeight
 from stoker.policy import INDEXES_AT_ONCE
@@ -342,13 +342,14 @@ def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = No
         locations = [open_format(**openings[0])]
     else:
         begun = opening_time(os.curdir)  # which may wait for a tick of the clock: once for all
-        locations = map_in_order(
-            lambda opening: open_format(**opening, opened=begun),
-            list(different.values()),
-            at_hand=all(_is_here(opening["remote"]) for opening in different.values()),
-            most=INDEXES_AT_ONCE,
-            name="open",
-        )
+        with collector_paused():
+            locations = map_in_order(
+                lambda opening: open_format(**opening, opened=begun),
+                list(different.values()),
+                at_hand=all(_is_here(opening["remote"]) for opening in different.values()),
+                most=INDEXES_AT_ONCE,
+                name="open",
+            )
     if defaults.cache_limit is not None:
         locations = _limited(locations, defaults.cache_limit)
     opened = dict(zip(different, locations, strict=True))

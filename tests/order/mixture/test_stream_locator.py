@@ -115,19 +115,14 @@ def test_no_sample_comes_twice_before_all_of_its_stream_came_once() -> None:
 def test_samples_of_many_streams_are_located_together_as_each_stream_locates_its_own(
     data: st.DataObject, shuffle: str
 ) -> None:
-    tables = [
-        ShardTable(np.array(sizes))
-        for sizes in data.draw(
-            st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any), min_size=2, max_size=6)
-        )
-    ]
-    settings = data.draw(
-        st.lists(
-            st.builds(ShuffleSettings, st.just(shuffle), st.integers(1, 3), st.integers(1, 300)),
-            min_size=len(tables),
-            max_size=len(tables),
-        )
-    )
+    # Drawn of few, so that there are streams of the same sizes, with the same settings and with others.
+    alike = st.tuples(st.integers(1, 40), st.integers(1, 9)).map(lambda one: [one[0]] * one[1])
+    sizes = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any) | alike
+    few = data.draw(st.lists(sizes, min_size=1, max_size=4))
+    tables = [ShardTable(np.array(one)) for one in data.draw(st.lists(st.sampled_from(few), min_size=2, max_size=8))]
+    chosen = st.builds(ShuffleSettings, st.just(shuffle), st.integers(1, 3), st.integers(1, 300))
+    some_settings = data.draw(st.lists(chosen, min_size=1, max_size=3))
+    settings = [data.draw(st.sampled_from(some_settings)) for _ in tables]
 
     def make(number: int) -> ShuffledStream:
         table = tables[number]

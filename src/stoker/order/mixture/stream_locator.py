@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import numpy as np
 
@@ -111,11 +111,12 @@ class StreamLocator:
         first = np.flatnonzero(np.diff(which, prepend=-1) | np.diff(passes, prepend=-1))
         of, number = which[first], passes[first]
         concatenated = np.where(self._pass_of[of, number & 1] == number, self._concat_of[of, number & 1], _UNKNOWN)
-        new: dict[tuple[int, int], int] = {}
-        for run in np.flatnonzero(concatenated == _UNKNOWN).tolist():
-            key = int(of[run]), int(number[run])
-            found = new.get(key)
-            concatenated[run] = new[key] = self._concatenate(*key) if found is None else found
+        unknown = np.flatnonzero(concatenated == _UNKNOWN)
+        if unknown.size:
+            keys = list(zip(of[unknown].tolist(), number[unknown].tolist(), strict=True))
+            new = dict.fromkeys(keys)  # samples of a pass may be there several times
+            found = dict(zip(new, self._concatenate(list(new)), strict=True))
+            concatenated[unknown] = [found[key] for key in keys]
         lengths = np.diff(first, append=numbers.size)
         of_sample = np.repeat(concatenated, lengths)
         alone = np.flatnonzero(concatenated < 0)
@@ -144,15 +145,24 @@ class StreamLocator:
             stream, _ = self._stream(number)
             self._sizes[number] = max(1, stream.total) if isinstance(stream, ShuffledStream) else 1 << NUMBER_BITS
 
-    def _concatenate(self, number: int, of_pass: int) -> int:
-        """Join a pass of a stream, if it can be."""
-        stream, offset = self._stream(number)
-        tables = stream.tables(of_pass) if isinstance(stream, ShuffledStream) else None
-        found = -1 if tables is None else self._concat.add(tables, offset)
-        self._pass_of[number, of_pass & 1] = of_pass
-        self._concat_of[number, of_pass & 1] = found
-        self._count += 1
-        return found
+    def _concatenate(self, passes: Sequence[tuple[int, int]]) -> list[int]:
+        """Join passes, given as numbers of stream and pass, if they can be: their numbers among the concatenated ones."""
+        found: Ids = np.full(len(passes), -1, dtype=np.int64)
+        streams = [self._stream(number) for number, _ in passes]
+        shuffled = [at for at, (stream, _) in enumerate(streams) if isinstance(stream, ShuffledStream)]
+        groups = ShuffledStream.tables(
+            [cast(ShuffledStream, streams[at][0]) for at in shuffled], [passes[at][1] for at in shuffled]
+        )
+        for group, tables in groups:
+            if tables is not None:
+                which = [shuffled[at] for at in group]
+                first = self._concat.add(tables, np.array([streams[at][1] for at in which], dtype=np.int64))
+                found[which] = first + np.arange(len(which))
+        for (number, of_pass), concatenated in zip(passes, found.tolist(), strict=True):
+            self._pass_of[number, of_pass & 1] = of_pass
+            self._concat_of[number, of_pass & 1] = concatenated
+        self._count += len(passes)
+        return found.tolist()  # type: ignore[no-any-return]
 
     def _forget(self) -> None:
         """Forget which passes are concatenated."""

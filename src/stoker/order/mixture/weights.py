@@ -113,7 +113,8 @@ class Mixture:
         proportions /= proportions.sum()
         counts = (size * proportions).astype(np.int64)
         left = size - int(counts.sum())
-        counts[np.random.default_rng(seed).choice(len(streams), left, False)] += 1
+        if left:
+            counts[np.random.default_rng(seed).choice(len(streams), left, False)] += 1
         return cls(streams, tuple(counts.tolist()), tuple(proportions.tolist()), size)
 
     def table(self) -> ShardTable:

@@ -7,12 +7,13 @@ would need one shard more.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.integers import U32, mix, mix_array
+from stoker.integers import U32, mix, mix_arrays
 from stoker.order.shuffle.bijection import Domain, split_keys, word_of
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.order.shuffle.shuffle_pass import PassBlocks, PassTables, ShardOrderPass
@@ -119,11 +120,18 @@ class BlockPass(ShardOrderPass):
         usual = self.total // self._block_sizes.size
         self._bits = max(1, (usual.bit_length() >> 1) - 1)
         self._word: Any = word_of(int(self._block_sizes.max()) >> self._bits, self._bits)
-        # One word of key a block; the other is a multiple of it, which costs less than to look it up.
-        hashes = mix_array(mix(self._key, _TAG_BLOCKS), np.arange(self._block_sizes.size))
-        self._keys, _ = split_keys(hashes, self._word)
+
+    def _block_keys(self, keys: Sequence[int]) -> Array:
+        """Of each block of passes with these keys: one word of key. The other is a multiple of it, which costs less."""
+        hashes = mix_arrays([mix(key, _TAG_BLOCKS) for key in keys], np.arange(self._block_sizes.size))
+        return split_keys(hashes, self._word)[0]  # type: ignore[no-any-return]
 
     # What passes that are concatenated with those of other streams need none of is made when it is asked for.
+
+    @cached_property
+    def _keys(self) -> Array:
+        found: Array = self._block_keys([self._key])[0]
+        return found
 
     @cached_property
     def _blocks(self) -> IntervalLookup:
@@ -147,12 +155,12 @@ class BlockPass(ShardOrderPass):
         starts += x
         return starts
 
-    def tables(self) -> PassTables | None:
+    def tables(self, shards: Ids, keys: Sequence[int]) -> PassTables | None:
         """``None`` where domains are too large for words of 32 bits."""
         if self._word is not np.uint32:
             return None
-        blocks = PassBlocks(self._cuts[:-1], self._block_sizes, self._keys, self._bits)
-        return PassTables(self._starts, self._shards, self._bounds.starts[:-1], blocks, self.total)
+        blocks = PassBlocks(self._cuts[:-1], self._block_sizes, self._block_keys(keys), self._bits)
+        return PassTables(self._starts, shards, self._bounds.starts[:-1], blocks, self.total)
 
     @staticmethod
     def move(x: U32, keys: U32, sizes: Ids, bits: Ids) -> None:

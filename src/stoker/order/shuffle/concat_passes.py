@@ -32,30 +32,31 @@ class ConcatPasses:
         )
         self._total = 0
 
-    def add(self, tables: PassTables, first_shard: int) -> int:
-        """Add a pass.
+    def add(self, tables: PassTables, first_shards: Ids) -> int:
+        """Add passes.
 
         Args:
-            tables: the pass. All have blocks, or none has.
-            first_shard: what is added to the numbers of its shards.
+            tables: the passes. All that are added have blocks, or none has.
+            first_shards: what is added to the numbers of the shards of each pass; shape ``(passes,)``.
 
         Returns:
-            Its number.
+            The number of the first of them; the others follow.
         """
-        base = self._total
-        self._total += tables.total
-        self._first_span.extend(self._spans.count)
-        self._nodes.extend(tables.spans.size)
-        self._spans.extend(tables.spans + base)
-        self._shard_starts.extend(tables.shard_starts + base)
-        self._shards.extend(tables.shards + first_shard)
+        first, count, spans = self._nodes.count, len(tables.shards), tables.spans.size
+        bases = (self._total + tables.total * np.arange(count))[:, None]
+        self._total += tables.total * count
+        self._first_span.extend(self._spans.count + spans * np.arange(count))
+        self._nodes.extend(np.full(count, spans))
+        self._spans.extend(tables.spans + bases)
+        self._shard_starts.extend(tables.shard_starts + bases)
+        self._shards.extend(tables.shards + first_shards[:, None])
         blocks = tables.blocks
         if blocks is not None:
-            self._bits.extend(blocks.bits)
-            self._block_starts.extend(blocks.starts + base)
-            self._block_sizes.extend(blocks.sizes)
+            self._bits.extend(np.full(count, blocks.bits))
+            self._block_starts.extend(blocks.starts + bases)
+            self._block_sizes.extend(np.tile(blocks.sizes, count))
             self._keys.extend(blocks.keys)
-        return self._nodes.count - 1
+        return first
 
     def locate(self, passes: Ids, numbers: Ids) -> tuple[Ids, Ids]:
         """Shard and row of samples.
@@ -94,11 +95,11 @@ class _Growing:
     def values(self) -> Array:
         return self._held[: self.count]
 
-    def extend(self, values: Array | int) -> None:
-        end = self.count + np.size(values)
+    def extend(self, values: Array) -> None:
+        end = self.count + values.size
         if end > self._held.size:
             larger = np.empty(2 * end, dtype=self._held.dtype)
             larger[: self.count] = self.values
             self._held = larger
-        self._held[self.count : end] = values
+        self._held[self.count : end] = values.reshape(-1)
         self.count = end

@@ -31,14 +31,15 @@ of which there are up to ``C - 1``. A sample is mixed with all of its node's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.integers import mix, mix_array
+from stoker.integers import mix, mix_arrays
 from stoker.order.shuffle.blocks import BlockPass
 from stoker.order.shuffle.global_shuffle import GlobalPass
 from stoker.order.shuffle.interval_lookup import IntervalLookup
@@ -173,11 +174,37 @@ class ShuffledStream:
             self._locate_chunk(numbers[chunk], shards[chunk], rows[chunk])
         return shards, rows
 
-    def tables(self, number: int) -> PassTables | None:
-        """A pass as tables. ``None``: it is located alone."""
-        if self._selection is not None or not 0 < self._filled <= _MOST_CONCATENATED:
-            return None
-        return self._pass(number).tables()
+    @staticmethod
+    def tables(
+        streams: Sequence[ShuffledStream], numbers: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], PassTables | None]]:
+        """Passes of streams as tables, those of streams whose shards have the same sizes together.
+
+        Args:
+            streams: of each pass.
+            numbers: of each pass in its stream.
+
+        Yields:
+            Which of the passes, in order, and their tables. ``None``: they are located alone.
+        """
+        groups: dict[Any, list[int]] = {}
+        for at, (stream, number) in enumerate(zip(streams, numbers, strict=True)):
+            groups.setdefault(stream._form(number), []).append(at)
+        for which in groups.values():
+            first = streams[which[0]]
+            if first._selection is not None or not 0 < first._filled <= _MOST_CONCATENATED:
+                yield which, None
+                continue
+            keys = [mix(streams[at]._key, numbers[at]) for at in which]
+            made = first._pass(numbers[which[0]])
+            yield which, made.tables(first._shards_of(keys), keys)
+
+    def _form(self, number: int) -> Any:
+        """What a pass has in common with those that differ from it in the order of their shards and the key alone."""
+        settings, moves = self._settings, SHUFFLES[self._settings.shuffle].moves_shards
+        if self._selection is not None or (moves and not self._alike):
+            return id(self), number
+        return settings.shuffle, settings.num_canonical_nodes, settings.block_size, self._sizes.tobytes()
 
     def _locate_chunk(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
         total = self.total
@@ -206,12 +233,18 @@ class ShuffledStream:
     def _make_pass(self, number: int) -> ShufflePass:
         key, settings = mix(self._key, number), self._settings
         kind = SHUFFLES[settings.shuffle]
-        shards = np.flatnonzero(self._sizes)
-        if kind.moves_shards:
-            # The hashes of different shards differ, so the order does not depend on how the sort treats equals.
-            shards = shards[np.argsort(mix_array(mix(key, _TAG_SHARDS), shards))]
-            # Shards of one size begin at the same offsets in any order.
-            bounds = self._in_id_order() if self._alike else IntervalLookup(self._sizes[shards])
-        else:
-            bounds = self._in_id_order()
+        shards: Ids = self._shards_of([key])[0]
+        # Shards of one size begin at the same offsets in any order.
+        fixed = self._alike or not kind.moves_shards
+        bounds = self._in_id_order() if fixed else IntervalLookup(self._sizes[shards])
         return kind(shards, bounds, settings.num_canonical_nodes, settings.block_size, key)
+
+    def _shards_of(self, keys: Sequence[int]) -> Ids:
+        """Numbers of the shards in their order in the passes with these keys; int64, shape ``(passes, shards)``."""
+        shards = np.flatnonzero(self._sizes)
+        if not SHUFFLES[self._settings.shuffle].moves_shards:
+            return np.tile(shards, (len(keys), 1))
+        # The hashes of different shards differ, so the order does not depend on how the sort treats equals.
+        orders = np.argsort(mix_arrays([mix(key, _TAG_SHARDS) for key in keys], shards), axis=1)
+        found: Ids = shards[orders]
+        return found

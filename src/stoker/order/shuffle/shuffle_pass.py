@@ -7,6 +7,7 @@ A new shuffle is a subclass of :class:`ShufflePass` in a module of its own, and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,12 +20,12 @@ from stoker.types import Ids
 
 @dataclass(frozen=True, slots=True)
 class PassBlocks:
-    """The blocks of a pass in which samples are moved by a bijection each.
+    """The blocks of passes in which samples are moved by a bijection each.
 
     Attributes:
         starts: first offset of each block; int64, shape ``(blocks,)``.
         sizes: samples in each block; int64, shape ``(blocks,)``.
-        keys: first word of each block's key; shape ``(blocks,)``.
+        keys: first word of each block's key in each pass; shape ``(passes, blocks)``.
         bits: logarithm of the columns of the bijections' tables.
     """
 
@@ -36,14 +37,16 @@ class PassBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PassTables:
-    """A pass as tables, which can be concatenated with those of other streams: see :mod:`.concat_passes`.
+    """Passes as tables, which can be concatenated with those of other streams: see :mod:`.concat_passes`.
+
+    They are passes of streams whose shards begin at the same offsets, each with an order of shards and a key of its own.
 
     Attributes:
         spans: first offset of each canonical node; int64, shape ``(nodes,)``.
-        shards: the shards' numbers in their order; int64, shape ``(shards,)``.
+        shards: the shards' numbers in their order in each pass; int64, shape ``(passes, shards)``.
         shard_starts: first offset of each of them; int64, shape ``(shards,)``.
         blocks: ``None``: samples stay at their offsets.
-        total: number of samples.
+        total: number of samples of a pass.
     """
 
     spans: Ids
@@ -93,8 +96,13 @@ class ShufflePass(ABC):
         """About how many of a stream's shards a canonical node reads at once."""
         return 1
 
-    def tables(self) -> PassTables | None:
-        """The pass as tables. ``None``: it can not be written so."""
+    def tables(self, shards: Ids, keys: Sequence[int]) -> PassTables | None:  # noqa: ARG002
+        """Passes that differ from this one in nothing but shards and key, as tables. ``None``: they can not be written so.
+
+        Args:
+            shards: numbers of the shards of each in their order; int64, shape ``(passes, shards)``.
+            keys: of each pass.
+        """
         return None
 
     def locate(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
@@ -133,8 +141,8 @@ class StoredOrderPass(ShufflePass):
         inside += self._starts.take(node, mode="wrap")
         return inside
 
-    def tables(self) -> PassTables | None:
-        return PassTables(self._starts, self._shards, self._bounds.starts[:-1], None, self.total)
+    def tables(self, shards: Ids, keys: Sequence[int]) -> PassTables | None:  # noqa: ARG002 - rows stay in id order
+        return PassTables(self._starts, shards, self._bounds.starts[:-1], None, self.total)
 
 
 class ShardOrderPass(StoredOrderPass):
