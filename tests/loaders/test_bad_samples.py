@@ -24,7 +24,6 @@ from stoker import (
     ReadOptions,
     StreamingDataLoader,
     StreamingDataset,
-    StreamingShardLoader,
 )
 from stoker.cluster import World
 from stoker.errors import (
@@ -337,8 +336,6 @@ def test_where_batches_are_made_elsewhere_samples_are_replaced_not_left_out(data
         list(StreamingDataset(data, on_bad_sample="skip", batch_size=8, world=World(0, 2, 2)))
     with pytest.raises(ConfigError, match="remainder='drop'"):
         StreamingDataLoader(dataset, columnar=True, drop_last=True)
-    with pytest.raises(ConfigError, match="StreamingShardLoader"):
-        StreamingShardLoader(dataset)
     with pytest.raises(ConfigError, match="layout='pad'"):
         LMStream(dataset, "id", batch_size=8, seq_len=16, layout="pad", pad_id=0)
 

@@ -34,6 +34,7 @@ from stoker.pipeline.workers.replayed import ReplayedSource
 from stoker.pipeline.workers.sample_source import PoolSource, SampleSource
 from stoker.pipeline.workers.worker_order import changed_order, order_of_arrays
 from stoker.pipeline.workers.worker_reader import WorkerReader
+from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.chain import Chain
 from stoker.streams.streams import Stream
 from stoker.types import Transform
@@ -60,6 +61,8 @@ class StreamingShardLoader(CloseOnExit):
             world size and ``batch_size``; for arrays, with the rank and world size that are found.
         world, remainder: of that default config.
         transform: applied to each sample; for a StreamingDataset, give it there.
+        on_bad_sample: what becomes of samples that are damaged, do not decode, or of which ``transform`` raises an error: see
+            :class:`~stoker.StreamingDataset`, and docs/shard_loader.md. For a StreamingDataset, give it there.
 
     Raises:
         ConfigError: settings that contradict each other or do not fit the dataset.
@@ -74,11 +77,13 @@ class StreamingShardLoader(CloseOnExit):
         world: World | None = None,
         remainder: WorkerRemainder | None = None,
         transform: Transform | None = None,
+        on_bad_sample: OnBadSample | BadSamples = "raise",
     ) -> None:
         if isinstance(dataset, Stream):
             dataset = [dataset]
         if not isinstance(dataset, StreamingDataset | Mapping):
-            dataset, transform = StreamingDataset(streams=dataset, transform=transform), None
+            dataset = StreamingDataset(streams=dataset, transform=transform, on_bad_sample=on_bad_sample)
+            transform, on_bad_sample = None, "raise"
         chosen = dataset.chain if isinstance(dataset, StreamingDataset) else transform
         if isinstance(chosen, Chain) and chosen.unfit:
             raise ConfigError(
@@ -93,11 +98,8 @@ class StreamingShardLoader(CloseOnExit):
             if transform is not None:
                 raise ConfigError("give transform= to the StreamingDataset")
             dataset.check_columns_allowed("StreamingShardLoader")
-            if dataset.epoch_reader.settings.bad_samples is not None:
-                raise ConfigError(
-                    "a StreamingShardLoader delivers each sample of its ranges, or raises its error: give on_bad_sample= to "
-                    "a dataset that is iterated without it"
-                )
+            if on_bad_sample != "raise":
+                raise ConfigError("give on_bad_sample= to the StreamingDataset")
             if dataset.epoch_reader.quarantine is not None:
                 raise ConfigError(
                     "a StreamingShardLoader delivers each sample of its ranges: leave quarantine= of the dataset out, and "
@@ -105,9 +107,9 @@ class StreamingShardLoader(CloseOnExit):
                 )
             self._counts = dataset.counts
         else:
-            self._arrays = ArraySource(dataset, transform)
+            self._arrays = ArraySource(dataset, transform, BadSamples.of(on_bad_sample))
             self._counts = self._arrays.counts
-        self._given = dataset, transform
+        self._given = dataset, transform, on_bad_sample
         self._settings = config, world, remainder
         self._folder: CheckpointFolder | None = None
         self._saved_at = 0
@@ -140,7 +142,9 @@ class StreamingShardLoader(CloseOnExit):
         if config.checkpoint_url is not None:
             self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, self._counts)
             self._due = config.checkpoint_interval
-        return WorkerReader(_source_of(source, order, config, batch_size), config, self._counts)
+        ranges = _source_of(source, order, config, batch_size)
+        _check_bad_samples(source, ranges, config)
+        return WorkerReader(ranges, config, self._counts, source.bad_sample_log)
 
     def _check_world(self) -> None:
         """See that the world which was found when the settings were first needed is still this process's.
@@ -289,8 +293,9 @@ class StreamingShardLoader(CloseOnExit):
         """
         self._worker.source.commit(timeout)
 
-    def last_positions(self) -> range:
-        """Positions in the epoch of the sample (or batch) that was delivered last; empty before the first."""
+    def last_positions(self) -> Sequence[int]:
+        """Positions in the epoch of the sample, or of each sample of the batch, that was delivered last; empty before the
+        first. A sample that replaces a bad one (``on_bad_sample="replace"``) has the position of that."""
         return self._leased("last_positions").last_positions
 
     def progress(self) -> EpochProgress:
@@ -491,17 +496,34 @@ def _source_of(
     )
 
 
+def _check_bad_samples(source: SampleSource, ranges: RangeSource, config: StreamingConfig) -> None:
+    """See that ranks in step stay so where bad samples are left out.
+
+    Raises:
+        ConfigError: they take samples one by one.
+    """
+    skips = source.bad_samples is not None and source.bad_samples.on_bad_sample == "skip"
+    one_by_one = config.batch_size is None and config.global_batch_size is None
+    if skips and one_by_one and config.world_size > 1 and ranges.remainder != "uneven":
+        raise ConfigError(
+            f"on_bad_sample='skip' leaves {config.world_size} ranks with different numbers of samples, and "
+            f"remainder={ranges.remainder!r} has them take equally many: give the config batch_size= (batches are shorter), "
+            "use 'replace', or remainder='uneven'"
+        )
+
+
 def _copied(
     kind: type[StreamingShardLoader],
     dataset: Any,
     transform: Any,
+    on_bad_sample: Any,
     config: StreamingConfig | None,
     world: World | None = None,
     remainder: WorkerRemainder | None = None,
     at: Checkpoint | None = None,
 ) -> StreamingShardLoader:
     """A loader of another process, from its arguments and where it was."""
-    loader = kind(dataset, config, world=world, remainder=remainder, transform=transform)
+    loader = kind(dataset, config, world=world, remainder=remainder, transform=transform, on_bad_sample=on_bad_sample)
     if at is not None:
         loader.restore_from_checkpoint(at)
     return loader

@@ -52,7 +52,7 @@ from stoker.pipeline.transforms import (
     with_steps,
 )
 from stoker.policy import FETCHED_FOR_WORKER
-from stoker.reading.bad_samples import BadSampleLog
+from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.quarantine import Quarantine
@@ -392,6 +392,7 @@ class EpochReader:
         one_by_one: bool = False,
         as_columns: bool = False,
         override: Override | None = None,
+        notes: BadSampleSink | None = None,
     ) -> Pipeline:
         """The samples of a run, as one process or DataLoader worker reads them.
 
@@ -406,6 +407,7 @@ class EpochReader:
             one_by_one: whether samples are made one at a time, on request.
             as_columns: whether batches are asked for, and not samples.
             override: changes samples as they are made, given their ids.
+            notes: takes note of bad samples as they are read, in place of a log.
         """
         steps = self.settings.steps
         check_positions(steps, run)
@@ -419,14 +421,19 @@ class EpochReader:
             settings,
             worker,
             skip,
-            log=self._bad_sample_log(passed),
+            log=notes or self.bad_sample_log(passed),
             epoch=epoch,
             one_by_one=one_by_one,
             as_columns=as_columns,
             override=override,
         )
 
-    def _bad_sample_log(self, passed: int) -> BadSampleLog | None:
+    def bad_sample_log(self, passed: int = 0) -> BadSampleLog | None:
+        """Counts and lists the bad samples of one iteration; ``None`` where they are errors.
+
+        Args:
+            passed: samples at its beginning that were delivered before.
+        """
         if self.settings.bad_samples is None:
             return None
         return BadSampleLog(self.settings.bad_samples, self.pool.counts, self._bad_counts, passed=passed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,10 @@ from stoker.concurrency.shared_counters import Count
 from stoker.concurrency.spans.recorder import Stage, recorder, span
 from stoker.concurrency.spans.sample_clock import SampleClock
 from stoker.concurrency.user_code import calls_user_code, pass_exits
-from stoker.errors import ConfigError, DecodeError, SampleError, TransformError
+from stoker.errors import ConfigError, SampleError
 from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import left_to_load, loaded
 from stoker.image.batch_rows import BatchRows
-from stoker.order.left_out import candidates
 from stoker.order.sample_order import Run
 from stoker.order.spans import spans_of
 from stoker.pipeline.columns import stack_samples
@@ -26,12 +25,11 @@ from stoker.pipeline.transforms import BatchSteps, Override, TransformOf
 from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
 from stoker.reading.good_rows import GoodRowReader
+from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.sample_errors import apply_transform, location_at, override_error
 from stoker.reading.samples import iterate_samples, read_sample
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
-
-_REMEMBERED: Final = 1 << 16
 
 
 class ImageNotLoadedError(Exception):
@@ -115,8 +113,7 @@ class GoodSampleReader(GoodRowReader):
             self._spans()  # an error is raised here, not when a sample is bad
         self._filters, self._as_stored = filters, as_stored
         self._dtypes: dict[str, np.dtype[Any]] | None = None
-        # Positions near which another was looked for, and whose samples could not take its place.
-        self._unfit: set[int] = set()
+        self._replacements = Replacements(self._spans, strict=self._strict)
         self._empty: Batch | None = None
         # Shard and row of the sample that replaced another last.
         self._replaced_by: tuple[int, int] | None = None
@@ -390,27 +387,19 @@ class GoodSampleReader(GoodRowReader):
             TransformError, DecodeError: every sample that was tried is bad or filtered, too.
             ConfigError: as said, where the one to replace is filtered.
         """
-        unfit, tried = self._unfit, 0
-        if len(unfit) > _REMEMBERED:
-            unfit.clear()
-        for tried, candidate in enumerate(candidates(position, self._spans()), 1):  # noqa: B007 - for the message
-            if candidate in unfit:
-                continue
+
+        def read_at(candidate: int) -> Any:
             shards, rows = self._run.order.locate(np.array([candidate], np.int64))
-            try:
-                made = read(candidate, int(shards[0]), int(rows[0]))
-            except (DecodeError, TransformError) as other:
-                if self._strict or not is_of_sample(other):
-                    raise
-            else:
-                if not isinstance(made, LeftOut):
-                    self._replaced_by = int(shards[0]), int(rows[0])
-                    return made, candidate
-            unfit.add(candidate)
+            made = read(candidate, int(shards[0]), int(rows[0]))
+            self._replaced_by = int(shards[0]), int(rows[0])
+            return made
+
+        found = self._replacements.find(position, read_at, lambda made: not isinstance(made, LeftOut))
+        if found is not None:
+            return found
         if error is None:
             raise ConfigError(
-                f"filter(dropped='replace'): of {tried} samples that were tried in the place of one, none is kept: use "
-                "dropped='leave_out', or choose samples by their columns, subset=Where(...)"
+                f"filter(dropped='replace'): of {self._replacements.tried} samples that were tried in the place of one, none "
+                "is kept: use dropped='leave_out', or choose samples by their columns, subset=Where(...)"
             )
-        error.add_note("no sample that was tried in its place is good")
-        raise error
+        raise none_is_good(error)

@@ -30,7 +30,7 @@ from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS
 from stoker.reading.apply_chain import LEFT_OUT
-from stoker.reading.bad_samples import BadSampleLog, is_of_sample
+from stoker.reading.bad_samples import BadSampleSink, is_of_sample
 from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
@@ -68,7 +68,7 @@ class Pipeline:
         worker: LoaderWorker,
         skip: int = 0,
         *,
-        log: BadSampleLog | None = None,
+        log: BadSampleSink | None = None,
         epoch: int = 0,
         one_by_one: bool = False,
         as_columns: bool = False,

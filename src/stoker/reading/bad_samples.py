@@ -6,9 +6,10 @@ import errno
 import json
 import logging
 import os
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stoker.arguments import checked
 from stoker.concurrency.shared_counters import Count, Counts
@@ -119,6 +120,44 @@ def _is_of_machine(error: BaseException) -> bool:
         return True
     others = MemoryError | ImportError | StorageError | CacheError | ConfigError | DatasetChangedError | IndexFileError
     return isinstance(error, others)
+
+
+class BadSampleSink(Protocol):
+    """Takes note of bad samples, in the order in which they are read."""
+
+    def enter(self, samples: int) -> None:
+        """So many samples, bad ones counted, come next."""
+        ...
+
+    def note(self, number: int, error: SampleError) -> None:
+        """A bad sample: its number among those that were entered last, rising from call to call, and its error."""
+        ...
+
+
+class BadSampleNotes:
+    """Bad samples of a run that is read ahead, until the samples beside them are taken."""
+
+    def __init__(self) -> None:
+        self._before = self._read = 0
+        self._noted: deque[tuple[int, SampleError]] = deque()
+
+    def enter(self, samples: int) -> None:
+        """See :class:`BadSampleSink`."""
+        self._before = self._read
+        self._read += samples
+
+    def note(self, number: int, error: SampleError) -> None:
+        """See :class:`BadSampleSink`."""
+        self._noted.append((self._before + number, error))
+
+    def take(self, begin: int, end: int) -> list[tuple[int, SampleError]]:
+        """Those with numbers ``[begin, end)`` in the run, by their numbers from ``begin`` on; earlier ones are forgotten."""
+        found: list[tuple[int, SampleError]] = []
+        while self._noted and self._noted[0][0] < end:
+            number, error = self._noted.popleft()
+            if number >= begin:
+                found.append((number - begin, error))
+        return found
 
 
 class BadSampleLog:

@@ -143,12 +143,13 @@ class Splits:
     Attributes:
         parts: samples of each rank's part where the base is static, else of the whole epoch alone.
         total: samples of all.
+        run: order and plan of the epoch, of some rank.
     """
 
     def __init__(self, sample_order: NativeOrder, epoch: int, world_size: int) -> None:
         data_rank = DataRank(0, world_size) if sample_order.settings.partition.static else DataRank()
         run = sample_order.run(EpochPosition(epoch), data_rank)
-        self._order = run.order
+        self.run = run
         self._static = sample_order.settings.partition.static
         if self._static:
             assert isinstance(run.plan, PartPlan | DealtPlan)
@@ -159,10 +160,14 @@ class Splits:
         self._starts: Ids = np.cumsum([0, *self.parts], dtype=np.int64)
         self.total = int(self._starts[-1])
 
-    def locate(self, begin: int, end: int) -> tuple[Ids, Ids]:
-        """Shards and rows of the samples at positions ``[begin, end)``; two int64 arrays of that length."""
+    def positions(self, begin: int, end: int) -> Ids:
+        """Positions ``[begin, end)`` as the order has them; int64."""
         positions = np.arange(begin, end, dtype=np.int64)
         if not self._static:
-            return self._order.locate(positions)
+            return positions
         part = np.searchsorted(self._starts, positions, side="right") - 1
-        return self._order.locate(part << PART_BITS | positions - self._starts[part])
+        return part << PART_BITS | positions - self._starts[part]
+
+    def locate(self, begin: int, end: int) -> tuple[Ids, Ids]:
+        """Shards and rows of the samples at positions ``[begin, end)``; two int64 arrays of that length."""
+        return self.run.order.locate(self.positions(begin, end))

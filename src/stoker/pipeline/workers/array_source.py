@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import xxhash
 
 from stoker.concurrency.shared_counters import Counts
 from stoker.display import with_article
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, SampleError
 from stoker.image.batch_rows import BatchRows
 from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Partition, Stratified
@@ -20,9 +21,14 @@ from stoker.order.sample_order import Run
 from stoker.order.selection.selection import Everything
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.spans import spans_of
 from stoker.pipeline.columns import stack_samples
+from stoker.pipeline.good_samples import GoodSamples
 from stoker.pipeline.order_sources import nulls_of
-from stoker.pipeline.workers.sample_source import SampleSource
+from stoker.pipeline.workers.sample_source import GoodReader, ReadSamples, SampleSource
+from stoker.reading.apply_chain import LEFT_OUT
+from stoker.reading.bad_samples import BadSampleLog, BadSamples, is_of_sample
+from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.sample_errors import SampleLocation, apply_transform
 from stoker.streams.compare import null_mask, without_nulls
 from stoker.streams.labels import hash_column, null_error
@@ -39,12 +45,15 @@ class ArraySource(SampleSource):
     Args:
         columns: name to array of shape ``(n, ...)``, or to a list of n values.
         transform: applied to each sample.
+        bad_samples: what becomes of those of which it raises an error; ``None``: that ends the iteration.
 
     Raises:
         ConfigError: no columns, or columns of different lengths.
     """
 
-    def __init__(self, columns: Mapping[str, Any], transform: Transform | None = None) -> None:
+    def __init__(
+        self, columns: Mapping[str, Any], transform: Transform | None = None, bad_samples: BadSamples | None = None
+    ) -> None:
         if not columns:
             raise ConfigError("the dataset has no columns: give a dict of arrays, such as {'x': x, 'y': y}")
         self._columns = {str(name): _column(str(name), values) for name, values in columns.items()}
@@ -57,6 +66,7 @@ class ArraySource(SampleSource):
         self.columns = tuple(self._columns)
         self.shards = 1
         self._transform = transform
+        self.bad_samples = bad_samples
 
     @property
     def fingerprint(self) -> str:
@@ -73,15 +83,21 @@ class ArraySource(SampleSource):
                 digest.update(f"{name} list {len(values)};".encode())
         return digest.hexdigest()
 
+    def bad_sample_log(self) -> BadSampleLog | None:
+        return None if self.bad_samples is None else BadSampleLog(self.bad_samples, self.counts)
+
+    def good_reader(self, run: Run) -> GoodReader | None:
+        if self.bad_samples is None or self._transform is None:
+            return None
+        return _GoodArrayReader(self, self._transform, run, self.bad_samples)
+
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:  # noqa: ARG002 - there is one shard
         begun = time.perf_counter_ns()
-        values = [self._take(column, rows) for column in self._columns.values()]
-        names = tuple(self._columns)
-        found: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+        found = self.stored(rows)
         if self._transform is not None:
             taken = iter(found)
             found = list(apply_transform(self._transform, taken, taken, partial(_origin, rows)))
-        self._count(len(rows), begun)
+        self.count(len(rows), begun)
         return found
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
@@ -91,22 +107,35 @@ class ArraySource(SampleSource):
             return stack_samples(samples, partial(_origin, rows), memory)
         begun = time.perf_counter_ns()
         found: Batch = {name: self._take(values, rows) for name, values in self._columns.items()}
-        self._count(len(rows), begun)
+        self.count(len(rows), begun)
         return found
 
-    def chunks(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
-        for positions in run.plan.chunks(_CHUNK):
-            shards, rows = run.order.locate(np.concatenate(positions))
+    def chunks(self, run: Run, skip: int, most: int) -> Iterator[ReadSamples]:
+        good = self.good_reader(run)
+        for together in run.plan.chunks(_CHUNK):
+            positions = np.concatenate(together)
+            shards, rows = run.order.locate(positions)
             for start in range(0, len(rows), most):
                 here = slice(max(start, min(skip, start + most)), start + most)
-                if len(rows[here]):
-                    yield self.samples(shards[here], rows[here])
+                if not len(rows[here]):
+                    continue
+                if good is None:
+                    yield ReadSamples(self.samples(shards[here], rows[here]), len(rows[here]))
+                else:
+                    found = good.samples(positions[here], shards[here], rows[here])
+                    yield ReadSamples(found.values, len(rows[here]), found.bad)
             skip = max(0, skip - len(rows))
 
-    def batches(self, run: Run) -> Iterator[Batch]:
-        for positions in run.plan.chunks(_CHUNK):
-            for some in positions:
-                yield self.batch(*run.order.locate(some))
+    def batches(self, run: Run) -> Iterator[ReadSamples]:
+        good = self.good_reader(run)
+        for together in run.plan.chunks(_CHUNK):
+            for positions in together:
+                located = run.order.locate(positions)
+                if good is None:
+                    yield ReadSamples(self.batch(*located), len(positions))
+                else:
+                    found = good.batch(positions, *located)
+                    yield ReadSamples(found.values, len(positions), found.bad)
 
     def chunk(self, batch_size: int) -> int:
         return max(batch_size, _CHUNK // 16)
@@ -145,16 +174,83 @@ class ArraySource(SampleSource):
             return np.unique(np.asarray(values), return_inverse=True)[1]
         raise ConfigError(f"column {name!r} can not be stratified by: it needs integers, text or bytes")
 
+    def stored(self, rows: Ids) -> list[dict[str, Any]]:
+        """The samples of some rows, not transformed."""
+        values = [self._take(column, rows) for column in self._columns.values()]
+        names = tuple(self._columns)
+        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
     @staticmethod
     def _take(values: Column, rows: Ids) -> Column:
         if isinstance(values, np.ndarray):
             return values[rows]
         return [values[row] for row in rows.tolist()]
 
-    def _count(self, samples: int, begun: int) -> None:
+    def count(self, samples: int, begun: int) -> None:
+        """Count samples that were read since a moment of the clock."""
         took = time.perf_counter_ns() - begun
         self.counts.read_step(samples, 0, 0, 0, took)
         self.counts.waited(took)
+
+
+class _GoodArrayReader:
+    """Transforms samples of arrays of which some are bad; see :class:`~stoker.pipeline.workers.sample_source.GoodReader`."""
+
+    def __init__(self, arrays: ArraySource, transform: Transform, run: Run, bad_samples: BadSamples) -> None:
+        self._arrays, self._transform, self._order = arrays, transform, run.order
+        self._empty: Batch = {}
+        self._replacements: Replacements | None = None
+        if bad_samples.on_bad_sample == "replace":
+            spans = spans_of(run.plan, "on_bad_sample='replace'")
+            self._replacements = Replacements(lambda: spans)
+
+    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:  # noqa: ARG002 - there is one shard
+        """See :class:`~stoker.pipeline.workers.sample_source.GoodReader`."""
+        begun = time.perf_counter_ns()
+        given = self._arrays.stored(rows)
+        found: list[Any] = []
+        bad: list[tuple[int, SampleError]] = []
+        there = positions.copy()
+        while (first := len(found)) < len(given):
+            taken = iter(given[first:])
+            try:
+                # What comes before an error is kept.
+                found.extend(apply_transform(self._transform, taken, taken, partial(_origin, rows[first:])))
+            except SampleError as error:
+                if not is_of_sample(error):
+                    raise
+                number = len(found)
+                bad.append((number, error))
+                made, there[number] = self._instead(int(positions[number]), error)
+                found.append(made)
+        kept = np.array([number for number, sample in enumerate(found) if sample is not LEFT_OUT], np.int64)
+        self._arrays.count(len(rows), begun)
+        return GoodSamples(found, kept, there, bad)
+
+    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:
+        """See :class:`~stoker.pipeline.workers.sample_source.GoodReader`."""
+        with BatchRows(len(rows)) as memory:
+            found = self.samples(positions, shards, rows)
+        values = self._empty
+        if len(found.kept):
+            here = [found.values[number] for number in found.kept.tolist()]
+            values = stack_samples(here, partial(_origin, rows[found.kept]), memory)
+            self._empty = self._empty or {name: column[:0].copy() for name, column in values.items()}
+        return replace(found, values=dict(values))
+
+    def _instead(self, position: int, error: SampleError) -> tuple[Any, int]:
+        """The stand-in for a bad sample, and its position."""
+        if self._replacements is None:
+            return LEFT_OUT, position
+        found = self._replacements.find(position, self._read)
+        if found is None:
+            raise none_is_good(error)
+        return found
+
+    def _read(self, position: int) -> Any:
+        _, rows = self._order.locate(np.array([position], np.int64))
+        taken = iter(self._arrays.stored(rows))
+        return next(apply_transform(self._transform, taken, taken, partial(_origin, rows)))
 
 
 def _origin(rows: Ids, number: int) -> SampleLocation:

@@ -50,6 +50,17 @@ class Ledger:
         self._delivered[split] = end
         return True
 
+    def pass_over(self, split: LeasedSplit, begin: int, end: int) -> bool:
+        """Note that the samples at positions ``[begin, end)`` are bad and not delivered; ``False`` if they are others'.
+
+        They are done as soon as all before them in their split is: nobody is told of them, who could say that they are.
+        """
+        if not self.deliver(split, end):
+            return False
+        if self._done.get(split, split.begin) == begin:
+            self._done[split] = end
+        return True
+
     def done(self) -> None:
         """Note that all that was delivered is done. Its commit is asked for every now and then, and where a split ends."""
         if not self._delivered:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from stoker.coordination import CommitRefusedError, Coordination, EpochProgress, WorkerHealth
@@ -35,7 +35,7 @@ class LeasedSource(RangeSource):
         config: the worker's settings; its partition is an :class:`~stoker.pipeline.workers.adaptive.Adaptive`.
 
     Attributes:
-        last_positions: positions in the epoch of what was delivered last.
+        last_positions: positions in the epoch of the samples that were delivered last, rising.
     """
 
     kind = "leased"
@@ -49,6 +49,7 @@ class LeasedSource(RangeSource):
         self._reader: SplitReader | None = None
         self._lock = threading.RLock()
         self._forked = False
+        self.last_positions: Sequence[int] = range(0)
         self._enter(0)
 
     def after_fork(self) -> None:
@@ -91,8 +92,14 @@ class LeasedSource(RangeSource):
         assert chunk.split is not None
         if not self._ledger.deliver(chunk.split, end):
             return False
-        self.last_positions = range(begin, end)
+        self.last_positions = range(begin, end) if chunk.kept is None else (begin + chunk.kept).tolist()
         return True
+
+    def pass_over(self, chunk: SampleChunk, begin: int, end: int) -> bool:
+        if self._config.commit == "next":
+            self._ledger.done()
+        assert chunk.split is not None
+        return self._ledger.pass_over(chunk.split, begin, end)
 
     def before_wait(self) -> None:
         self._check_process()

@@ -9,17 +9,18 @@ from typing import Final
 
 import numpy as np
 
-from stoker.errors import StateError
+from stoker.errors import StateError, TransformError
 from stoker.order.capabilities import settled
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.pipeline.columns import batch_length
 from stoker.pipeline.state.progress import resume_point
 from stoker.pipeline.state.resume import check_not_empty, others_have_more, run_from
 from stoker.pipeline.state.state import make_state, read_state
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk, WorkerProgress, chunk_size
-from stoker.pipeline.workers.sample_source import SampleSource
+from stoker.pipeline.workers.sample_source import ReadSamples, SampleSource
 from stoker.types import Batch
 
 FILLER: Final = "_filler"
@@ -152,35 +153,54 @@ class _LockstepReader:
         """The rest of the rank's part, some samples at a time."""
         begin = self.at
         for some in self.sample_source.chunks(self.run, begin, chunk_size(self.config)):
-            yield SampleChunk(begin, begin + len(some), len(some), samples=some)
-            begin += len(some)
+            end = begin + some.places
+            yield SampleChunk(begin, end, some.places, samples=some.values, bad=some.bad)
+            begin = end
 
     def batches(self) -> Iterator[SampleChunk]:
         """The rest of the rank's part, batch by batch; then fillers, if ranks are to end together."""
         joined = self.config.remainder == "join"
-        batch: Batch | None = None
+        filler: Batch | None = None
         steps = 0
-        for batch in self.sample_source.batches(self.run):
-            yield self._chunk(steps, {**batch, FILLER: _flags(batch, of=False)} if joined else batch)
+        for found in self.sample_source.batches(self.run):
+            batch: Batch = found.values
+            if joined:
+                filler = batch if batch_length(batch) else filler
+                found = replace(found, values={**batch, FILLER: _flags(batch, of=False)})  # noqa: PLW2901
+            yield self._chunk(steps, found)
             steps += 1
         if joined:
             for step in range(steps, _most_steps(self.sample_order, self.point, self.data_rank)):
-                if batch is None:
-                    batch = self._any_batch()
-                yield self._chunk(step, {**batch, FILLER: _flags(batch, of=True)})
+                if filler is None:
+                    filler = self._any_batch()
+                some = {**filler, FILLER: _flags(filler, of=True)}
+                yield self._chunk(step, ReadSamples(some, batch_length(some)))
 
-    def _chunk(self, step: int, batch: Batch) -> SampleChunk:
+    def _chunk(self, step: int, found: ReadSamples) -> SampleChunk:
         size = self.run.plan.batch_size
         begin = self.at + step * size
-        return SampleChunk(begin, begin + size, _length(batch), batch=batch)
+        return SampleChunk(begin, begin + size, found.places, batch=found.values, bad=found.bad)
 
     def _any_batch(self) -> Batch:
-        """A batch of some other rank, for one that has none at all."""
+        """A batch of some other rank, for one that has none at all, or none with samples.
+
+        Raises:
+            TransformError: all samples of the epoch are bad.
+        """
         for rank in range(self.data_rank.world_size):
             run = self.sample_order.run(self.point, replace(self.data_rank, rank=rank))
-            for positions in run.plan.chunks(1):
-                return self.sample_source.batch(*run.order.locate(positions[0]))
-        raise AssertionError("some rank has a batch")
+            good = self.sample_source.good_reader(run)
+            for batches in run.plan.chunks(1):
+                located = run.order.locate(batches[0])
+                if good is None:
+                    return self.sample_source.batch(*located)
+                found = good.batch(batches[0], *located)
+                if len(found.kept):
+                    batch: Batch = found.values
+                    return batch
+        raise TransformError(
+            f"epoch {self.point.epoch}: all samples are bad, so that there is none for the fillers of remainder='join'"
+        )
 
 
 def _most_steps(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> int:
@@ -190,9 +210,5 @@ def _most_steps(sample_order: SampleOrder, point: EpochPosition, data_rank: Data
     return len(sample_order.run(point, replace(data_rank, rank=longest)).plan)
 
 
-def _length(batch: Batch) -> int:
-    return len(next(iter(batch.values())))
-
-
 def _flags(batch: Batch, *, of: bool) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return np.full(_length(batch), of, dtype=np.bool_)
+    return np.full(batch_length(batch), of, dtype=np.bool_)

@@ -11,12 +11,14 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from stoker.coordination import LeasedSplit
+from stoker.errors import SampleError
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.sample_source import SampleSource, in_order
+from stoker.pipeline.workers.sample_source import GoodReader, SampleSource, in_order
+from stoker.types import Ids
 
 # Samples that are read in one step, where they are delivered one by one.
 _CHUNK: Final = 64
@@ -31,10 +33,12 @@ class SampleChunk:
     Attributes:
         begin: number of the first, as the source counts.
         end: one past that of the last.
-        count: samples in it, of this worker.
-        samples: the samples, to be delivered one by one.
+        count: samples in it, of this worker; those that are left out count.
+        samples: the samples, to be delivered one by one; :data:`~stoker.reading.apply_chain.LEFT_OUT` where none is.
         batch: the batch, where ``samples`` is ``None``.
         split: the lease that it is of.
+        bad: number of each bad sample among its places, rising, and its error.
+        kept: numbers of the places of which samples are in the batch; ``None``: all.
     """
 
     begin: int
@@ -43,6 +47,8 @@ class SampleChunk:
     samples: list[Any] | None = None
     batch: Any = None
     split: LeasedSplit | None = None
+    bad: Sequence[tuple[int, SampleError]] = ()
+    kept: Ids | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,10 @@ class RangeSource(ABC):
         """Note that numbers ``[begin, end)`` of a chunk are about to be delivered; ``False`` if they must not be."""
         return True
 
+    def pass_over(self, chunk: SampleChunk, begin: int, end: int) -> bool:  # noqa: ARG002
+        """Note that numbers ``[begin, end)`` of a chunk, maybe none, are bad and passed over; ``False`` if others have it."""
+        return True
+
     def before_wait(self) -> None:  # noqa: B027
         """Called when the consumer needs another chunk and may wait for it."""
 
@@ -209,6 +219,7 @@ class RangeReader:
         self.sample_source = sample_source
         self._splits = splits
         self._batched = batched
+        self._good = sample_source.good_reader(splits.run)
         self._step = config.batch_size or chunk_size(config)
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -226,10 +237,24 @@ class RangeReader:
 
     def read(self, begin: int, end: int, numbers: tuple[int, int], split: LeasedSplit | None = None) -> SampleChunk:
         """The samples at positions ``[begin, end)``, which the source gives these numbers."""
+        if self._good is not None:
+            return self._read_good(self._good, begin, end, numbers, split)
         located = self._splits.locate(begin, end)
         if self._batched:
             return SampleChunk(*numbers, end - begin, batch=self.sample_source.batch(*located), split=split)
         return SampleChunk(*numbers, end - begin, samples=self.sample_source.samples(*located), split=split)
+
+    def _read_good(
+        self, good: GoodReader, begin: int, end: int, numbers: tuple[int, int], split: LeasedSplit | None
+    ) -> SampleChunk:
+        positions = self._splits.positions(begin, end)
+        located = self._splits.run.order.locate(positions)
+        if not self._batched:
+            found = good.samples(positions, *located)
+            return SampleChunk(*numbers, end - begin, samples=found.values, split=split, bad=found.bad)
+        found = good.batch(positions, *located)
+        kept = found.kept if len(found.kept) < end - begin else None
+        return SampleChunk(*numbers, end - begin, batch=found.values, split=split, bad=found.bad, kept=kept)
 
 
 def chunk_size(config: StreamingConfig) -> int:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.shared_counters import Counts
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, SampleError
 from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
-from stoker.pipeline.columns import stack_samples
+from stoker.pipeline.columns import batch_length, stack_samples
 from stoker.pipeline.epoch_reader import EpochReader
+from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
 from stoker.pipeline.pipeline import Pipeline
+from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
 from stoker.reading.chain import Chain
 from stoker.reading.sample_errors import location_at
-from stoker.reading.samples import distinct, iterate_samples, read_samples
+from stoker.reading.samples import SampleRun, distinct, iterate_samples, read_samples
 from stoker.types import Batch, Ids
 
 
@@ -34,6 +36,34 @@ def in_order(shards: Ids) -> list[int]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class ReadSamples:
+    """Samples of places that follow each other in a run.
+
+    Attributes:
+        values: a list of something for each place, :data:`~stoker.reading.apply_chain.LEFT_OUT` where nothing comes; or
+            columns of the samples that come.
+        places: how many places.
+        bad: number of each bad one among the places, rising, and its error.
+    """
+
+    values: Any
+    places: int
+    bad: Sequence[tuple[int, SampleError]] = ()
+
+
+class GoodReader(Protocol):
+    """Reads samples of a run at positions, shards and rows, int64 of shape ``(n,)``, where bad ones are no errors."""
+
+    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:
+        """A list of something for each, :data:`~stoker.reading.apply_chain.LEFT_OUT` where nothing comes."""
+        ...
+
+    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:
+        """Columns of those that come."""
+        ...
+
+
 class SampleSource(ABC):
     """Gives samples by shard and row.
 
@@ -41,26 +71,36 @@ class SampleSource(ABC):
         counts: the counts of what was read.
         columns: names of the columns.
         shards: number of shards.
+        bad_samples: what becomes of bad samples; ``None``: they are errors.
     """
 
     counts: Counts
     columns: tuple[str, ...]
     shards: int
+    bad_samples: BadSamples | None
+
+    @abstractmethod
+    def bad_sample_log(self) -> BadSampleLog | None:
+        """Counts and lists the bad samples of an epoch; ``None`` where they are errors."""
+
+    @abstractmethod
+    def good_reader(self, run: Run) -> GoodReader | None:
+        """Reads a run's samples where some are bad; ``None`` where these are errors."""
 
     @abstractmethod
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
-        """The samples at these shards and rows, transformed."""
+        """The samples at these shards and rows, transformed; a bad one is an error."""
 
     @abstractmethod
     def batch(self, shards: Ids, rows: Ids) -> Batch:
         """The same, as columns."""
 
     @abstractmethod
-    def chunks(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
+    def chunks(self, run: Run, skip: int, most: int) -> Iterator[ReadSamples]:
         """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
 
     @abstractmethod
-    def batches(self, run: Run) -> Iterator[Batch]:
+    def batches(self, run: Run) -> Iterator[ReadSamples]:
         """All batches of a run."""
 
     @abstractmethod
@@ -90,6 +130,7 @@ class PoolSource(SampleSource):
         self._reader = reader
         self._sharers = sharers
         self._settings = reader.settings
+        self.bad_samples = reader.settings.bad_samples
         self._transform = Chain(reader.settings.steps) if reader.settings.steps else None
         self._amounts = replace(reader.settings.amounts, sharers=sharers)
         self.pool.share(sharers)
@@ -108,19 +149,46 @@ class PoolSource(SampleSource):
         with self._counted(shards):
             return read_samples(self.pool, shards, rows, self._settings.stored)
 
-    def chunks(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
-        for part in self._pipeline(run, one_by_one=True).sample_runs():
+    def bad_sample_log(self) -> BadSampleLog | None:
+        return self._reader.bad_sample_log()
+
+    def good_reader(self, run: Run) -> GoodReader | None:
+        if self.bad_samples is None:
+            return None
+        transform = self._transform
+        reader = GoodSampleReader(
+            self.pool,
+            run,
+            self._settings.stored,
+            None if transform is None else lambda *_: transform,
+            None,
+            None,
+            on_bad_sample=self.bad_samples.on_bad_sample,
+            filters=False,
+            as_stored={},
+        )
+        return _CountingReader(reader, self._counted)
+
+    def chunks(self, run: Run, skip: int, most: int) -> Iterator[ReadSamples]:
+        notes = BadSampleNotes()
+        done = 0
+        for part in self._pipeline(run, notes, one_by_one=True).sample_runs():
             while True:
-                found = list(islice(part.samples, most))
+                found, part = _take(part, most)  # noqa: PLW2901
                 if not found:
                     break
-                if skip:
-                    found, skip = found[skip:], max(0, skip - len(found))
-                if found:
-                    yield found
+                first, done = max(done, skip), done + len(found)
+                bad = notes.take(first, done)
+                if first < done:
+                    yield ReadSamples(found[first - done :], done - first, bad)
 
-    def batches(self, run: Run) -> Iterator[Batch]:
-        return self._pipeline(run, one_by_one=False).batches()
+    def batches(self, run: Run) -> Iterator[ReadSamples]:
+        notes = BadSampleNotes()
+        skips = self.bad_samples is not None and self.bad_samples.on_bad_sample == "skip"
+        size = run.plan.batch_size
+        for number, batch in enumerate(self._pipeline(run, notes, one_by_one=False).batches()):
+            bad = notes.take(number * size, (number + 1) * size)
+            yield ReadSamples(batch, batch_length(batch) + (len(bad) if skips else 0), bad)
 
     def chunk(self, batch_size: int) -> int:
         return self._amounts.chunk(batch_size, one_by_one=False)
@@ -136,7 +204,7 @@ class PoolSource(SampleSource):
     def close(self) -> None:
         self.pool.close()
 
-    def _pipeline(self, run: Run, *, one_by_one: bool) -> Pipeline:
+    def _pipeline(self, run: Run, notes: BadSampleNotes, *, one_by_one: bool) -> Pipeline:
         worker = LoaderWorker.detect()
         if worker.token is not None:
             raise ConfigError(
@@ -150,6 +218,7 @@ class PoolSource(SampleSource):
             threads=threads,
             one_by_one=one_by_one and not threads,
             as_columns=not one_by_one,
+            notes=None if self.bad_samples is None else notes,
         )
 
     @contextmanager
@@ -158,3 +227,34 @@ class PoolSource(SampleSource):
         with self.pool.counted(shards, distinct(shards, self.shards)[0].tolist()):
             yield
         self.counts.waited(time.perf_counter_ns() - begun)
+
+
+class _CountingReader:
+    """A reader of a pool's samples whose reading is counted."""
+
+    def __init__(self, reader: GoodSampleReader, counted: Callable[[Ids], AbstractContextManager[None]]) -> None:
+        self._reader, self._counted = reader, counted
+
+    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:
+        """See :class:`GoodReader`."""
+        with self._counted(shards):
+            return self._reader.samples(positions, shards, rows)
+
+    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:
+        """See :class:`GoodReader`."""
+        with self._counted(shards):
+            return self._reader.batch(positions, shards, rows)
+
+
+def _take(part: SampleRun, most: int) -> tuple[list[Any], SampleRun]:
+    """The next samples of a run, ``most`` or fewer, and what is left of it."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.extend(islice(part.samples, most - len(found)))  # what comes before an error is kept
+        except Exception as error:
+            if part.recover is None:
+                raise
+            part = part.recover(part, error)
+        else:
+            return found, part

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared_counters import Counts
-from stoker.errors import StateError
+from stoker.errors import SampleError, StateError, TooManyBadSamplesError
 from stoker.pipeline.prefetch_buffer import END, NothingYet, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk
+from stoker.reading.apply_chain import LEFT_OUT
+from stoker.reading.bad_samples import BadSampleLog
 
 _LOOK: Final = 0.25
 
@@ -26,6 +30,8 @@ class WorkerReader:
         source: what this worker reads.
         config: its settings.
         counts: where the buffer's hits and misses are counted.
+        new_log: makes what counts and lists the bad samples of an epoch, or of the rest of one; ``None`` where bad samples
+            are errors.
 
     Attributes:
         source: what it reads.
@@ -34,8 +40,18 @@ class WorkerReader:
         moves: how often it was told to continue elsewhere, by :meth:`reset` or :meth:`restore`.
     """
 
-    def __init__(self, source: RangeSource, config: StreamingConfig, counts: Counts) -> None:
+    def __init__(
+        self,
+        source: RangeSource,
+        config: StreamingConfig,
+        counts: Counts,
+        new_log: Callable[[], BadSampleLog | None] = lambda: None,
+    ) -> None:
         self.source = source
+        self._new_log = new_log
+        self._log = new_log()
+        self._bad: deque[tuple[int, SampleError]] = deque()  # of the chunk, those that were not passed
+        self._exceeded: TooManyBadSamplesError | None = None
         self._config = config
         self._counts = counts
         self._lock = threading.RLock()
@@ -59,8 +75,16 @@ class WorkerReader:
     # -- delivering ------------------------------------------------------------------------------------------------
 
     def next(self) -> Any:
-        """The next sample, or batch; :data:`~stoker.pipeline.prefetch_buffer.END` at the epoch's end."""
+        """The next sample, or batch; :data:`~stoker.pipeline.prefetch_buffer.END` at the epoch's end.
+
+        Raises:
+            TooManyBadSamplesError: there are more bad samples than allowed; again from every call until it goes elsewhere.
+        """
+        if self._exceeded is not None:
+            raise self._exceeded
         while (chunk := self._chunk or self._next_chunk()) is not None:
+            if self._bad and not self._pass_bad(chunk):
+                continue
             begin, samples = self.at, chunk.samples
             end = chunk.end if samples is None else begin + 1
             if self._leases and not self.source.deliver(chunk, begin, end):
@@ -72,6 +96,35 @@ class WorkerReader:
                 self._chunk = None
             return chunk.batch if samples is None else samples[begin - chunk.begin]
         return END
+
+    def _pass_bad(self, chunk: SampleChunk) -> bool:
+        """Note the bad samples that come next, and pass over those that are left out; ``False`` if no other comes then.
+
+        What is passed over is noted when the next sample is asked for, and not with the one before: an error that is raised
+        then loses no sample.
+        """
+        samples = chunk.samples
+        while self._bad:
+            offset, error = self._bad[0]
+            if samples is not None and chunk.begin + offset > self.at:
+                break
+            left_out = samples is not None and samples[offset] is LEFT_OUT
+            if self._leases and not self.source.pass_over(chunk, self.at, self.at + left_out):
+                self._drop_chunk()  # another worker has it now, and notes it
+                return False
+            self._bad.popleft()
+            self.at += left_out
+            assert self._log is not None
+            try:
+                self._log.note(offset, error)
+            except TooManyBadSamplesError as exceeded:
+                self._exceeded = exceeded
+                raise
+        if self.at == chunk.end:
+            self._counted += chunk.count
+            self._chunk = None
+            return False
+        return True
 
     @property
     def delivered(self) -> int:
@@ -125,6 +178,9 @@ class WorkerReader:
                 raise
             if chunk is not None:
                 self.at, self._chunk = chunk.begin, chunk
+                self._bad.extend(chunk.bad)
+                if self._log is not None:
+                    self._log.enter(chunk.count)
                 return chunk
             with self._lock:
                 self.finished = True
@@ -152,9 +208,11 @@ class WorkerReader:
     def _drop_chunk(self) -> None:
         self._counted = self.delivered
         self._chunk = None
+        self._bad.clear()
 
     def _go_to(self, at: int) -> None:
         self.at, self._counted = at, 0
+        self._log, self._exceeded = self._new_log(), None
         self.moves += 1
         self.finished = self.source.ended(at)
 
