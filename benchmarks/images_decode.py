@@ -1,15 +1,17 @@
 """JPEG pictures of 500 x 375 to augmented batches of 224 x 224 (uint8), in one process: stoker, the bare decoder, and peers.
 
-    python benchmarks/setup_peers.py mosaic litdata && python benchmarks/images_decode.py [--rounds 5] [--pictures 1024]
+    python benchmarks/setup_peers.py mosaic litdata dali ffcv && python benchmarks/images_decode.py [--rounds 5]
 
 All read the same pictures, draw a part as torchvision's ``RandomResizedCrop`` does, and mirror half of them. ``bare decode``
 calls simplejpeg and nothing else; ``bare`` decodes, cuts, resizes and mirrors in a loop, with simplejpeg and OpenCV.
 ``torch`` is a ``DataLoader`` over files with Pillow and torchvision, ``mosaicml`` and ``litdata`` are their data sets with
-the same functions, all without workers. torchvision's own decoder of JPEG is not there beside a torch without CUDA.
+the same functions, all without workers. torchvision's own decoder of JPEG is not there beside a torch without CUDA. ``ffcv``
+is FFCV, and ``dali`` are DALI's operators of the processor, each in one thread. ``--pictures`` must be a
+multiple of 64, the batch size.
 
-Processes come in alternation, and each is measured over its second epoch. Printed are medians: pictures a second of a
-processor, which other programs disturb little, and by the clock, where stoker uses several threads; and how many times as
-fast as each other stoker is.
+Processes come in alternation, and each is measured over ``--epochs`` after its first one. Printed are medians: pictures a
+second of a processor, which other programs disturb little, and by the clock, where stoker uses several threads; and how many
+times as fast as each other stoker is, of the rounds' ratios, with the least and the largest.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from setup_peers import python_of
 from stoker import MDSWriter
 
 RUNNER = Path(__file__).parent / "peers" / "run_images.py"
-INTERPRETERS = {"torch": "mosaic", "mosaicml": "mosaic", "litdata": "litdata"}
+INTERPRETERS = {"torch": "mosaic", "mosaicml": "mosaic", "litdata": "litdata", "ffcv": "ffcv", "dali": "dali"}
 LIBRARIES = ("bare decode", "bare", "stoker", *INTERPRETERS)
 HEIGHT, WIDTH = 375, 500
 DISTINCT = 128  # pictures; others are the same again
@@ -63,10 +65,10 @@ def write(folder: Path, pictures: int) -> float:
     return float(np.mean([len(one) for one in distinct]))
 
 
-def measure(library: str, folder: Path) -> dict[str, float | str]:
+def measure(library: str, folder: Path, epochs: int) -> dict[str, float | str]:
     """One process."""
     interpreter = python_of(INTERPRETERS[library]) if library in INTERPRETERS else Path(sys.executable)
-    command = [interpreter, RUNNER, library, folder]
+    command = [interpreter, RUNNER, library, folder, epochs]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{library}: {done.stderr[-2000:]}")
@@ -77,13 +79,18 @@ def measure(library: str, folder: Path) -> dict[str, float | str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--pictures", type=int, default=1024)
-    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=LIBRARIES)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--pictures", type=int, default=768)
+    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, help="default: all that are installed")
     parser.add_argument(
         "--dir", default="/dev/shm" if Path("/dev/shm").is_dir() else None, help="where the pictures lie"
     )
     options = parser.parse_args()
-    found: dict[str, list[dict[str, float | str]]] = {library: [] for library in options.libraries}
+    chosen = options.libraries or [
+        one for one in LIBRARIES if one not in INTERPRETERS or python_of(INTERPRETERS[one]).exists()
+    ]
+    print(f"without: {', '.join(one for one in LIBRARIES if one not in chosen) or 'none'}")
+    found: dict[str, list[dict[str, float | str]]] = {library: [] for library in chosen}
     with tempfile.TemporaryDirectory(dir=options.dir) as place:
         folder = Path(place)
         size = write(folder, options.pictures)
@@ -92,17 +99,25 @@ def main() -> None:
         )
         for number in range(options.rounds):
             for library in found if number % 2 else reversed(found):
-                found[library].append(measure(library, folder))
+                found[library].append(measure(library, folder, options.epochs))
     rates = {
         library: {kind: median(1 / float(one[kind]) for one in runs) for kind in ("cpu", "clock")}
         for library, runs in found.items()
     }
-    print(f"{'':12} {'pictures/s':>12} {'pictures/s':>12} {'stoker is':>10} {'stoker is':>10}")
-    print(f"{'':12} {'of one core':>12} {'by the clock':>12} {'by core':>10} {'by clock':>10}")
-    ours = rates.get("stoker")
+    print(f"{'':12} {'pictures/s':>12} {'pictures/s':>12}   {'stoker is':<24} {'stoker is':<24}")
+    print(f"{'':12} {'of one core':>12} {'by the clock':>12}   {'by core':<24} {'by the clock':<24}")
     for library, rate in rates.items():
-        times = "".join(f" {ours[kind] / rate[kind]:8.2f} x" for kind in ("cpu", "clock")) if ours else ""
-        print(f"{library:12} {rate['cpu']:12.0f} {rate['clock']:12.0f}{times}   {found[library][0]['version']}")
+        times = (
+            "".join(f" {ratios(found, library, kind):<24}" for kind in ("cpu", "clock")) if "stoker" in found else ""
+        )
+        print(f"{library:12} {rate['cpu']:12.0f} {rate['clock']:12.0f}  {times} {found[library][0]['version']}")
+
+
+def ratios(found: dict[str, list[dict[str, float | str]]], library: str, kind: str) -> str:
+    """How many times as fast as another stoker is."""
+    pairs = zip(found[library], found["stoker"], strict=True)
+    each = [float(other[kind]) / float(ours[kind]) for other, ours in pairs]
+    return f"{median(each):.2f} x ({min(each):.2f} to {max(each):.2f})"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Make the environments of the libraries that other commands of this folder measure stoker against.
 
-    python benchmarks/setup_peers.py            # make what is missing
+    python benchmarks/setup_peers.py            # make what is missing, but ffcv
+    python benchmarks/setup_peers.py ffcv       # compiles it: apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev
     python benchmarks/setup_peers.py --clear    # make all anew
 
 Each lies in a folder of its own under ``benchmarks/.venvs``, with the versions given below, so that no peer
-decides which NumPy or torch stoker runs with. What is there already with the right versions is left alone.
+decides which NumPy or torch stoker runs with. What is there already with the right versions is left alone. torchcodec, of
+``video``, needs FFmpeg's libraries to be imported: apt-get install libavdevice59 (of Debian 12), or ffmpeg.
 """
 
 from __future__ import annotations
@@ -24,18 +26,30 @@ PINS: dict[str, dict[str, str]] = {
     "mosaic": {"torch": "2.13.0", "mosaicml-streaming": "0.13.0"},
     "litdata": {"torch": "2.13.0", "litdata": "0.2.76", "webdataset": "1.0.2", "zstd": "1.5.7.2"},
     "hf": {"torch": "2.13.0", "datasets": "5.2.0"},
+    "video": {"torch": "2.13.0", "datasets": "5.2.0", "torchcodec": "0.13.0"},
     "grain": {"grain": "0.2.18", "array_record": "0.8.6"},
+    "ffcv": {"torch": "2.13.0", "ffcv": "1.0.2"},
+    "dali": {"nvidia-dali-cuda120": "2.4.0", "nvidia-nvimgcodec-cu12": "0.9.0.20"},
     "dlio": {"torch": "2.13.0", "dlio_benchmark": "2.0.0", "pydftracer": "1.0.2", "tensorflow-cpu": "2.21.0"},
 }
 # DLIO requires DALI, which PyPI does not have, and does not import it for what is measured here; TensorFlow it imports
-# always. So it is installed without what it requires, and what it imports with it: MPI itself is a package, too.
-ALONE = ("dlio_benchmark",)
-MORE = {"dlio": ("mpi4py", "mpich", "h5py", "omegaconf", "hydra-core", "pandas", "psutil", "pillow", "pyyaml")}
+# always. So it is installed without what it requires, and what it imports with it: MPI itself is a package, too. DALI's
+# operators of the processor need none of the libraries for graphics processors that it requires.
+ALONE = ("dlio_benchmark", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12")
+MORE = {
+    "ffcv": ("pillow",),
+    "dali": ("numpy", "astunparse", "gast", "libcst", "makefun", "nvtx", "optree", "packaging", "six", "dm-tree"),
+    "dlio": ("mpi4py", "mpich", "h5py", "omegaconf", "hydra-core", "pandas", "psutil", "pillow", "pyyaml"),
+}
+BY_NAME = ("ffcv",)  # made where it is asked for
 IMPORTS = {
     "mosaic": ("streaming",),
     "litdata": ("litdata", "webdataset", "torchvision"),
     "hf": ("datasets",),
+    "video": ("datasets", "torchcodec"),
     "grain": ("grain", "array_record"),
+    "ffcv": ("ffcv",),
+    "dali": ("nvidia.dali",),
     "dlio": ("dlio_benchmark.main",),
 }
 
@@ -125,13 +139,13 @@ def shim(name: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(PINS)}; default all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(PINS)}; default all but ffcv")
     parser.add_argument("--clear", action="store_true", help="remove the environments and make them anew")
     options = parser.parse_args()
     unknown = set(options.names) - set(PINS)
     if unknown:
         parser.error(f"no environment is called {min(unknown)}; there are {', '.join(PINS)}")
-    for name in options.names or PINS:
+    for name in options.names or [one for one in PINS if one not in BY_NAME]:
         if options.clear:
             shutil.rmtree(VENVS / name, ignore_errors=True)
         if not right(name):

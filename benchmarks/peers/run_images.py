@@ -1,7 +1,7 @@
 """JPEG pictures to augmented batches of 224 x 224 by one library, in the environment in which ``images_decode.py`` starts it.
 
-Args: the library, and the folder of the pictures. The second epoch is measured, all of it. Prints JSON: seconds of CPU
-and clock a picture.
+Args: the library, the folder of the pictures, and how many epochs are measured, all of each, after a first one. Prints JSON:
+seconds of CPU and clock a picture.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Epoch = Callable[[], Iterable[Any]]
 
 
 def main() -> None:
-    """Take the batches of two epochs."""
-    library, folder = sys.argv[1], Path(sys.argv[2])
-    if library in PEERS:
+    """Take the batches of some epochs."""
+    library, folder, epochs = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    if library in TORCH:
         import torch
 
         torch.set_num_threads(1)
@@ -35,19 +35,15 @@ def main() -> None:
     epoch = RUNS[library](folder)
     for _ in epoch():
         pass
-    done, begun, cpu = 0, time.perf_counter(), process_seconds()
-    for batch in epoch():
-        assert sorted(batch.shape[1:]) == [3, SIDE, SIDE], batch.shape
-        assert str(batch.dtype).endswith("uint8")
-        done += len(batch)
-    found = {"clock": (time.perf_counter() - begun) / done, "cpu": (process_seconds() - cpu) / done}
+    done, begun, cpu = 0, time.perf_counter(), time.process_time()
+    for _ in range(epochs):
+        for batch in epoch():
+            assert sorted(batch.shape[1:]) == [3, SIDE, SIDE], batch.shape
+            assert str(batch.dtype).endswith("uint8")
+            done += len(batch)
+    found = {"clock": (time.perf_counter() - begun) / done, "cpu": (time.process_time() - cpu) / done}
     print(json.dumps({**found, "pictures": done, "version": VERSIONS[library]()}), flush=True)
     os._exit(0)  # what a library leaves running is not measured
-
-
-def process_seconds() -> float:
-    """Seconds of the processor that this process and those it waited for have had."""
-    return sum(os.times()[:4])
 
 
 def encoded(folder: Path) -> list[bytes]:
@@ -177,7 +173,43 @@ def litdata(folder: Path) -> Epoch:
     return batches_of(Pictures(str(place), shuffle=True, seed=1))
 
 
-PEERS = ("torch", "mosaicml", "litdata")
+def dali(folder: Path) -> Epoch:
+    """DALI's operators of the processor, in one thread: the part alone is decoded, and resized by four pixels each."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    files = [str(path) for path in sorted((folder / "files").iterdir())]
+
+    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None, seed=0)
+    def pipeline() -> Any:
+        data, _ = fn.readers.file(files=files, random_shuffle=True)
+        part = fn.decoders.image_random_crop(data, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
+        small = fn.resize(part, size=[SIDE, SIDE], interp_type=types.INTERP_LINEAR, antialias=False)
+        return fn.flip(small, horizontal=fn.random.coin_flip())
+
+    made = pipeline()
+    made.build()
+    return lambda: (np.asarray(made.run()[0].as_array()) for _ in range(len(files) // BATCH))
+
+
+def ffcv(folder: Path) -> Epoch:
+    """FFCV in one thread. It encodes the pictures anew as it writes them, in the same quality, and resizes by areas."""
+    from ffcv.fields import RGBImageField
+    from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import RandomHorizontalFlip
+    from ffcv.writer import DatasetWriter
+
+    place = str(folder / "ffcv")
+    if not os.path.exists(place):
+        samples = [(pillow(data),) for data in encoded(folder)]
+        writer = DatasetWriter(place, {"image": RGBImageField(write_mode="jpg", jpeg_quality=90)}, num_workers=1)
+        writer.from_indexed_dataset(samples)
+    steps = {"image": [RandomResizedCropRGBImageDecoder((SIDE, SIDE)), RandomHorizontalFlip()]}
+    loader = Loader(place, BATCH, num_workers=1, os_cache=True, order=OrderOption.QUASI_RANDOM, pipelines=steps)
+    return lambda: (images for (images,) in loader)
+
+
+TORCH = ("torch", "mosaicml", "litdata")
 RUNS: dict[str, Callable[[Path], Epoch]] = {
     "bare decode": bare_decode,
     "bare": bare,
@@ -185,6 +217,8 @@ RUNS: dict[str, Callable[[Path], Epoch]] = {
     "torch": torch_loader,
     "mosaicml": mosaicml,
     "litdata": litdata,
+    "ffcv": ffcv,
+    "dali": dali,
 }
 VERSIONS: dict[str, Callable[[], str]] = {
     "bare decode": lambda: f"simplejpeg {version('simplejpeg')}",
@@ -193,6 +227,8 @@ VERSIONS: dict[str, Callable[[], str]] = {
     "torch": lambda: f"torch {version('torch')}, torchvision {version('torchvision')}, Pillow {version('pillow')}",
     "mosaicml": lambda: f"mosaicml-streaming {version('mosaicml-streaming')}",
     "litdata": lambda: f"litdata {version('litdata')}",
+    "ffcv": lambda: f"ffcv {version('ffcv')}",
+    "dali": lambda: f"nvidia-dali-cuda120 {version('nvidia-dali-cuda120')}",
 }
 
 

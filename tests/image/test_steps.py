@@ -125,6 +125,15 @@ def test_a_random_part_has_the_area_and_proportions_that_are_asked_for() -> None
         assert 0 <= box.y <= 300 - box.height
         assert 0.19 < box.width * box.height / 150_000 < 0.51
         assert 0.48 < box.width / box.height < 2.05
+    rng = np.random.default_rng(0)
+    for box in boxes[:100]:  # numbers are those that torchvision's way of drawing gives
+        while True:
+            area, ratio = 150_000 * rng.uniform(0.2, 0.5), np.exp(rng.uniform(np.log(0.5), np.log(2.0)))
+            width, height = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+            if width <= 500 and height <= 300:
+                break
+        assert box == Box(int(rng.integers(501 - width)), int(rng.integers(301 - height)), width, height)
+    rng = np.random.default_rng(0)
     assert {box.x for box in boxes} > set(range(0, 100, 50))
     assert len({box.y for box in boxes}) > 100
     narrow = open_picture(encoded(photo(10, 500)), "RGB", "auto", strict=True)

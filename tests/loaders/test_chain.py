@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from itertools import islice
 from pathlib import Path
@@ -91,6 +92,28 @@ def test_whatever_reads_a_sample_its_numbers_are_the_same(data: Path) -> None:
                 assert rows(loader) == whole
     ranks = [rows(opened(data, world=World(rank, 4, 4), batch_size=4).batches()) for rank in range(4)]
     assert sorted(row for rank in ranks for row in rank) == by_id
+
+
+def test_a_generator_is_philox_and_makes_others_of_its_own(data: Path) -> None:
+    def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        state: Any = rng.bit_generator.state
+        again = np.random.Generator(np.random.Philox(**state["state"]))
+        assert state["buffer_pos"] == 4
+        copied = pickle.loads(pickle.dumps(rng))
+        numbers = again.random(3).tolist()
+        assert rng.random(3).tolist() == copied.random(3).tolist() == numbers
+        children = [child.random() for one in (rng, copied) for child in (*one.spawn(2), *one.spawn(1))]
+        assert children[:3] == children[3:]
+        seed: Any = rng.bit_generator.seed_seq
+        assert np.random.PCG64(seed).random_raw() > 0
+        return {"id": sample["id"], "children": np.array(children[:3])}
+
+    first, second = (
+        {int(one["id"]): one["children"].tolist() for one in opened(data, transform=Chain().random_map(drawn))}
+        for _ in range(2)
+    )
+    assert first == second
+    assert len({one for children in first.values() for one in children}) == 3 * SAMPLES
 
 
 def test_a_run_resumes_with_the_same_numbers(data: Path) -> None:

@@ -51,10 +51,12 @@ def resize_part(picture: Picture, box: Box, out: Array, resample: Resample, *, f
     height, width = out.shape[:2]
     shrink = 1
     if resample == "bilinear" and picture.shrinks:
-        fits = (one for one in SHRINKS if box.width >= one * width and box.height >= one * height)
-        shrink = next(fits, 1)
+        for one in SHRINKS:
+            if box.width >= one * width and box.height >= one * height:
+                shrink = one
+                box = Box(box.x / one, box.y / one, box.width / one, box.height / one)
+                break
     pixels = picture.pixels(shrink)
-    box = Box(box.x / shrink, box.y / shrink, box.width / shrink, box.height / shrink)
     if resample == "antialias" or box.width >= 2 * width or box.height >= 2 * height:
         _resize_by_pillow(pixels, box, out, flip=flip, quick=resample == "bilinear")
         return

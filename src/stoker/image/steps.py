@@ -208,10 +208,12 @@ class RandomResizedCrop(_Resizing):
 
     def _draw(self, picture: Picture, rng: np.random.Generator) -> Box:
         area = picture.height * picture.width
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        least, log = self.scale[0], math.log(self.ratio[0])
+        # The numbers of rng.uniform(low, high), which takes four times as long.
+        more_scale, more_log = self.scale[1] - least, math.log(self.ratio[1]) - log
         for _ in range(10):
-            chosen = area * rng.uniform(*self.scale)
-            ratio = math.exp(rng.uniform(low, high))
+            chosen = area * (least + more_scale * rng.random())
+            ratio = math.exp(log + more_log * rng.random())
             width, height = round(math.sqrt(chosen * ratio)), round(math.sqrt(chosen / ratio))
             if 0 < width <= picture.width and 0 < height <= picture.height:
                 x, y = rng.integers(picture.width - width + 1), rng.integers(picture.height - height + 1)
