@@ -17,6 +17,10 @@ from typing import Final
 READ_WHOLE: Final = 16 << 10
 """A file of at most so many bytes is read: a map of it costs more time, and a process can have only so many maps."""
 
+SMALL_PART: Final = 1 << 17
+"""A part of a file that is a shard, such as a row group, is read where it has at most so many bytes: a map of 60 kB costs
+three times as much. All that are kept open, :data:`MOST_OPEN`, so take 32 MiB of memory at most."""
+
 SMALL_FILE: Final = 1 << 20
 """A file that is a sample is read where it has at most so many bytes, as all of them are needed at once. A map of 100 kB
 costs three times as much as to read it, of 1 MiB half as much again."""

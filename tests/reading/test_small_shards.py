@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stoker import MDSWriter, Stream, StreamingDataset
@@ -72,6 +75,18 @@ def replaced_by_an_old_one(file: Path) -> None:
 def link_to_another(file: Path) -> None:
     file.unlink()
     file.symlink_to(file.with_name("shard.00039.mds"))
+
+
+def rewritten(file: Path) -> None:
+    data = file.read_bytes()
+    time.sleep(0.02)
+    file.write_bytes(data)
+
+
+def link_to_rewritten(file: Path) -> None:
+    shutil.copyfile(file, file.with_name("other"))
+    file.unlink()
+    file.symlink_to(file.with_name("other"))
 
 
 @pytest.mark.parametrize(
@@ -170,4 +185,59 @@ def test_few_small_shards_stay_open(data: Path) -> None:
         assert found == list(range(SHARDS * ROWS))
         assert pool.ready(range(SHARDS)) <= 8 + 1
     assert dataset.stats().cache_hits >= SHARDS
+    dataset.close()
+
+
+def part_rows(pool: Any, file: int) -> Any:
+    return np.asarray(read_samples(pool, np.full(ROWS, file), np.arange(ROWS))["id"]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("damage", "errors"),
+    [
+        (cut, CorruptDataError),
+        (longer, CorruptDataError),
+        (fifo, ObjectNotFoundError),
+        (directory, StokerError),
+        (os.unlink, ObjectNotFoundError),
+        (rewritten, CorruptDataError),
+        (link_to_rewritten, CorruptDataError),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_one_bad_file_among_many_small_parts_is_an_error_of_its_own(
+    tmp_path: Path, damage: Callable[[Path], Any], errors: Any
+) -> None:
+    for number in range(SHARDS):
+        ids = pa.array(np.arange(number * ROWS, (number + 1) * ROWS))
+        pq.write_table(pa.table({"id": ids, "x": ids}), tmp_path / f"{number:05}.parquet")
+    dataset = StreamingDataset(tmp_path, format="parquet", columns=["id"])
+    file = tmp_path / f"{BAD:05}.parquet"
+    damage(file)
+    pool = dataset.epoch_reader.pool
+    pool.expect(range(SHARDS))
+    pool.prefetch(range(SHARDS))
+    for number in range(SHARDS):
+        if number == BAD:
+            with pytest.raises(errors, match=file.name):
+                part_rows(pool, number)
+        else:
+            assert part_rows(pool, number) == list(range(number * ROWS, (number + 1) * ROWS))
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    dataset.close()
+
+
+def test_row_groups_are_read_or_mapped_by_their_own_size(tmp_path: Path) -> None:
+    small, large = np.arange(2000), np.random.default_rng(0).integers(0, 1 << 60, 40_000)
+    with pq.ParquetWriter(tmp_path / "data.parquet", pa.schema([("id", pa.int64())])) as writer:
+        for values in (small, large, small + 5):
+            writer.write_table(pa.table({"id": values}))
+    dataset = StreamingDataset(tmp_path, format="parquet")
+    pool = dataset.epoch_reader.pool
+    pool.prefetch(range(3))
+    for shard, values in enumerate((small, large, small + 5)):
+        rows = np.arange(len(values))
+        assert (np.asarray(read_samples(pool, np.full(len(values), shard), rows)["id"]) == values).all()
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    assert len(maps) == 1
     dataset.close()

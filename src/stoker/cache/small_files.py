@@ -6,13 +6,15 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from stoker.cache.range_fetch import check_file
 from stoker.concurrency.request_observer import RequestObserver, observer
-from stoker.errors import StokerError
-from stoker.formats.base import ShardInfo
+from stoker.errors import CorruptDataError, StokerError
+from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.index.file_index import FileShards
 from stoker.index.version import VersionWatch
-from stoker.policy import READ_WHOLE
+from stoker.policy import READ_WHOLE, SMALL_PART
 from stoker.storage.files import READ_FLAGS
 
 
@@ -41,12 +43,13 @@ class SmallFileReader:
         """
         paths = [files.path(number) for number in numbers]
         sizes = [files.size(number) for number in numbers]
-        for number, path, size, found in zip(numbers, paths, sizes, self._read(paths, sizes, at_once), strict=True):
+        wanted = [_Wanted(f"{self.folder}/{path}", 0, size + 1) for path, size in zip(paths, sizes, strict=True)]
+        for number, path, size, found in zip(numbers, paths, sizes, _read_files(wanted, at_once), strict=True):
             if found is not None and len(found[0]) == size and files.is_same(number, found[1]):
                 yield number, path, found[0]
 
     def read_shards(self, shards: Sequence[ShardInfo], at_once: int) -> Sequence[bytes | None]:
-        """The raw file of each shard that is one small file; ``None`` for others, and where the index was written anew.
+        """The raw file, or part of a file, of each shard that is a small one; ``None`` for others, and for changed files.
 
         Args:
             shards: the shards.
@@ -55,18 +58,14 @@ class SmallFileReader:
         watch = self._watch
         if watch is not None and watch.version.files:
             return [None] * len(shards)
-        chosen = [number for number, info in enumerate(shards) if _is_one_small_file(info)]
+        chosen = [number for number, info in enumerate(shards) if small_bytes(info) is not None]
         files = [shards[number].raw[0] for number in chosen]
-        # Where a link leads may be old, and the link new.
-        read = self._read([file.basename for file in files], [file.bytes for file in files], at_once, os.O_NOFOLLOW)
         found: list[bytes | None] = [None] * len(shards)
-        for number, file, one in zip(chosen, files, read, strict=True):
-            if one is None:
-                continue
-            data, status = one
-            same = len(data) == file.bytes == status.st_size and stat.S_ISREG(status.st_mode)
-            if same and (watch is None or watch.is_older(status.st_ctime_ns or status.st_mtime_ns)):
-                found[number] = data
+        for number, file, one in zip(
+            chosen, files, _read_files([self._wanted(file) for file in files], at_once), strict=True
+        ):
+            if one is not None and self._is_same(file, *one):
+                found[number] = one[0]
         try:
             if watch is not None:
                 watch.look()  # once for all of them
@@ -74,17 +73,58 @@ class SmallFileReader:
             return [None] * len(shards)
         return found
 
-    def _read(
-        self, paths: Sequence[str], sizes: Sequence[int], at_once: int, flags: int = 0
-    ) -> Iterator[tuple[bytes, os.stat_result] | None]:
-        """Files, each by one read of up to a byte more than its size, and their statuses; ``None`` for what is not read."""
-        for first in range(0, len(paths), at_once):
-            names = [f"{self.folder}/{path}" for path in paths[first : first + at_once]]
-            yield from _read_together(names, sizes[first : first + at_once], READ_FLAGS | flags)
+    def _wanted(self, file: FileInfo) -> _Wanted:
+        """What is read of a file: of a whole one a byte more, if there is one."""
+        path = f"{self.folder}/{file.basename}"
+        if file.part is None:  # where a link leads may be old, and the link new
+            return _Wanted(path, 0, file.bytes + 1, os.O_NOFOLLOW)
+        first, end = file.part.window
+        return _Wanted(path, first, end - first)
+
+    def _is_same(self, file: FileInfo, data: bytes, status: os.stat_result) -> bool:
+        """Whether what was read is of the file that the index describes."""
+        if not stat.S_ISREG(status.st_mode):
+            return False
+        if file.part is not None:
+            first, end = file.part.window
+            try:
+                check_file(file.basename, status, file.part)
+            except CorruptDataError:
+                return False
+            return len(data) == end - first
+        watch = self._watch
+        older = watch is None or watch.is_older(status.st_ctime_ns or status.st_mtime_ns)
+        return older and len(data) == file.bytes == status.st_size
 
 
-def _is_one_small_file(info: ShardInfo) -> bool:
-    return len(info.raw) == 1 and not info.zip and info.raw[0].part is None and 0 < info.raw[0].bytes <= READ_WHOLE
+def small_bytes(info: ShardInfo) -> int | None:
+    """Bytes that are read of a shard that is one small file, or a small part of a file in place; ``None`` for others."""
+    if len(info.raw) != 1 or info.zip:
+        return None
+    file = info.raw[0]
+    part, size, most = file.part, file.bytes, READ_WHOLE
+    if part is not None:
+        if not part.in_place or part.size == UNKNOWN:
+            return None
+        first, end = part.window
+        size, most = end - first, SMALL_PART
+    return size if 0 < size <= most else None
+
+
+class _Wanted(NamedTuple):
+    """Bytes of a file that are read.
+
+    Attributes:
+        name: of the file.
+        start: the first byte.
+        size: how many there are, at most.
+        flags: what ``os.open`` is given beside what reading needs.
+    """
+
+    name: str
+    start: int
+    size: int
+    flags: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,29 +142,40 @@ class _OpenFile:
     nanoseconds: int = 0
 
 
-def _read_together(names: Sequence[str], sizes: Sequence[int], flags: int) -> list[tuple[bytes, os.stat_result] | None]:
+def _read_files(wanted: Sequence[_Wanted], at_once: int) -> Iterator[tuple[bytes, os.stat_result] | None]:
+    """Bytes of files, each by one read, and the files' statuses; ``None`` for what is not read.
+
+    Args:
+        wanted: what is read.
+        at_once: how many files may be open at the same time.
+    """
+    for first in range(0, len(wanted), at_once):
+        yield from _read_together(wanted[first : first + at_once])
+
+
+def _read_together(wanted: Sequence[_Wanted]) -> list[tuple[bytes, os.stat_result] | None]:
     """Files that are open at the same time: storage is asked for all of them before the first is waited for."""
     counts = observer()
     opened: list[_OpenFile | None] = []
     try:
-        for name in names:
-            opened.append(_open(name, flags, counts))  # noqa: PERF401 - all that are open are closed
-        return [None if one is None else _read(one, size, counts) for one, size in zip(opened, sizes, strict=True)]
+        for one in wanted:
+            opened.append(_open(one, counts))  # noqa: PERF401 - all that are open are closed
+        return [None if file is None else _read(file, one, counts) for file, one in zip(opened, wanted, strict=True)]
     finally:
-        for one in opened:
-            if one is not None:
-                os.close(one.descriptor)
+        for file in opened:
+            if file is not None:
+                os.close(file.descriptor)
 
 
-def _open(name: str, flags: int, counts: RequestObserver | None) -> _OpenFile | None:
+def _open(wanted: _Wanted, counts: RequestObserver | None) -> _OpenFile | None:
     """Open a file, and have the kernel begin to read it; ``None`` where it can not be."""
     begun = (0, 0) if counts is None else counts.begin()
     try:
-        descriptor = os.open(name, flags)
+        descriptor = os.open(wanted.name, READ_FLAGS | wanted.flags)
     except OSError:
         return None
     try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(descriptor, wanted.start, wanted.size, os.POSIX_FADV_WILLNEED)
     except OSError:  # it is no file
         os.close(descriptor)
         return None
@@ -134,11 +185,11 @@ def _open(name: str, flags: int, counts: RequestObserver | None) -> _OpenFile | 
     return _OpenFile(descriptor, ended[0] - begun[0], ended[1] - begun[1])
 
 
-def _read(file: _OpenFile, size: int, counts: RequestObserver | None) -> tuple[bytes, os.stat_result] | None:
+def _read(file: _OpenFile, wanted: _Wanted, counts: RequestObserver | None) -> tuple[bytes, os.stat_result] | None:
     begun = (0, 0) if counts is None else counts.begin()
     try:
         # The status is asked last, as the file may be written over meanwhile.
-        data, status = os.read(file.descriptor, size + 1), os.fstat(file.descriptor)
+        data, status = os.pread(file.descriptor, wanted.size, wanted.start), os.fstat(file.descriptor)
     except OSError:
         return None
     if counts is not None:

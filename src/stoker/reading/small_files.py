@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from stoker.cache.base import ShardCache
-from stoker.cache.small_files import SmallFileReader
+from stoker.cache.small_files import SmallFileReader, small_bytes
 from stoker.errors import CorruptDataError
-from stoker.formats.base import ReadOptions, ShardReader
+from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.one_file import FileKind, FileShard
 from stoker.formats.registry import get_format
-from stoker.index.columnar_shards import shard_bytes
+from stoker.index.columnar_shards import LazyShards, shard_bytes
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.file_index import FileShards
 from stoker.index.index import Index
@@ -57,7 +57,10 @@ class SmallShards:
         stream = self._streams[self._stream_of(shard)]
         if not stream.most:
             return None
-        size = shard_bytes(stream.shards, shard - stream.first)
+        number = shard - stream.first
+        if stream.parts:
+            return small_bytes(stream.shards[number])
+        size = shard_bytes(stream.shards, number)
         return size if size <= stream.most else None
 
     def open(self, shards: Sequence[int], threads: int) -> tuple[dict[int, ShardReader], int]:
@@ -90,9 +93,10 @@ class _Stream:
         first: number of its first shard among those of all streams.
         files: the shards, where each is a file that is a sample.
         most: bytes of the largest small shard; 0 where none is opened here.
+        parts: whether shards may be parts of files.
     """
 
-    __slots__ = ("_cache", "_kind", "_options", "files", "first", "most", "shards")
+    __slots__ = ("_cache", "_kind", "_options", "files", "first", "most", "parts", "shards")
 
     def __init__(self, index: Index, cache: ShardCache, first: int, options: ReadOptions) -> None:
         self.shards = index.shards
@@ -100,6 +104,7 @@ class _Stream:
         self.files = index.shards if isinstance(index.shards, FileShards) else None
         here = cache.small_files is not None and not options.checksums
         self.most = 0 if not here else READ_WHOLE if self.files is None else SMALL_FILE
+        self.parts = not isinstance(index.shards, LazyShards) and bool(len(index.shards)) and _is_part(index.shards[0])
         self._kind = None if self.files is None else FileKind.of(self.files.format, self.files.spec, options)
         self._cache = cache
         self._options = options
@@ -138,6 +143,10 @@ class _Stream:
             except Exception:  # noqa: BLE001, S112 - is raised again where the shard is asked for
                 continue
             yield shard, data, opened
+
+
+def _is_part(info: ShardInfo) -> bool:
+    return bool(info.raw) and info.raw[0].part is not None
 
 
 class AheadWindow:

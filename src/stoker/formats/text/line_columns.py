@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.types import Batch, Column, Ids
 
-# Blocks that fit a processor's cache are parsed faster than larger ones; small ones pass between threads too often.
-# A line has to fit into a block.
-_BLOCK: Final = 1 << 18
+# Text that is read in one step is one block, mostly: what lies across two blocks is copied. A line has to fit into a block.
+_BLOCK: Final = 1 << 20
 _LARGEST: Final = 1 << 29
 _NEWLINE: Final = 10
 _RETURN: Final = 13
@@ -252,10 +251,13 @@ def _has_negative_zero(values: Column | None) -> bool:
 
 def _has_hexadecimal(lines: LineText) -> bool:
     """Whether there is a number such as 0x1F, or text with such a beginning."""
-    if b"x" not in lines.text and b"X" not in lines.text:
-        return False
     octets = lines.octets
-    return bool(((octets[:-1] == ord("0")) & ((octets[1:] | np.uint8(32)) == ord("x"))).any())
+    for letter in b"xX":
+        if letter in lines.text:
+            found = np.flatnonzero(octets == letter)
+            if (octets[found - (found > 0)] == ord("0")).any():
+                return True
+    return False
 
 
 def _has_long_number(octets: NDArray[np.uint8]) -> bool:

@@ -65,7 +65,8 @@ class ParquetSource:
         self._location = location
         self.column = token_column(location.index, column)
         self._pool = ShardPool(location.index, location.cache, threads=fetch_threads, most_open=1, counts=counts)
-        self._coming: frozenset[int] = frozenset()
+        # Groups that are read soon. The pool looks at it while it changes.
+        self._coming: set[int] = set()
         self._closed = False
         self.after_fork()
         reset_in_children(self)
@@ -108,22 +109,18 @@ class ParquetSource:
         with self._lock:
             fresh = [group for group in groups if group not in self._coming]
             if fresh and not self._closed:  # a block that was being decoded when it was closed starts no threads again
-                # A new set each time: the pool looks at it while it changes.
-                self._coming = self._coming.union(fresh)
+                self._coming.update(fresh)
                 self._pool.expect(self._coming)
                 self._pool.prefetch(fresh)
 
     def done(self, group: int) -> None:
         with self._lock:
-            if group in self._coming:
-                self._coming = self._coming - {group}
-                if self._coming:
-                    self._pool.expect(self._coming)
+            self._coming.discard(group)
             self._pool.done_with(group)
 
     def rest(self) -> None:
         with self._lock:
-            self._coming, self._closed = frozenset(), False
+            self._coming, self._closed = set(), False
             self._pool.expect(self._coming)
 
     def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
@@ -137,11 +134,11 @@ class ParquetSource:
 
     def close(self) -> None:
         with self._lock:
-            self._coming, self._closed = frozenset(), True
+            self._coming, self._closed = set(), True
         self._pool.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"} | {"_coming": frozenset()}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"} | {"_coming": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -311,6 +311,41 @@ class ThriftReader:
         return (self._varint() if count == 15 else count), head & 15
 
 
+def struct_numbers(data: bytes, at: int, inner: dict[int, dict[int, int]] | None = None) -> tuple[dict[int, int], int]:
+    """Integers and booleans of the struct that begins at ``at``, by their fields, and its end.
+
+    Args:
+        data: where it lies.
+        at: where it begins.
+        inner: gets the same of the structs in it, by their fields.
+
+    Raises:
+        IndexError: it is cut off.
+        CorruptDataError: it is wrong.
+    """
+    # This runs for each page: of small files, what a step of it takes is no small part of what reading one does.
+    found: dict[int, int] = {}
+    field = 0
+    while head := data[at]:
+        at += 1
+        kind = head & 15
+        if head > 15:
+            field += head >> 4
+        else:
+            number, at = _unsigned(data, at)
+            field = (number >> 1) ^ -(number & 1)
+        if 4 <= kind <= 6:
+            number, at = (data[at], at + 1) if data[at] < 128 else _unsigned(data, at)
+            found[field] = (number >> 1) ^ -(number & 1)
+        elif kind in (1, 2):
+            found[field] = 2 - kind
+        elif kind == _STRUCT and inner is not None:
+            inner[field], at = struct_numbers(data, at)
+        else:
+            at = _skip(data, at, kind, 0)
+    return found, at + 1
+
+
 def _null_count(data: bytes, at: int) -> tuple[int, int]:
     """``null_count`` of the statistics that begin at ``at``, -1 where it is missing; and their end."""
     nulls, field = -1, 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -50,6 +51,7 @@ class ListShape:
     logical: np.dtype[Any]
 
 
+@lru_cache(maxsize=256)  # of small files, each has the same columns
 def list_shape(column: ColumnSchema) -> ListShape | None:
     """The shape of a column, or ``None`` where it is no list of integers or floats."""
     found = _KIND.fullmatch(column.type)
@@ -234,7 +236,7 @@ class _Values:
             self._same = bool((entries == np.arange(entries.size)).all())
         else:
             entries = entries.copy()
-        self._entries = pyarrow().array(entries)
+        self._entries = None if self._same else pyarrow().array(entries)
 
     def of(self, page: Page, count: int, data: memoryview) -> Array:
         """Values of a page."""

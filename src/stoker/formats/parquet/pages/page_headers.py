@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
 from stoker.formats.parquet.footer.facts import COMPRESSED, DATA_PAGE, DICTIONARY_PAGE, START, VALUES
-from stoker.formats.parquet.footer.thrift import ThriftReader
+from stoker.formats.parquet.footer.thrift import struct_numbers
 from stoker.types import Buffer
 
 DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
@@ -25,7 +25,6 @@ DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
 # Bytes of a page's head that are looked at, and then at most: what makes it longer are statistics.
 _HEAD: Final = 256
 _LONGEST_HEAD: Final = 1 << 26
-_STRUCT: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +118,8 @@ def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int)
 def _read(view: memoryview, at: int, end: int) -> PageHead:
     length = _HEAD
     while True:
-        reader = ThriftReader(bytes(view[at : min(at + length, end)]))
         try:
-            head = _parse(reader, at)
+            head = _parse(bytes(view[at : min(at + length, end)]), at)
         except IndexError:
             if at + length >= end or length >= _LONGEST_HEAD:
                 raise CorruptDataError("its head is cut off, or is none") from None
@@ -136,30 +134,10 @@ def _read(view: memoryview, at: int, end: int) -> PageHead:
         return head
 
 
-def _parse(reader: ThriftReader, at: int) -> PageHead:
-    found = {1: -1, 2: -1, 3: -1}
-    crc: int | None = None
-    numbers: Mapping[int, int] = {}
-    for field, kind in reader.fields():
-        if field in found:
-            found[field] = reader.integer(kind)
-        elif field == 4:
-            crc = reader.integer(kind) & 0xFFFFFFFF
-        elif field in (5, 7, 8) and kind == _STRUCT:
-            numbers = _numbers(reader)
-        else:
-            reader.skip(kind)
-    return PageHead(found[1], at, at + reader.at, found[3], found[2], numbers, crc)
-
-
-def _numbers(reader: ThriftReader) -> dict[int, int]:
-    """Integers and booleans of a struct."""
-    found: dict[int, int] = {}
-    for field, kind in reader.fields():
-        if kind in (1, 2):
-            found[field] = 2 - kind
-        elif kind in (5, 6):
-            found[field] = reader.integer(kind)
-        else:
-            reader.skip(kind)
-    return found
+def _parse(data: bytes, at: int) -> PageHead:
+    """The header that ``data`` begins with, which lies at ``at`` in the buffer."""
+    inner: dict[int, dict[int, int]] = {}
+    found, length = struct_numbers(data, 0, inner)
+    numbers = next((inner[field] for field in (8, 7, 5) if field in inner), {})
+    crc = found[4] & 0xFFFFFFFF if 4 in found else None
+    return PageHead(found.get(1, -1), at, at + length, found.get(3, -1), found.get(2, -1), numbers, crc)

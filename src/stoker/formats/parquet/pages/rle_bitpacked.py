@@ -8,6 +8,7 @@ Source: ``Encodings.md`` of Apache parquet-format.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +23,9 @@ WIDEST: Final = 24
 
 # From so many runs of one size on they are unpacked together.
 _FEW: Final = 4
+# Streams of so few bytes are walked through sooner than arrays are made of them.
+_SHORT: Final = 128
+_MOST_SHORT: Final = 1024
 _NO_POSITIONS: Final = np.zeros(0, dtype=np.int64)
 _NO_VALUES: Final = np.zeros(0, dtype=np.uint8)
 
@@ -43,6 +47,8 @@ def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Id
     """
     if _all_usual(data, count, usual):
         return _NO_POSITIONS, _NO_VALUES
+    if width == 1 and len(data) <= _SHORT and (short := _short_exceptions(bytes(data), count, usual)) is not None:
+        return short
     runs = find_runs(data, count, width)
     flat = np.frombuffer(data, dtype=np.uint8)
     positions: list[Ids] = []
@@ -58,7 +64,7 @@ def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Id
     if packed.size:
         groups = -(-runs.counts[packed] // 8)
         bytes_of = ranges(runs.bodies[packed], groups * width)
-        unpacked = _unpack_groups(flat[bytes_of], int(groups.sum()), width)
+        unpacked = _unpack_groups([flat[bytes_of]], int(groups.sum()), width)
         where = ranges(starts[packed], groups * 8)
         found = np.flatnonzero(unpacked != usual)
         found = found[where[found] < count] if int(where[-1]) >= count else found
@@ -71,6 +77,42 @@ def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Id
     all_positions, all_values = np.concatenate(positions), np.concatenate(values)
     order = np.argsort(all_positions, kind="stable")
     return all_positions[order], all_values[order]
+
+
+def _short_exceptions(data: bytes, count: int, usual: int) -> tuple[Ids, Array] | None:
+    """:func:`exceptions` of values of one bit, of which the stream has few bytes; ``None`` where many differ."""
+    found: list[int] = []
+    values: list[int] = []
+    at = done = 0
+    while done < count:
+        try:
+            head, length = parse_head(data, at)
+            at += length
+            size = head >> 1
+            if not head & 1:
+                if data[at] != usual:
+                    if size > _MOST_SHORT:
+                        return None
+                    found += range(done, done + size)
+                    values += (data[at],) * size
+                at, done = at + 1, done + size
+                continue
+        except IndexError:
+            raise OtherPagesError("a run is cut off") from None
+        if at + size > len(data):
+            raise OtherPagesError(f"fewer values than the {count} that a page should have")
+        for byte in data[at : at + size]:
+            differ = byte ^ (0xFF if usual else 0)
+            while differ:
+                lowest = differ & -differ
+                found.append(done + lowest.bit_length() - 1)
+                values.append(1 - usual)
+                differ ^= lowest
+            done += 8
+        at += size
+    while found and found[-1] >= count:
+        found.pop()
+    return np.array(found, dtype=np.int64), np.array(values[: len(found)], dtype=np.uint8)
 
 
 def unpack(data: memoryview, count: int, width: int) -> Array:
@@ -110,27 +152,47 @@ def _all_usual(data: memoryview, count: int, usual: int) -> bool:
 def _unpack_alike(data: memoryview, count: int, width: int) -> tuple[Array, int, int]:
     """Values of the first runs, as far as they are bit-packed and of one size, as those are that most writers make.
 
+    The run behind them is taken, too, where it is bit-packed and the last.
+
     Returns:
         Room for all values, of which the first were filled; their number; and where the next run begins.
     """
     kind = _kind(width)
-    try:
-        head, length = parse_head(data, 0)
-    except IndexError:
-        raise OtherPagesError("a run is cut off") from None
+    head, length = _run_head(data, 0)
     groups = head >> 1
     stride = length + groups * width
     flat = np.frombuffer(data, dtype=np.uint8)
     runs = min(count // max(1, groups * 8), 1 + alike(flat, 0, stride)) if head & 1 and groups and length < 3 else 0
-    if runs < _FEW:
+    at = runs * stride if runs >= _FEW else 0
+    bodies: list[Array] = []
+    if at:
+        lines = np.lib.stride_tricks.as_strided(flat[length:], (runs, groups * width), (stride, 1), writeable=False)
+        bodies.append(lines)
+    done = groups = runs * groups if at else 0
+    done *= 8
+    if done < count:
+        head, length = _run_head(data, at)
+        last = head >> 1
+        if head & 1 and last * 8 >= count - done:
+            end = at + length + last * width
+            if end > len(data):
+                raise OtherPagesError(f"fewer values than the {count} that a page should have")
+            bodies.append(flat[at + length : end])
+            groups, done, at = groups + last, count, end
+    if not bodies:
         return np.empty(0, dtype=kind), 0, 0
-    out, done = np.empty(count, dtype=kind), runs * groups * 8
-    lines = np.lib.stride_tricks.as_strided(flat[length:], (runs, groups * width), (stride, 1), writeable=False)
-    if kind.itemsize * 8 == width:
-        out[:done].view(np.uint8).reshape(lines.shape)[:] = lines
-    else:
-        _unpack_groups(lines.reshape(-1), runs * groups, width, out[:done])
-    return out, done, runs * stride
+    if done == count:
+        return _unpack_groups(bodies, groups, width)[:count], done, at
+    out = np.empty(count, dtype=kind)
+    out[:done] = _unpack_groups(bodies, groups, width)
+    return out, done, at
+
+
+def _run_head(data: memoryview, at: int) -> tuple[int, int]:
+    try:
+        return parse_head(data, at)
+    except IndexError:
+        raise OtherPagesError("a run is cut off") from None
 
 
 def _unpack_runs(data: memoryview, count: int, width: int) -> Array:
@@ -139,8 +201,7 @@ def _unpack_runs(data: memoryview, count: int, width: int) -> Array:
     flat = np.frombuffer(data, dtype=np.uint8)
     packed = runs.packed
     groups = -(-runs.counts[packed] // 8)
-    body = _bodies(flat, runs.bodies[packed], groups * width)
-    unpacked = _unpack_groups(body, int(groups.sum()), width)
+    unpacked = _unpack_groups(_bodies(flat, runs.bodies[packed], groups * width), int(groups.sum()), width)
     if packed.all():
         return unpacked[:count]
     out = np.empty(count, dtype=unpacked.dtype)
@@ -157,12 +218,9 @@ def _unpack_runs(data: memoryview, count: int, width: int) -> Array:
     return out
 
 
-def _bodies(flat: Array, starts: Ids, sizes: Ids) -> Array:
-    """Bytes of bodies, end to end."""
-    if starts.size == 1:
-        return flat[int(starts[0]) : int(starts[0] + sizes[0])]
-    parts = [flat[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
-    return np.concatenate(parts) if parts else flat[:0]
+def _bodies(flat: Array, starts: Ids, sizes: Ids) -> Sequence[Array]:
+    """Bytes of bodies."""
+    return [flat[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
 
 
 def _kind(width: int) -> np.dtype[Any]:
@@ -170,33 +228,50 @@ def _kind(width: int) -> np.dtype[Any]:
     return np.dtype("<u1" if width <= 8 else "<u2" if width <= 16 else "<u4")
 
 
-def _unpack_groups(body: Array, groups: int, width: int, into: Array | None = None) -> Array:
+def _unpack_groups(bodies: Sequence[Array], groups: int, width: int) -> Array:
     """Values of groups of eight, each as many bytes as a value has bits; the lowest bit comes first.
 
     Args:
-        body: the groups' bytes.
+        bodies: bytes of the groups, one after the other.
         groups: how many there are.
         width: bits of a value.
-        into: room for the values, of :func:`_kind`; if there is none they are in memory of their own, or where they lie.
+
+    Returns:
+        Of :func:`_kind`, shape ``(8 * groups,)``; perhaps where they lie.
     """
-    body, kind = body[: groups * width], _kind(width)
-    if into is None and kind.itemsize * 8 == width:
-        whole = np.ascontiguousarray(body)
-        return whole.view(kind) if whole.ctypes.data % kind.itemsize == 0 else whole.copy().view(kind)
-    if into is None and width == 1:
-        return np.unpackbits(body, bitorder="little")
-    out = (np.empty(groups * 8, dtype=kind) if into is None else into).reshape(groups, 8)
+    kind, size = _kind(width), groups * width
     if not groups:
-        return out.reshape(-1)
-    loaded = np.dtype("<u2" if width <= 9 else "<u4" if width <= 25 else "<u8")
-    padded = np.empty(body.size + loaded.itemsize, dtype=np.uint8)
-    padded[: body.size] = body
-    padded[body.size :] = 0
+        return np.empty(0, dtype=kind)
+    if kind.itemsize * 8 == width:
+        whole = np.ascontiguousarray(bodies[0]) if len(bodies) == 1 else _joined(bodies, np.empty(size, np.uint8))
+        whole = whole.reshape(-1)
+        return whole.view(kind) if whole.ctypes.data % kind.itemsize == 0 else whole.copy().view(kind)
+    # Four values of a group lie in eight bytes where they have at most 15 bits, as the second four begin in a byte's middle.
+    loaded, at_once = (np.dtype("<u8"), 4) if width < 16 else (np.dtype("<u4"), 1)
+    padded = np.empty(size + loaded.itemsize, dtype=np.uint8)
+    _joined(bodies, padded)
+    if width == 1:
+        return np.unpackbits(padded[:size], bitorder="little")
+    padded[size:] = 0
+    out = np.empty((groups, 8), dtype=kind)
     shifted = np.empty(groups, dtype=loaded)
-    mask = loaded.type((1 << width) - 1)
-    for number in range(8):
-        byte, shift = divmod(number * width, 8)
+    for first in range(0, 8, at_once):
+        byte, shift = divmod(first * width, 8)
         column: Array = np.ndarray((groups,), loaded, padded.data, byte, (width,))
-        np.right_shift(column, loaded.type(shift), out=shifted)
-        np.bitwise_and(shifted, mask, out=out[:, number], casting="unsafe")
+        if at_once > 1:
+            column = column.copy()
+        for number in range(first, first + at_once):
+            np.right_shift(column, loaded.type(shift), out=shifted)
+            out[:, number] = shifted
+            shift += width
+    out &= kind.type((1 << width) - 1)
     return out.reshape(-1)
+
+
+def _joined(bodies: Sequence[Array], into: Array) -> Array:
+    """Bodies of groups, each of any shape, one after the other."""
+    at = 0
+    for body in bodies:
+        into[at : at + body.size].reshape(body.shape)[...] = body
+        at += body.size
+    return into
