@@ -74,7 +74,7 @@ class SmallFileReader:
         return found
 
     def _wanted(self, file: FileInfo) -> _Wanted:
-        """What is read of a file: of a whole one a byte more, if there is one."""
+        """The bytes to read of a file: of a whole one a byte more, which there may be."""
         path = f"{self.folder}/{file.basename}"
         if file.part is None:  # where a link leads may be old, and the link new
             return _Wanted(path, 0, file.bytes + 1, os.O_NOFOLLOW)
