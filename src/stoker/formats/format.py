@@ -127,6 +127,17 @@ class Format(ABC):
             IndexFileError: a key is missing, of a wrong type, or contradicts another; a basename leaves the root.
         """
 
+    def least_bytes(self, spec: Mapping[str, Any]) -> tuple[int, int] | None:  # noqa: ARG002
+        """Bytes that the first raw file of a shard has at least, and that each sample adds to them.
+
+        Args:
+            spec: of the shard, which was checked.
+
+        Returns:
+            ``None`` where :meth:`parse_shard` checks more than that of samples and files, beside their usual ranges.
+        """
+        return None
+
     @abstractmethod
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

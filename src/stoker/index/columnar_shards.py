@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.concurrency.shared_arrays import cut_arrays
 from stoker.concurrency.shared_bytes import SharedBytes
@@ -221,11 +222,30 @@ def to_columnar(shards: Sequence[ShardInfo]) -> ColumnarShards | None:
         texts.append(text)
         ends.append(end)
     try:
-        columns = (np.array(one, np.int64).tobytes() for one in (samples, sizes, ends))
-        data = SharedBytes.of([*columns, np.array(chosen, np.int32).tobytes(), b"".join(texts)])
+        counts, bytes_of, ends_of = (np.array(one, np.int64) for one in (samples, sizes, ends))
+        return pack_shards(counts, bytes_of, ends_of, np.array(chosen, np.int32), texts, kinds)
     except (OverflowError, OSError):
         return None
-    return ColumnarShards(data, 0, len(shards), width, kinds)
+
+
+def pack_shards(
+    samples: Ids, sizes: Ids, ends: Ids, numbers: NDArray[np.int32], texts: Sequence[bytes], kinds: Sequence[ShardKind]
+) -> ColumnarShards:
+    """Shards of these arrays, which are copied; see :class:`ColumnarShards`.
+
+    Args:
+        samples, ends: int64, shape ``(count,)``.
+        sizes: int64, ``count * width`` in all.
+        numbers: the kind of each; shape ``(count,)``.
+        texts: their texts, one after the other.
+        kinds: what shards have in common.
+
+    Raises:
+        ValueError: the arrays do not go together.
+        OSError: the process has too many files open, or memory is full.
+    """
+    data = SharedBytes.of([*(one.tobytes() for one in (samples, sizes, ends, numbers)), *texts])
+    return ColumnarShards(data, 0, samples.size, sizes.size // samples.size, kinds)
 
 
 def different_kinds(shards: Sequence[ShardInfo]) -> Sequence[ShardInfo]:

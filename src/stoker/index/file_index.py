@@ -13,9 +13,10 @@ import numpy as np
 from stoker.concurrency.shared_arrays import cut_arrays
 from stoker.concurrency.shared_bytes import SharedBytes
 from stoker.formats.base import ShardInfo
+from stoker.formats.common.entries import identity_line, identity_text
 from stoker.formats.common.file_shards import whole_file
 from stoker.index.columnar_shards import LazyShards
-from stoker.index.index import Index, identity_line, identity_text
+from stoker.index.index import Index
 from stoker.storage import ObjectInfo
 from stoker.storage.versions import version_text
 from stoker.types import Ids

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.errors import IndexFileError, IndexSyntaxError
+from stoker.errors import IndexFileError
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.common.entries import check_empty, column_names, entry_of, identity_of
+from stoker.formats.common.entries import column_names, entry_of, identity_line, identity_text
 from stoker.formats.common.hashing import fastest_hash
-from stoker.formats.litdata.index import Sizes, is_litdata, shards_of
-from stoker.formats.registry import format_names, get_format
+from stoker.formats.litdata.index import Sizes
 from stoker.index.columnar_shards import FEW, ColumnarShards, LazyShards, different_kinds, sample_counts, to_columnar
+from stoker.index.parse_index import parse_index
+from stoker.index.regular_entries import read_regular_entries
 from stoker.types import Ids
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ MOST_BYTES: Final = 1 << 30
 """Bytes of an index at most: those of about two million shards."""
 
 _HEADS: Final = 16
+# An index of less is parsed in little time.
+_LARGE: Final = 1 << 18
 
 
 class ShardList:
@@ -156,6 +159,9 @@ class Index(ShardList):
             FormatError: a shard's format or a column's encoding is unknown.
         """
         with collector_paused():
+            regular = read_regular_entries(data, where, INDEX_NAME) if len(data) >= _LARGE else None
+            if regular is not None and len(regular.shards) >= FEW:
+                return cls.checked(regular.shards, {}, regular.fingerprint, regular.content)
             shards, extra = parse_index(data, where, sizes, block_size)
             index = cls(shards, extra=extra, where=where)
             columnar = to_columnar(index.shards) if len(index) >= FEW else None
@@ -244,39 +250,6 @@ class Index(ShardList):
         return f"<Index of {len(self.shards)} shards, {self.samples} samples>"
 
 
-def parse_index(
-    data: bytes, where: str, sizes: Sizes | None = None, block_size: int | None = None
-) -> tuple[Iterator[ShardInfo], dict[str, Any]]:
-    """The shards of an index file, parsed and checked one by one, and its other keys; see :meth:`Index.from_json`."""
-    obj = _parse_json(data, where)
-    if is_litdata(obj):
-        obj = shards_of(obj, where, sizes or _no_sizes(where), block_size)
-    version = obj.pop("version", None)
-    if version != 2 or isinstance(version, bool):
-        raise IndexFileError(f"{where}: index version {version!r} is not supported, only 2")
-    entries = obj.pop("shards", None)
-    if not isinstance(entries, list):
-        raise IndexFileError(f"{where}: 'shards' should be a list, found {type(entries).__name__}")
-    entries.reverse()  # entries are taken from the end, so each is freed once it is parsed
-    return parse_entries(entries, where), obj
-
-
-def identity_text(shard: ShardInfo) -> str:
-    """The text of a fingerprint for all shards that are read as this one is."""
-    return json.dumps(identity_of(shard), sort_keys=True)
-
-
-def identity_line(files: str, samples: int, kind: int) -> str:
-    """The text of a fingerprint for one shard.
-
-    Args:
-        files: name and bytes of each raw file.
-        samples: how many it holds.
-        kind: number of its :func:`identity_text` among those before it.
-    """
-    return f"{files}\0{samples}\0{kind}\n"
-
-
 def load_index(store: Store, key: str = INDEX_NAME) -> Index:
     """Read and check a dataset's index.
 
@@ -303,59 +276,6 @@ def sizes_in(store: Store, key: str = INDEX_NAME) -> Sizes:
         return listed
 
     return sizes
-
-
-def _no_sizes(where: str) -> Sizes:
-    def sizes(names: Sequence[str]) -> Mapping[str, int]:
-        raise IndexFileError(f"{where}: the sizes of {len(names)} compressed chunks of litdata are not known here")
-
-    return sizes
-
-
-def _parse_json(data: bytes, where: str) -> dict[str, Any]:
-    try:
-        obj = json.loads(data)
-    except json.JSONDecodeError as error:
-        text = f"{where}: not an index, for it is not JSON: {error.msg}"
-        raise IndexSyntaxError(text, error.doc, error.pos) from None
-    except (ValueError, RecursionError) as error:
-        raise IndexFileError(f"{where}: not an index, for it is not JSON: {error}") from None
-    if not isinstance(obj, dict):
-        raise IndexFileError(f"{where}: not an index: a JSON {type(obj).__name__}, not an object")
-    return obj
-
-
-def parse_entries(reversed_entries: list[Any], where: str) -> Iterator[ShardInfo]:
-    """Parse and check entries of shards, the last one first; each is taken from the list.
-
-    Raises:
-        IndexFileError, CorruptDataError, FormatError: see :meth:`Index.from_json`.
-    """
-    number = 0
-    shared: dict[str, Mapping[str, Any]] = {}
-    while reversed_entries:
-        entry = reversed_entries.pop()
-        here = f"{where}: shard {number}"
-        if not isinstance(entry, dict):
-            raise IndexFileError(f"{here}: should be an object, found {type(entry).__name__}")
-        name = entry.get("format")
-        if not isinstance(name, str) or name not in format_names():
-            raise IndexFileError(f"{here}: shard format {name!r} is unknown; known: {', '.join(format_names())}")
-        info = get_format(name).parse_shard(entry, here)
-        if not info.samples:
-            check_empty(info, here)
-        if info.format != "mds":  # MDS shares the specs of equal columns itself
-            key = repr(info.spec)
-            info = ShardInfo(
-                info.format,
-                info.samples,
-                info.raw,
-                info.zip,
-                info.compression,
-                shared.setdefault(key, info.spec),
-            )
-        yield info
-        number += 1
 
 
 @contextmanager

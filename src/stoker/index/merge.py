@@ -12,7 +12,9 @@ from stoker.concurrency.threads import map_in_order
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.entries import identity_of
-from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, collector_paused, parse_index, sizes_in
+from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, collector_paused, sizes_in
+from stoker.index.parse_index import parse_index
+from stoker.index.regular_entries import EntryPattern, framed, in_frame, pattern_of, read_regular_entries
 from stoker.policy import INDEXES_AT_ONCE
 from stoker.storage import Store, is_local, open_store
 from stoker.types import StorageOptions
@@ -60,10 +62,15 @@ def merge_index(
     with collector_paused():
         roots, parts = _parts_of(urls, out, storage_options, download_timeout)
         local = all(is_local(url) is not None for url in {store.url for _, store, _ in parts})
-        shards = map_in_order(_shards_of, parts, at_hand=local, most=INDEXES_AT_ONCE, name="merge")
-        merged = Index(chain.from_iterable(shards), where=roots[-1].url_of(INDEX_NAME))
-        _warn_if_mixed(merged, roots[-1])
-        data = merged.to_json()
+        where = roots[-1].url_of(INDEX_NAME)
+        alike = _merge_alike(parts, where) if local else None
+        if alike is not None:
+            merged, data = alike
+        else:
+            shards = map_in_order(_shards_of, parts, at_hand=local, most=INDEXES_AT_ONCE, name="merge")
+            merged = Index(chain.from_iterable(shards), where=where)
+            _warn_if_mixed(merged, roots[-1])
+            data = merged.to_json()
     for store in roots if keep_local else roots[-1:]:
         store.put(INDEX_NAME, data)
     return merged
@@ -145,6 +152,32 @@ def _below(store: Store, roots: list[Store]) -> str:
     if not name:
         raise ConfigError(f"{store.url} does not lie below {roots[-1].url}")
     return name
+
+
+def _merge_alike(parts: Sequence[_Part], where: str) -> tuple[Index, bytes] | None:
+    """The merged index and its file, where all entries differ in files and samples alone; ``None`` where they do not.
+
+    Text of the parts is put together, and checked as a whole. What may be refused is read again, shard by shard.
+    """
+    patterns: list[EntryPattern] = []
+
+    def entries(part: _Part) -> bytes:
+        folder, store, key = part
+        data = store.get(key, max_bytes=MOST_BYTES)
+        begin, end = framed(data)
+        if not patterns:
+            patterns.append(pattern_of(data, begin, end, where))
+        return patterns[0].moved(data[begin:end], folder, INDEX_NAME)
+
+    try:
+        texts = map_in_order(entries, parts, at_hand=True, most=INDEXES_AT_ONCE, name="merge")
+        if not patterns[0].as_written:
+            return None
+        data = in_frame(texts)
+        found = read_regular_entries(data, where, INDEX_NAME)
+    except ValueError:
+        return None
+    return None if found is None else (Index.checked(found.shards, {}, found.fingerprint, found.content), data)
 
 
 def _shards_of(part: _Part) -> list[ShardInfo]:

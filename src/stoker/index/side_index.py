@@ -18,7 +18,8 @@ from stoker.concurrency.shared_bytes import SharedBytes
 from stoker.errors import StokerError
 from stoker.formats.common.entries import entry_of
 from stoker.index.columnar_shards import ColumnarShards, kind_of
-from stoker.index.index import Index, parse_entries
+from stoker.index.index import Index
+from stoker.index.parse_index import parse_entries
 from stoker.storage.mounts import UNREADABLE, share_file
 
 logger = logging.getLogger(__name__)

@@ -33,10 +33,13 @@ _DECODED_RATIO: Final = 16
 _ALWAYS_UNPACKED: Final = 1 << 28
 _UNPACKED_RATIO: Final = 64
 
-_MAX_FILE = 1 << 40  # of compressed files, which have no offsets of their own
+MAX_PACKED: Final = 1 << 40
+"""Bytes of a compressed file at most: it has no offsets of its own."""
 _NO_HASHES: Final[Mapping[str, str]] = {}
 _HEX = frozenset("0123456789abcdef")
-_USUAL = re.compile(r"[A-Za-z0-9_-]{1,99}(?:[./][A-Za-z0-9_-]{1,99}){0,9}").fullmatch
+USUAL_NAME: Final = "[A-Za-z0-9_-]{1,99}(?:[./][A-Za-z0-9_-]{1,99}){0,9}"
+"""Expression for the paths of most files, all of which are safe: words between single dots and slashes."""
+_USUAL = re.compile(USUAL_NAME).fullmatch
 
 
 def refuse(where: str, problem: str) -> NoReturn:
@@ -111,7 +114,7 @@ def parse_files(
             parse_compression(compression)
         except FormatError as error:
             refuse(where, str(error))
-        zip_ = tuple([_parse_file(obj, f"zip_{role}", where, _MAX_FILE) for role in roles])
+        zip_ = tuple([_parse_file(obj, f"zip_{role}", where, MAX_PACKED) for role in roles])
         files = raw + zip_
     if len(files) > 1 and len({info.basename for info in files}) != len(files):
         refuse(where, "two of its files have the same name")

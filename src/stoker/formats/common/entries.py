@@ -68,6 +68,22 @@ def identity_of(info: ShardInfo) -> dict[str, Any]:
     return {"format": info.format, **{key: value for key, value in info.spec.items() if key not in left_out}}
 
 
+def identity_text(shard: ShardInfo) -> str:
+    """The text of a fingerprint for all shards that are read as this one is."""
+    return json.dumps(identity_of(shard), sort_keys=True)
+
+
+def identity_line(files: str, samples: int | str, kind: int) -> str:
+    """The text of a fingerprint for one shard.
+
+    Args:
+        files: name and bytes of each raw file.
+        samples: how many it holds, or what stands for it in a template.
+        kind: number of its :func:`identity_text` among those before it.
+    """
+    return f"{files}\0{samples}\0{kind}\n"
+
+
 def column_names(info: ShardInfo) -> tuple[str, ...]:
     """Names of the shard's columns, in its order."""
     return tuple(info.spec["columns"] if "columns" in info.spec else info.spec["column_names"])

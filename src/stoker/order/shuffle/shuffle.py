@@ -200,7 +200,7 @@ class ShuffledStream:
             yield which, made.tables(first._shards_of(keys), keys)
 
     def _form(self, number: int) -> Any:
-        """What a pass has in common with those that differ from it in the order of their shards and the key alone."""
+        """A key that passes share which differ in nothing but the order of their shards and their key."""
         settings, moves = self._settings, SHUFFLES[self._settings.shuffle].moves_shards
         if self._selection is not None or (moves and not self._alike):
             return id(self), number
