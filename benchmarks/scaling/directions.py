@@ -538,7 +538,7 @@ DIRECTIONS = (
         _write_lines,
         {
             "stoker": _lines("data.jsonl"),
-            "two threads": _lines("data.jsonl", read_threads=2),
+            "no threads": _lines("data.jsonl", read_threads=0),
             "bound": _lines_bound("data.jsonl"),
             "texts": _lines_bound("data.jsonl", texts=True),
         },
@@ -553,7 +553,7 @@ DIRECTIONS = (
         _write_lines,
         {
             "stoker": _lines("data.csv"),
-            "two threads": _lines("data.csv", read_threads=2),
+            "no threads": _lines("data.csv", read_threads=0),
             "bound": _lines_bound("data.csv"),
             "texts": _lines_bound("data.csv", texts=True),
         },

@@ -5,6 +5,7 @@ Nothing here changes which sample comes when. ``docs/scale.md`` has the same as 
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from dataclasses import dataclass
@@ -127,6 +128,9 @@ FIRST_SAMPLES_OF_FEW_SHARDS: Final = 1 << 16
 FIRST_MOST_SHARDS: Final = 256
 """Or until samples of so many shards are located: of many streams or small shards, each costs something when first met."""
 
+FEW_LINES: Final = 1 << 15
+"""Lines of text that are parsed in less time than it pays to begin threads for."""
+
 TOKENS_AHEAD: Final = 1 << 26
 """Tokens ahead of the block that is decoded that are fetched meanwhile, where they come from afar."""
 
@@ -141,6 +145,8 @@ _AHEAD_NEAR_BYTES: Final = 1 << 28
 _AHEAD_HELD_BYTES: Final = 1 << 29
 # What the processes of a node keep in memory for each other when they have read it: they read in nearly the same order.
 _SPARE_BYTES: Final = 1 << 28
+# Threads that parse text: more of them wait for each other to make Python's strings.
+_MOST_PARSERS: Final = 4
 # Small samples are located ahead no further than this: each takes 16 bytes of memory.
 _AHEAD_SAMPLES: Final = 1 << 20
 # Shards at hand are opened ahead no further than this: a process may have only so many maps.
@@ -155,6 +161,16 @@ def spare_bytes(limit: int | None, sharers: int) -> int:
         sharers: those processes.
     """
     return min(_SPARE_BYTES, _SPARE_BYTES if limit is None else limit // 4) // sharers
+
+
+def parsers(sharers: int) -> int:
+    """Threads that parse text ahead of the consumer: none where a process has no more than one processor.
+
+    Args:
+        sharers: processes on this node that read at the same time.
+    """
+    processors = len(os.sched_getaffinity(0)) // sharers
+    return min(_MOST_PARSERS, processors) if processors > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)

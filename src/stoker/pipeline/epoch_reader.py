@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any, Final, TypeVar
 
@@ -19,6 +20,8 @@ from stoker.concurrency.shared_counters import Counts
 from stoker.concurrency.spans.recorder import WaitClock, recorder
 from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once
+from stoker.formats.registry import get_format
+from stoker.index.concat_index import ConcatIndex
 from stoker.order.capabilities import shards_at_once
 from stoker.order.native import NativeOrder
 from stoker.order.protocols import Plan
@@ -51,7 +54,7 @@ from stoker.pipeline.transforms import (
     make_transforms,
     with_steps,
 )
-from stoker.policy import FETCHED_FOR_WORKER
+from stoker.policy import FETCHED_FOR_WORKER, FEW_LINES, parsers
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
 from stoker.reading.shard_pool import ShardPool
@@ -307,7 +310,6 @@ class EpochReader:
             recording.note(worker=worker.number)
         sharers = self._sharers(worker)
         self._limit_open(sharers)
-        threads = self._threads(worker)
         if worker.token is not None:
             speed_up_worker(self._ring)
             if override is None and not any(step.calls for step in self.settings.steps):
@@ -322,6 +324,7 @@ class EpochReader:
         if worker.token is None:
             self.compare_ranks(point, batch_size, self._resume.batches_before)
         run = self._run(point, data_rank, division)
+        threads = self._threads(worker, sharers, 0 if by_sample else run.plan.samples)
         pipeline = self.pipeline(
             run if division is None else OuterRun(run.order, OuterPlan(run.plan, division)),
             worker,
@@ -373,11 +376,23 @@ class EpochReader:
             tell_of_padding(point.epoch, run.plan, self.sample_order)
         return run
 
-    def _threads(self, worker: LoaderWorker) -> int:
+    def _threads(self, worker: LoaderWorker, sharers: int, in_batches: int) -> int:
+        """Number of threads that read ahead; ``in_batches`` are the samples to come where they are asked for in batches."""
         if self.settings.read_threads is not None:
             return self.settings.read_threads
-        # Gathering takes less time than handing its result over from a thread; a transform may take any time.
-        return min(8, os.cpu_count() or 1) if self.settings.calls_functions and worker.token is None else 0
+        if worker.token is not None:
+            return 0
+        if self.settings.calls_functions:
+            return min(8, os.cpu_count() or 1)
+        # Gathering takes less time than handing its result over from a thread; a transform may take any time, and text is
+        # parsed without Python's lock.
+        return parsers(sharers) if in_batches > FEW_LINES and self._has_text else 0
+
+    @cached_property
+    def _has_text(self) -> bool:
+        index = self.pool.index
+        parts = index.parts if isinstance(index, ConcatIndex) else (index,)
+        return any(len(part) and get_format(part.shards[0].format).text for part in parts)
 
     def pipeline(
         self,

@@ -149,7 +149,11 @@ class MDSShard:
                 raise CorruptDataError(f"{self.where}: sample {row}: its columns' sizes do not add up")
         sample: Sample = {}
         for k, name in fields[1]:
-            encoding, start, stop = layout.encodings[k], begin + ends[k - 1] if k else begin, begin + ends[k]
+            encoding, start = layout.encodings[k], begin + ends[k - 1] if k else begin
+            if encoding.unpack_from is not None:
+                (sample[name],) = encoding.unpack_from(data, start)
+                continue
+            stop = begin + ends[k]
             if encoding.size is not None:
                 sample[name] = encoding.decode_row(array[start:stop].copy())
             elif encoding.verbatim and self.options.views:

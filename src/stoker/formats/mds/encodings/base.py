@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.formats.common.values import UnfitValueError
-from stoker.types import Column
+from stoker.types import Buffer, Column
 
 BytesLike = bytes | bytearray | memoryview
 """Types of an encoded value."""
@@ -30,6 +31,8 @@ class Encoding(ABC):
         safe: false where decoding can run code from the data.
         verbatim: true where the encoded bytes are the value, so that decoding can be left out.
         what: what a value must be, for messages (``"an integer in [0, 255]"``).
+        unpack_from: reads one value, as users see it, from a buffer at an offset, into a tuple of one; ``None`` where
+            :meth:`decode_row` does that. It takes a tenth of the time of an array for one number.
     """
 
     name: str = ""
@@ -37,6 +40,7 @@ class Encoding(ABC):
     safe: bool = True
     what: str = "another value"
     verbatim: bool = False
+    unpack_from: Callable[[Buffer, int], tuple[Any, ...]] | None = None
 
     @classmethod
     def from_config(cls, config: str) -> Encoding:

@@ -68,6 +68,9 @@ class _Scalar(Encoding):
     def decode_fixed(self, raw: NDArray[np.uint8]) -> Column:
         return raw.view(self.dtype).reshape(len(raw))
 
+    def decode_row(self, raw: NDArray[np.uint8]) -> Any:
+        return raw.view(self.dtype)[0]
+
 
 class IntScalar(_Scalar):
     """An integer of 1 to 8 bytes, little-endian; decodes to a NumPy scalar.
@@ -121,9 +124,13 @@ class Int(IntScalar):
     def __init__(self) -> None:
         super().__init__("int64")
         self.name = "int"
+        self.unpack_from = struct.Struct("<q").unpack_from
 
     def decode(self, data: bytes) -> int:
         return int(super().decode(data))
+
+    def decode_row(self, raw: NDArray[np.uint8]) -> int:
+        return int(super().decode_row(raw))
 
     def items(self, column: Column) -> list[Any]:
         return column if isinstance(column, list) else column.tolist()
