@@ -142,8 +142,8 @@ class ReadOptions:
         decoded_limit: bytes (int or ``"2gb"``) of decoded row groups that each process keeps. One row group is kept whatever
             its size, unless a column of it is over this, over 1 GiB and over 16 times what is stored: that is refused.
         read_threads: threads that read (and transform) ahead of the consumer. ``None``: up to 8 with a transform; up to 4,
-            and no more than this process's part of the processors, for batches of lines of text, which are parsed; else none,
-            and none in DataLoader workers. A transform that draws from a global random generator needs 0, which runs it in the
+            and no more than this process's part of the processors, for batches of lines of text, which are parsed; else, and
+            in DataLoader workers, none. A transform that draws from a global random generator needs 0, which runs it in the
             consumer's thread, to be reproducible; 1 will do if nobody else draws from it.
         download_threads: shards fetched at once by this process. ``None``: at least 8, and up to 128 small ones where storage
             answers late: as many as keep this process at work, by the time that fetches take.
