@@ -323,8 +323,41 @@ def test_a_batch_of_bad_samples_alone_is_empty(data: Path) -> None:
     assert [len(batch["id"]) for batch in batches] == [int(number in GOOD) for number in range(SAMPLES)]
     assert np.asarray(batches[119]["id"]).dtype == np.asarray(batches[118]["id"]).dtype == np.int64
     assert isinstance(batches[119]["id"], np.ndarray)
+    settings: dict[str, Any] = {"on_bad_sample": "skip", "batch_size": 1}
     with pytest.raises(TransformError, match="all 1 samples of a batch are bad"):
-        list(StreamingDataLoader(StreamingDataset(data, on_bad_sample="skip", batch_size=1)))
+        list(StreamingDataLoader(StreamingDataset(data, **settings)))
+    # A function of the user may know what to do.
+    found = list(StreamingDataLoader(StreamingDataset(data, **settings), collate_fn=list))
+    assert [len(batch) for batch in found] == [int(number in GOOD) for number in range(SAMPLES)]
+    with pytest.raises(TransformError, match=r"makes a batch of an empty list \(IndexError"):
+        list(StreamingDataLoader(StreamingDataset(data, **settings), collate_fn=lambda samples: samples[0]))
+
+
+@pytest.mark.parametrize("layout", ["pad", "truncate"])
+def test_documents_that_are_rows_are_left_out_of_their_batches(tmp_path: Path, layout: Any) -> None:
+    with MDSWriter({"doc": "json"}, tmp_path, hashes=[]) as writer:
+        for number in range(40):
+            writer.write({"doc": [number + 1] * (number % 5 + 1)})
+
+    def fails(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["doc"][0] in (3, *range(9, 13)):
+            raise ValueError("a bad one")
+        return sample
+
+    def opened() -> LMStream:
+        dataset = StreamingDataset(tmp_path, transform=fails, on_bad_sample="skip", batch_size=4)
+        return LMStream(dataset, "doc", batch_size=4, seq_len=8, layout=layout, pad_id=0)
+
+    stream = opened()
+    found = [batch.input_ids[:, 0].tolist() for batch in stream]
+    assert found == [[n for n in range(4 * k + 1, 4 * k + 5) if n not in (3, *range(9, 13))] for k in range(10)]
+    assert found[2] == []
+    assert len(stream) == len(found)
+    for taken in (1, 2, 3, 7):
+        first, second = opened(), opened()
+        before = [batch.input_ids[:, 0].tolist() for batch in islice(first, taken)]
+        second.load_state_dict(first.state_dict())
+        assert before + [batch.input_ids[:, 0].tolist() for batch in second] == found
 
 
 def test_where_batches_are_made_elsewhere_samples_are_replaced_not_left_out(data: Path) -> None:
@@ -336,8 +369,6 @@ def test_where_batches_are_made_elsewhere_samples_are_replaced_not_left_out(data
         list(StreamingDataset(data, on_bad_sample="skip", batch_size=8, world=World(0, 2, 2)))
     with pytest.raises(ConfigError, match="remainder='drop'"):
         StreamingDataLoader(dataset, columnar=True, drop_last=True)
-    with pytest.raises(ConfigError, match="layout='pad'"):
-        LMStream(dataset, "id", batch_size=8, seq_len=16, layout="pad", pad_id=0)
 
     class Iterating(StreamingDataset):
         def __iter__(self) -> Iterator[Any]:

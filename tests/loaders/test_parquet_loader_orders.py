@@ -333,7 +333,7 @@ def test_all_ranks_take_the_same_number_of_steps(
     if not useful(source):
         return
     loaders = ranks(source, world, **layout, batch_size=batch_size, remainder=remainder)
-    if remainder == "pad" and loaders[0]._division().rounds.smallest == 0:
+    if remainder == "pad" and loaders[0]._files.division(loaders[0]._data_rank()).rounds.smallest == 0:
         with pytest.raises(ConfigError, match="part without samples"):
             [len(loader) for loader in loaders]
         return

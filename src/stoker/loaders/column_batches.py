@@ -87,10 +87,11 @@ class CollatePresent:
 
     Args:
         collate: makes a batch of samples.
+        of_none: whether it may make one of none: it is the user's, who knows what a step without samples is.
     """
 
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
+    def __init__(self, collate: Callable[[list[Any]], Any], *, of_none: bool) -> None:
+        self._collate, self._of_none = collate, of_none
 
     def __call__(self, samples: list[Any]) -> Any:
         """The batch.
@@ -104,9 +105,17 @@ class CollatePresent:
                 present += sample
             elif sample is not LEFT_OUT:
                 present.append(sample)
-        if not present:
-            raise TransformError(
-                f"all {len(samples)} samples of a batch are bad or filtered, so that nothing is left of it: use "
-                "on_bad_sample='replace' or filter(dropped='replace'), or columnar=True, whose batches may be empty"
-            )
-        return self._collate(present)
+        if present:
+            return self._collate(present)
+        reason: Exception | None = None
+        if self._of_none:
+            try:
+                return self._collate(present)
+            except Exception as error:  # noqa: BLE001 - the user's
+                reason = error
+        told = "" if reason is None else f" ({type(reason).__name__}: {reason})"
+        raise TransformError(
+            f"all {len(samples)} samples of a batch are bad or filtered, so that nothing is left of it: use "
+            "on_bad_sample='replace' or filter(dropped='replace'), columnar=True, whose batches may be empty, or a "
+            f"collate_fn= that makes a batch of an empty list{told}"
+        ) from reason

@@ -129,7 +129,8 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                     f"{dataset.leaves_out} can not keep ranks in step; use 'replace'"
                 )
             make = options.get("collate_fn") or collate
-            options["collate_fn"] = CollatePresent(make) if dataset.leaves_out else make
+            own = options.get("collate_fn") is not None
+            options["collate_fn"] = CollatePresent(make, of_none=own) if dataset.leaves_out else make
             self._init(SamplesInPlaces(dataset) if dataset.leaves_out else dataset, batch_size, options)
 
     def _init(self, dataset: Any, batch_size: int | None, options: LoaderOptions) -> None:

@@ -26,6 +26,7 @@ from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
+from stoker.reading.chain import Chain
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import RowMaker, state_number
 from stoker.tokens.layouts.bin_packing import TooLong
@@ -78,6 +79,9 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
     Documents come in the dataset's order, and are joined or packed in this order. How many batches they make shows only in
     the end, and may differ from rank to rank: ranks that must step together should take equally many of an ``endless``
     stream. (:class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` knows it before.)
+
+    Bad samples are the dataset's matter (``on_bad_sample=``): documents that it leaves out are not joined or packed; where
+    each document is a row, batches are shorter by them, and may have no row.
 
     torch's ``DataLoader`` takes a stream as it is, with ``batch_size=None``: each of its workers makes batches of every n-th
     batch of documents. States are of iterations without workers.
@@ -135,11 +139,11 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
                 "an LMStream delivers tokens, which have no ids: leave ids= of the dataset out; ids_of(step) of a dataset "
                 "tells which samples its batches have"
             )
-        changes = getattr(dataset, "leaves_out", "")
-        if self._rows and changes:
+        chain = getattr(dataset, "chain", None)
+        if self._rows and isinstance(chain, Chain) and chain.has("flat_map"):
             raise ConfigError(
-                f"{changes} changes the length of batches, and with layout={layout!r} each has {batch_size} rows: "
-                "use on_bad_sample='replace' or filter(dropped='replace')"
+                f"flat_map() makes batches longer, and with layout={layout!r} each has {batch_size} rows at most: use a "
+                "layout that joins documents"
             )
         self._dataset = dataset
         self._column = column

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
@@ -26,17 +25,19 @@ from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
 from stoker.order.global_batches import Remainder
-from stoker.order.partition.part_plan import PartPlan
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run
 from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.stats.stats import StreamStats
+from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.block_builder import BlockBuilder
+from stoker.tokens.layouts.good_rows import GoodRowBuilder, noted
 from stoker.tokens.layouts.registry import LayoutName, make_layout
-from stoker.tokens.order.division import Granularity, PartFiles, TokenDivision
+from stoker.tokens.order.division import Granularity
+from stoker.tokens.order.rank_files import RankFiles, tell_of_remainder
 from stoker.tokens.order.token_order import TokenSampleOrder
 from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
 from stoker.tokens.sources.open_source import open_source
@@ -46,8 +47,6 @@ from stoker.types import StorageOptions
 from stoker.units import parse_bytes, parse_count
 
 __all__ = ["ShardConfig", "StreamingParquetLoader"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -108,6 +107,9 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         format_options: ``{"on_bad_files": "skip"}`` leaves damaged files out, and lists them in :attr:`skipped_files`; of a
             table also which version, see docs/formats.md.
         world, replication: this rank, as for :class:`~stoker.StreamingDataset`, where ``shard`` is not given.
+        on_bad_sample: what becomes of rows of which tokens can not be read, as pages or row groups are damaged, or tokens are
+            no ids: an error (``"raise"``), ``"skip"``, ``"replace"`` by another row, or :class:`~stoker.BadSamples` with
+            limits and a file that lists them. See docs/tokens/bad_rows.md.
         **options: labels, padding and dtype, as :class:`~stoker.tokens.settings.LMSettings` has them: ``labels``, ``pad_id``,
             ``eos_id``, ``cross_document_labels``, ``reset_positions``, ``ignore_index``, ``dtype``, ``vocab_size``. Layouts
             other than ``"concat"`` need ``pad_id``; without it, ``"concat"`` leaves out the tokens that do not fill the last
@@ -147,6 +149,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         format_options: Mapping[str, Any] | None = None,
         world: World | None = None,
         replication: Replication | None = None,
+        on_bad_sample: OnBadSample | BadSamples = "raise",
         **options: Unpack[LMOptions],
     ) -> None:
         threads = _check_read(read)
@@ -155,6 +158,8 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
                 raise ConfigError("shard= says which rank this is, and the seed: give no world, replication or seed")
             world = World(shard.rank, shard.world_size, source="ShardConfig")
         rows = make_layout(layout, LMSettings(seq_len, **options), too_long)
+        self._bad_samples = BadSamples.of(on_bad_sample)
+        rows.salvage = self._bad_samples is not None
         self.batch_size = batch_size
         self._threads = threads
         self._counts = Counts()
@@ -177,6 +182,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
                 in_memory=held,
                 fetch_threads=read.download_threads,
                 counts=self._counts,
+                salvage=rows.salvage,
             )
         self._builder = BlockBuilder(self._source, rows)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
@@ -184,11 +190,10 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
             granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
         )
         self._resume = ResumeState(self._sample_order, "begin the next one with reset_epoch()")
-        self._warned: set[int] = set()
-        self._known_files: dict[tuple[int, int], PartFiles] = {}
+        self._files = RankFiles(self._sample_order)
         self._reset()
         if self._rank_finder.launched() is not None:
-            self._division()  # says early what does not fit; otherwise the first iteration does
+            self._files.division(self._data_rank())  # says early what does not fit; otherwise the first iteration does
 
     def _reset(self) -> None:
         """Forget the epoch that is under way."""
@@ -223,17 +228,17 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     def my_files(self) -> tuple[str, ...]:
         """The files of this rank: all, where rows are divided; else those of which it has something."""
         names = self._source.groups.files
-        return tuple(names[number] for number in self._part_files().files.tolist())
+        return tuple(names[number] for number in self._files.of(self._data_rank()).files.tolist())
 
     @property
     def num_files(self) -> int:
         """Number of :attr:`my_files`."""
-        return self._part_files().files.size
+        return self._files.of(self._data_rank()).files.size
 
     @property
     def granularity(self) -> Granularity:
         """The unit that ranks of this world share out whole: file, row group or row."""
-        return self._division().granularity
+        return self._files.division(self._data_rank()).granularity
 
     @property
     def skipped_files(self) -> Sequence[SkippedFile]:
@@ -243,7 +248,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     @property
     def tokens(self) -> int:
         """Tokens of the files that this rank has in an epoch; where rows are divided, about."""
-        return self._division().tokens(self._sample_order.cells, self._data_rank().rank)
+        return self._files.division(self._data_rank()).tokens(self._sample_order.cells, self._data_rank().rank)
 
     @property
     def steps(self) -> int:
@@ -303,11 +308,13 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         if self._exhausted is not None:
             return self.num_files
         if self._progress is not None:
-            return self._files_done(self._progress, self._progress.batches)
+            return self._files.done(
+                self._data_rank(), self._progress.position, self._progress.plan, self._progress.batches
+            )
         point = self._resume.upcoming()
         if not point.position:
             return 0
-        return self._files_done(_EpochProgress(point, self._sample_order.run(point, self._data_rank()).plan), 0)
+        return self._files.done(self._data_rank(), point, self.plan(point), 0)
 
     @checked
     def reset_epoch(self, epoch: int) -> None:
@@ -335,12 +342,12 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         The next iteration begins there; one that is running ends with a ``StateError``. Call it on all ranks. Where their
         files differ in size they are out of step then; states are the better way.
         """
-        epoch, data_rank, part = self.current_epoch, self._data_rank(), self._part_files()
+        epoch, data_rank, part = self.current_epoch, self._data_rank(), self._files.of(self._data_rank())
         if file_index >= part.files.size:
             self._go_to(EpochPosition(epoch + 1))
             self._exhausted = epoch
             return
-        rounds = self._division().rounds
+        rounds = self._files.division(self._data_rank()).rounds
         row = part.begin(file_index, rounds.size(data_rank.rank))
         self._go_to(EpochPosition(epoch, rounds.position_of_round(row // data_rank.batch_size * data_rank.batch_size)))
 
@@ -424,13 +431,13 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         if worker.token is None:
             self.compare_ranks(point, self._resume.batches_before)
         run = self._resume.run(point, data_rank)
-        self._warn(run, point)
+        tell_of_remainder(run.plan, point, drops=self.remainder == "drop")
         delivery = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
         if isinstance(self._source, ParquetSource):
             self._source.share(worker.count * self._rank_finder.world.local_world_size)
         progress = self._progress = _EpochProgress(point, run.plan, begun, reads_ahead())
-        batches = self._builder.batches(run, worker, begun, self.batch_size, self._threads)
+        batches = self._read(run, worker, begun)
         with closing(batches):
             waits = WaitClock()
             waits.begin()
@@ -447,6 +454,20 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         if worker.token is None and self._progress is progress:
             self._exhausted = point.epoch
 
+    def _read(self, run: Run, worker: LoaderWorker, begun: int) -> Generator[LMBatch, None, None]:
+        """The batches that are left, where some rows are bad without these or with others in their places."""
+        if self._bad_samples is None:
+            return self._builder.batches(run, worker, begun, self.batch_size, self._threads)
+        kind = self._bad_samples.on_bad_sample
+        division = self._rank_finder.division()
+        if kind == "skip" and division is not None and division.sends:
+            raise ConfigError(
+                f"on_bad_sample='skip' makes batches shorter, and {division.wrapper} sends each rank a part of them: use "
+                "'replace', or dispatch_batches=False"
+            )
+        found = GoodRowBuilder(self._builder, kind).batches(run, worker, begun, self.batch_size, self._threads)
+        return noted(found, BadSampleLog(self._bad_samples, self._counts))
+
     def _data_rank(self) -> DataRank:
         if self._rank_finder.division() is not None:
             return self._alone  # a wrapper divides whole batches
@@ -461,58 +482,6 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     @property
     def _alone(self) -> DataRank:
         return DataRank(batch_size=self.batch_size)
-
-    def _division(self) -> TokenDivision:
-        """The parts of the world at hand."""
-        data_rank = self._data_rank()
-        division = self._sample_order.division(data_rank.world_size)
-        if data_rank.world_size not in self._warned:
-            self._warned.add(data_rank.world_size)
-            if division.reason and data_rank.rank == 0:
-                logger.warning(
-                    "%s: ranks share out %ss: %s", self._source.name, _WORDS[division.granularity], division.reason
-                )
-        return division
-
-    def _part_files(self) -> PartFiles:
-        data_rank = self._data_rank()
-        found = self._known_files.get((data_rank.world_size, data_rank.rank))
-        if found is None:
-            found = PartFiles.of(self._sample_order.cells, self._division(), data_rank.rank)
-            self._known_files = {(data_rank.world_size, data_rank.rank): found}
-        return found
-
-    def _files_done(self, progress: _EpochProgress, batches: int) -> int:
-        """The number of files that have had their share after some batches."""
-        plan = progress.plan
-        if batches >= len(plan):
-            return self.num_files
-        if isinstance(plan, PartPlan):
-            done, whole = plan.start_round + batches * plan.batch_size, plan.rounds.size(plan.rank)
-        else:
-            done, whole = progress.position.position + batches * plan.batch_size * plan.world_size, plan.end
-        return self._part_files().ended(done, whole)
-
-    def _warn(self, run: Run, position: EpochPosition) -> None:
-        plan = run.plan
-        if plan.rank:
-            return
-        if plan.padding:
-            logger.warning(
-                "epoch %d: %d rows come twice, so that all %d ranks take the same number of steps (remainder='uneven' or "
-                "'drop' repeats none)",
-                position.epoch,
-                plan.padding,
-                plan.world_size,
-            )
-        if self._sample_order.settings.remainder == "drop":
-            logger.warning(
-                "epoch %d: %d of %d rows are left out, so that all %d ranks take the same number of full batches",
-                position.epoch,
-                getattr(plan, "tail", 0),
-                plan.end - position.position,
-                plan.world_size,
-            )
 
     def _go_to(self, point: EpochPosition) -> None:
         self._load(self._resume.state(point, self._early_data_rank() or self._alone))
@@ -556,6 +525,3 @@ def _on_bad_files(format_options: Mapping[str, Any] | None) -> OnBadFiles:
     given = (format_options or {}).get("on_bad_files", "error")
     chosen: OnBadFiles = check_argument("StreamingParquetLoader", "on_bad_files", OnBadFiles, given)
     return chosen
-
-
-_WORDS = {"file": "file", "row_group": "row group", "row": "row"}

@@ -29,7 +29,7 @@ from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.formats.parquet.pages.decode import column_batches, decode_column
 from stoker.formats.parquet.pages.fixed import as_arrays, in_place
-from stoker.formats.parquet.pages.lists import decode_equal, decode_lists, list_shape
+from stoker.formats.parquet.pages.lists import decode_equal, decode_lists, last_lists, list_shape
 from stoker.formats.parquet.pages.pages import OtherPagesError
 from stoker.formats.parquet.pages.values import ColumnValues, Constant, Fixed
 from stoker.types import Array, Batch, Buffer, Ids
@@ -183,6 +183,15 @@ class ParquetReader:
             if end - start >= _LET_GO or end >= stop:
                 _let_go(self._buffer, start, end)
                 start = end
+
+    def last_lists(self, name: str) -> tuple[Array, Ids] | None:
+        """The lists of a column that begin behind its last damaged page; see
+        :func:`~stoker.formats.parquet.pages.lists.last_lists`."""
+        column, chunks = self._find(name)
+        shape = list_shape(column)
+        if shape is None or shape.dtype.kind == "f":
+            return None
+        return last_lists(shape, chunks[0], self._buffer)
 
     def _find(self, name: str) -> tuple[ColumnSchema, NDArray[np.int64]]:
         """A column of the file, and facts of its chunks, with offsets in the buffer."""

@@ -104,6 +104,7 @@ class TokenLayout(ABC):
         partial: whether what does not fill the last row of a rank's part becomes a row.
         reach: amounts behind a row that are needed to make it.
         parts: whether rows may be made together and then shared out: not where a batch says what was cut off its documents.
+        salvage: whether damaged documents are no errors when documents are counted; see ``on_bad_sample=`` of the loader.
     """
 
     name: ClassVar[str]
@@ -114,6 +115,7 @@ class TokenLayout(ABC):
     partial: bool = True
     reach: int = 0
     parts: bool = True
+    salvage: bool = False
 
     def __init__(self, settings: LMSettings, too_long: TooLong) -> None:
         check_too_long(too_long)

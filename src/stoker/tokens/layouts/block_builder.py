@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -18,8 +18,8 @@ from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout
 from stoker.tokens.order.division import Granularity, RowGroupRuns, join_groups
 from stoker.tokens.order.prefetch import join_steps, read_ahead
-from stoker.tokens.order.token_order import TokenOrder, TokenSampleOrder, TokenSettings, block_spans
-from stoker.tokens.sources.block_buffer import Gathered
+from stoker.tokens.order.token_order import BlockSpan, TokenOrder, TokenSampleOrder, TokenSettings, block_spans
+from stoker.tokens.sources.block_buffer import Gathered, LostDocuments, add_group
 from stoker.tokens.sources.source import TokenSource, describe_row
 
 
@@ -73,19 +73,26 @@ class BlockBuilder:
             batch_size: rows in a batch; the last of a block may have fewer.
             threads: blocks that are decoded at once.
         """
-        order, layout, settings = run.order, self.layout, self.settings
+        order = run.order
         assert isinstance(order, TokenOrder)
-        steps = block_spans(order, run.plan, worker.number, worker.count, begun)
-        if layout.parts:
-            row_bytes = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
-            steps = join_steps(steps, batch_size, order.settings.step, row_bytes)
-        load = partial(self.load, order, _last_blocks(order, run.plan))
+        steps = self.steps(order, run.plan, worker, begun, batch_size)
+        load = partial(self.load, order, last_blocks(order, run.plan))
         self.source.rest()
         try:
-            for parts in read_ahead(steps, load, layout.batch, threads):
+            for parts in read_ahead(steps, load, self.layout.batch, threads):
                 yield from LMBatch.concat(parts).split(batch_size)
         finally:
             self.source.rest()
+
+    def steps(
+        self, order: TokenOrder, plan: Plan, worker: LoaderWorker, begun: int, batch_size: int
+    ) -> Iterator[list[BlockSpan]]:
+        """The batches that are left, as spans of sequences, of which some are made together; arguments as :meth:`batches`."""
+        steps, settings = block_spans(order, plan, worker.number, worker.count, begun), self.settings
+        if not self.layout.parts:
+            return steps
+        row_bytes = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
+        return join_steps(steps, batch_size, order.settings.step, row_bytes)
 
     def load(self, order: TokenOrder, last: Mapping[int, int], sequence: int, block: int) -> DocumentBlock:
         """Decode a block.
@@ -99,32 +106,42 @@ class BlockBuilder:
         Raises:
             StokerError: a group can not be read, or is not what was said of it.
         """
+        return self.layout.block(self.gather(order, last, sequence, block)[0])
+
+    def gather(
+        self, order: TokenOrder, last: Mapping[int, int], sequence: int, block: int, *, salvage: bool = False
+    ) -> tuple[BlockInput, list[LostDocuments]]:
+        """Decode the documents of a block; arguments as those of :meth:`load`.
+
+        Args:
+            salvage: whether documents that can not be read are no errors.
+
+        Returns:
+            The documents, and those of them that can not be read.
+        """
         way = order.sequence(sequence)
         self._fetch(order, sequence, block, last.get(sequence, way.blocks - 1))
         members = way.members(block)
-        cells, groups = self._cells, self.source.groups
+        cells = self._cells
         gathered = Gathered(int(cells.tokens[members].sum()), self.settings.limit)
         bounds = [0]
         with span(Stage.DECODE, int(cells.tokens[members].sum())):
             for cell in members.tolist():
                 for group in range(int(cells.bounds[cell]), int(cells.bounds[cell + 1])):
-                    facts = int(groups.first_rows[group]), int(groups.rows[group]), int(groups.tokens[group])
-                    if facts[2]:
-                        gathered.add(self.source.chunks(group), *facts, self.source.where(group))
+                    add_group(gathered, self.source, group, salvage=salvage)
                 bounds.append(gathered.documents)
             documents, numbers = gathered.finish(partial(describe_row, self.source))
             documents.check(self.settings.limit)
-        return self.layout.block(
-            BlockInput(
-                documents,
-                numbers,
-                np.array(bounds, dtype=np.int64),
-                cells.amounts[members],
-                int(way.starts[block]),
-                order.key(sequence, block),
-                self.source.where(int(cells.bounds[members[0]])),
-            )
+        found = BlockInput(
+            documents,
+            numbers,
+            np.array(bounds, dtype=np.int64),
+            cells.amounts[members],
+            int(way.starts[block]),
+            order.key(sequence, block),
+            self.source.where(int(cells.bounds[members[0]])),
         )
+        return found, gathered.lost
 
     def _fetch(self, order: TokenOrder, sequence: int, block: int, last: int) -> None:
         """Begin to fetch this block and some of those that follow."""
@@ -148,7 +165,7 @@ class BlockBuilder:
         return RowGroupRuns(bounds, groups.file[bounds[:-1]], tokens, amounts)
 
 
-def _last_blocks(order: TokenOrder, plan: Plan) -> Mapping[int, int]:
+def last_blocks(order: TokenOrder, plan: Plan) -> Mapping[int, int]:
     """Sequence number to the last block of it that this rank reads, where it reads one alone."""
     if not isinstance(plan, PartPlan):
         return {}

@@ -45,8 +45,13 @@ class PackLayout(TokenLayout):
             "too_long": self.too_long,
             "rows": self.rows_a_cell,
             "version": _VERSION,
+            **({"salvage": True, "limit": self.settings.limit} if self.salvage else {}),
         }
-        return source.keep("packed-rows", recipe, lambda: packed_rows(source, bounds, self.settings, self.too_long))
+
+        def count() -> Ids:
+            return packed_rows(source, bounds, self.settings, self.too_long, salvage=self.salvage)
+
+        return source.keep("packed-rows", recipe, count)
 
     def block(self, found: BlockInput) -> DocumentBlock:
         parts = []

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stoker.errors import CorruptDataError
+from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.common.reused_memory import empty
+from stoker.reading.bad_samples import is_of_sample
 from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.source import Salvageable, TokenSource
 from stoker.types import Array, Ids
 
 # Tokens are kept in the narrowest of these that holds them all.
 _KINDS = tuple(np.dtype(name) for name in ("uint16", "uint32", "int64"))
+
+
+@dataclass(frozen=True, slots=True)
+class LostDocuments:
+    """Documents that follow each other, of which tokens can not be read.
+
+    Attributes:
+        first, stop: their numbers among those that were gathered.
+        reason: what is wrong.
+        tokens: numbers of these tokens in the one document; ``None``: all of all documents.
+    """
+
+    first: int
+    stop: int
+    reason: Exception
+    tokens: Ids | None = None
 
 
 class Gathered:
@@ -24,6 +43,9 @@ class Gathered:
     Args:
         tokens: how many tokens will come.
         limit: one more than the largest id that is allowed.
+
+    Attributes:
+        lost: what :meth:`add_good` could not read.
     """
 
     def __init__(self, tokens: int, limit: int) -> None:
@@ -35,6 +57,7 @@ class Gathered:
         self._numbers: list[Ids] = []
         self._counts = (0, 0)
         self._column = "tokens"
+        self.lost: list[LostDocuments] = []
 
     @property
     def documents(self) -> int:
@@ -61,6 +84,108 @@ class Gathered:
             self._take(chunk, first_row)
             self._column = chunk.column
             first_row += len(chunk)
+        self._check_found(before, rows, tokens, where)
+
+    def add_good(
+        self,
+        chunks: Iterable[Ragged],
+        first_row: int,
+        rows: int,
+        tokens: int,
+        where: str,
+        behind: Callable[[], Ragged | None],
+    ) -> None:
+        """Add a group in which some documents can not be read; there are zeros for their tokens, listed in :attr:`lost`.
+
+        A token that is no id keeps its place. What does not decode, and lies between documents that do, has
+        as many documents and tokens as the group should have more: so many, and of nearly equal lengths, stand for it.
+
+        Args:
+            chunks, first_row, rows, tokens, where: as of :meth:`add`.
+            behind: gives the documents behind the damage, as far as it can be told, with the numbers of their rows in the
+                group.
+
+        Raises:
+            StokerError: what is wrong is not the documents' fault; or no documents could have such numbers of tokens.
+        """
+        mark = len(self._ends), len(self.lost), self._used, self._counts
+        before, row = self._counts, first_row
+        try:
+            for chunk in chunks:
+                self._take(self._with_ids(chunk), row)
+                self._column = chunk.column
+                row += len(chunk)
+            self._check_found(before, rows, tokens, where)
+            return
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+            reason = error
+        left = rows - self._counts[0] + before[0], tokens - self._counts[1] + before[1]
+        last = None
+        if 0 < left[0] <= left[1]:
+            last = self._last_documents(behind, left)
+        elif left != (0, 0):
+            # More than there should be: nothing of it can be trusted.
+            (ends, lost, self._used, self._counts), row, left = mark, first_row, (rows, tokens)
+            del self._ends[ends:], self._numbers[ends:], self.lost[lost:]
+            if not 0 < rows <= tokens:
+                raise reason
+        if last is not None:
+            left = left[0] - int((last.lengths > 0).sum()), left[1] - last.values.size
+        if left[0]:
+            each, more = divmod(left[1], left[0])
+            lengths = np.full(left[0], each, dtype=np.int64)
+            lengths[:more] += 1
+            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+            self.lost.append(LostDocuments(self.documents, self.documents + left[0], reason))
+            self._take(Ragged(np.zeros(left[1], dtype=np.uint16), offsets), row)
+        if last is not None:
+            self._take(last, first_row + int(last.rows[0]))
+
+    def _last_documents(self, behind: Callable[[], Ragged | None], left: tuple[int, int]) -> Ragged | None:
+        """The documents behind damage, unless there would be no documents and tokens left for the damage itself."""
+        try:
+            last = behind()
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+            return None
+        if last is None or not len(last):
+            return None
+        documents, tokens = left[0] - int((last.lengths > 0).sum()), left[1] - last.values.size
+        if not (0 < documents <= tokens or (documents, tokens) == (0, 0)):
+            return None
+        used, lost = self._counts, len(self.lost)
+        cleaned = self._with_ids(last)
+        shift = documents  # those that are lost come before them
+        self.lost[lost:] = [replace(one, first=one.first + shift, stop=one.stop + shift) for one in self.lost[lost:]]
+        assert self._counts == used
+        return cleaned
+
+    def _with_ids(self, chunk: Ragged) -> Ragged:
+        """A chunk that is taken next, with zeros for tokens that are no ids; these are noted as lost."""
+        try:
+            return chunk.check(self._limit)
+        except FormatError:
+            pass
+        wrong = chunk.values < 0
+        if self._limit <= np.iinfo(chunk.values.dtype).max:
+            wrong |= chunk.values >= self._limit
+        tokens = np.flatnonzero(wrong)
+        owners = np.searchsorted(chunk.offsets, tokens, side="right") - 1
+        numbers = self._counts[0] + np.cumsum(chunk.lengths > 0) - 1
+        documents, firsts = np.unique(owners, return_index=True)
+        for document, here in zip(documents.tolist(), np.split(tokens, firsts[1:]), strict=True):
+            try:
+                chunk.take(np.array([document])).check(self._limit)
+            except FormatError as error:
+                number = int(numbers[document])
+                self.lost.append(LostDocuments(number, number + 1, error, here - chunk.offsets[document]))
+        values = np.where(wrong, chunk.values.dtype.type(0), chunk.values)
+        return Ragged(values, chunk.offsets, column=chunk.column, where=chunk.where, rows=chunk.rows)
+
+    def _check_found(self, before: tuple[int, int], rows: int, tokens: int, where: str) -> None:
         found = self._counts[0] - before[0], self._counts[1] - before[1]
         if found != (rows, tokens):
             raise CorruptDataError(
@@ -102,6 +227,22 @@ class Gathered:
         wider: Array = _memory(self._values.size, kind)
         wider[: self._used] = self._values[: self._used]
         self._values, self._kind = wider, kind
+
+
+def add_group(gathered: Gathered, source: TokenSource, group: int, *, salvage: bool) -> None:
+    """Add a group of a source, if it has tokens; where ``salvage``, by :meth:`Gathered.add_good`."""
+    groups = source.groups
+    first_row, rows, tokens = int(groups.first_rows[group]), int(groups.rows[group]), int(groups.tokens[group])
+    if not tokens:
+        return
+    if not salvage:
+        gathered.add(source.chunks(group), first_row, rows, tokens, source.where(group))
+        return
+
+    def behind() -> Ragged | None:
+        return source.last_documents(group) if isinstance(source, Salvageable) else None
+
+    gathered.add_good(source.chunks(group), first_row, rows, tokens, source.where(group), behind)
 
 
 def _memory(tokens: int, kind: int) -> Array:

@@ -26,6 +26,7 @@ def open_source(
     in_memory: bool = False,
     fetch_threads: int | None = None,
     counts: Counts | None = None,
+    salvage: bool = False,
 ) -> TokenSource:
     """Parquet files, Megatron's, or a source as it is; arguments as those of the loader.
 
@@ -62,6 +63,7 @@ def open_source(
         in_memory=in_memory,
         fetch_threads=fetch_threads,
         counts=counts,
+        salvage=salvage,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from stoker.formats.parquet.footer.facts import NULLS, RowGroup
 from stoker.formats.parquet.pages.pages import OtherPagesError
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.formats.parquet.tokens import TOKEN_COLUMNS, token_column, token_counts
+from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import open_store
 from stoker.streams.derived_arrays import ArraySink, derived_array
@@ -50,6 +51,8 @@ class ParquetSource:
         counts: where it counts what it reads.
         fetch_threads: row groups that are fetched at once; ``None``: see
             :class:`~stoker.reading.fetch_width.FetchWidth`.
+        salvage: whether null tokens are given as -1, which is no id, and row groups whose tokens can not be counted are left
+            out, and listed in ``skipped``; otherwise both are errors.
 
     Raises:
         ConfigError: there is no such column, it does not hold lists of integers, or there are no tokens.
@@ -61,8 +64,11 @@ class ParquetSource:
         column: str | None = None,
         counts: Counts | None = None,
         fetch_threads: int | None = None,
+        *,
+        salvage: bool = False,
     ) -> None:
         self._location = location
+        self._salvage = salvage
         self.column = token_column(location.index, column)
         self._pool = ShardPool(location.index, location.cache, threads=fetch_threads, most_open=1, counts=counts)
         # Groups that are read soon. The pool looks at it while it changes.
@@ -70,7 +76,7 @@ class ParquetSource:
         self._closed = False
         self.after_fork()
         reset_in_children(self)
-        self.skipped: Sequence[SkippedFile] = [
+        self.skipped: list[SkippedFile] = [
             SkippedFile(self._name(one["key"]), one["problem"]) for one in location.index.extra.get("skipped_files", ())
         ]
         self.groups = self._groups()
@@ -90,12 +96,27 @@ class ParquetSource:
     def chunks(self, group: int) -> Iterator[Ragged]:
         reader: Any = self._pool.get(group)
         try:
-            for chunk in decode_chunks(reader, self.column, self.where(group)):
+            for chunk in decode_chunks(reader, self.column, self.where(group), -1 if self._salvage else None):
                 yield chunk
                 self._pool.check(group)
         finally:
             del reader
             self.done(group)
+
+    def last_documents(self, group: int) -> Ragged | None:
+        """See :class:`~stoker.tokens.sources.source.Salvageable`."""
+        reader: Any = self._pool.get(group)
+        try:
+            found = reader.last_lists(self.column)
+            self._pool.check(group)
+        finally:
+            del reader
+            self.done(group)
+        if found is None:
+            return None
+        values, offsets = found
+        first = int(self._location.index.sizes[group]) - offsets.size + 1
+        return Ragged(values, offsets, column=self.column, where=self.where(group), rows=first)
 
     def lengths(self, group: int) -> Ids:
         lengths = np.concatenate([chunk.lengths for chunk in self.chunks(group)])
@@ -172,6 +193,9 @@ class ParquetSource:
         rows = index.sizes - nulls
         if (unknown := np.flatnonzero(tokens < 0)).size:
             rows[unknown], tokens[unknown] = self._count(unknown)
+        if self._salvage and (nulled := np.flatnonzero(rows < 0)).size:
+            self._leave_out(nulled, "its footer says that it has more nulls than rows, so tokens are null")
+            rows[nulled] = tokens[nulled] = 0
         if not tokens.sum():
             raise ConfigError(f"{self._location.cache.root}: there are no tokens in its {len(names)} files with rows")
         if (rows < 0).any():
@@ -193,11 +217,31 @@ class ParquetSource:
                 unknown.size,
                 len(self._location.index),
             )
-            found = measure(self, unknown.tolist(), lambda lengths: np.array([lengths.size, lengths.sum()]))
+            lengths_of = self._lengths_or_none if self._salvage else None
+            found = measure(self, unknown.tolist(), _counts_of, lengths_of)
             return np.concatenate(list(found))
 
-        counts = self.keep("token-counts", {"groups": unknown.tolist(), "version": 1}, make).reshape(-1, 2)
+        recipe = {"groups": unknown.tolist(), "version": 1, **({"salvage": True} if self._salvage else {})}
+        counts = self.keep("token-counts", recipe, make).reshape(-1, 2)
+        problem = "its footer does not say how many tokens it has, and it could not be decoded to count them"
+        self._leave_out(unknown[counts[:, 1] < 0], problem)
+        counts = np.maximum(counts, 0)
         return counts[:, 0], counts[:, 1]
+
+    def _leave_out(self, groups: Ids, problem: str) -> None:
+        """List row groups that are left out of the order."""
+        for group in groups.tolist():
+            self.skipped.append(SkippedFile(self.where(group), problem))
+            logger.warning("%s is left out: %s", self.where(group), problem)
+
+    def _lengths_or_none(self, group: int) -> Ids:
+        """The lengths of a group's documents; -1 alone where it can not be decoded."""
+        try:
+            return self.lengths(group)
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+            return np.array([-1], dtype=np.int64)
 
 
 def open_files(
@@ -211,6 +255,7 @@ def open_files(
     in_memory: bool = False,
     fetch_threads: int | None = None,
     counts: Counts | None = None,
+    salvage: bool = False,
 ) -> ParquetSource:
     """Open Parquet files as a source; arguments as :class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` has them.
 
@@ -231,7 +276,7 @@ def open_files(
         settings=CacheSettings(limit=cache_limit, in_memory=in_memory),
         storage_options=storage_options,
     )
-    return ParquetSource(location, column, counts, fetch_threads)
+    return ParquetSource(location, column, counts, fetch_threads, salvage=salvage)
 
 
 def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_bad: bool) -> str:
@@ -257,13 +302,20 @@ def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_b
     )
 
 
-def decode_chunks(reader: ParquetReader, column: str, where: str) -> Iterator[Ragged]:
+def _counts_of(lengths: Ids) -> Ids:
+    """The number of documents and of tokens; -1 where lengths are not known."""
+    known = not lengths.size or int(lengths[0]) >= 0
+    return np.array([lengths.size, lengths.sum()] if known else [-1, -1], dtype=np.int64)
+
+
+def decode_chunks(reader: ParquetReader, column: str, where: str, null_token: int | None = None) -> Iterator[Ragged]:
     """The documents of a row group, some at a time: faster than all at once. Each holds until the next are asked for.
 
     Args:
         reader: the row group.
         column: of lists of integers.
         where: names the row group in errors.
+        null_token: stands for tokens that are null; ``None``: they are an error.
 
     Raises:
         CorruptDataError: the bytes are no such column.
@@ -279,7 +331,7 @@ def decode_chunks(reader: ParquetReader, column: str, where: str) -> Iterator[Ra
         logger.debug("%s, column %r: decoded by pyarrow from row %d on: %s", where, column, done, reason)
     first = 0
     for array in reader.batches(column, _CHUNK_TOKENS):
-        chunk = Ragged.from_arrow(array, column=column, where=where, first_row=first)
+        chunk = Ragged.from_arrow(array, column=column, where=where, first_row=first, null_token=null_token)
         first += len(chunk)
         if first > done:
             yield chunk[max(0, done - first + len(chunk)) :]

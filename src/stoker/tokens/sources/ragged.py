@@ -106,7 +106,15 @@ class Ragged:
         return cls._make(values, offsets, column, where, 0, None)
 
     @classmethod
-    def from_arrow(cls, array: Any, *, column: str = "tokens", where: str = "", first_row: int = 0) -> Ragged:
+    def from_arrow(
+        cls,
+        array: Any,
+        *,
+        column: str = "tokens",
+        where: str = "",
+        first_row: int = 0,
+        null_token: int | None = None,
+    ) -> Ragged:
         """Documents from an Arrow array or chunked array of lists.
 
         Lists, large lists, list views and lists of a fixed size are taken, of any integer, dictionary-encoded or not.
@@ -118,6 +126,7 @@ class Ragged:
             column: name of the column, for messages.
             where: the file or row group, for messages.
             first_row: number of the first row there, for messages.
+            null_token: stands for tokens that are null; ``None``: they are an error.
 
         Raises:
             FormatError: not lists of integers, or a token is null; names file, column, row and remedy.
@@ -127,7 +136,9 @@ class Ragged:
         if isinstance(array, pa.ChunkedArray):
             parts = []
             for chunk in array.chunks or [pa.array([], array.type)]:
-                parts.append(cls.from_arrow(chunk, column=column, where=where, first_row=first_row))
+                parts.append(
+                    cls.from_arrow(chunk, column=column, where=where, first_row=first_row, null_token=null_token)
+                )
                 first_row += len(chunk)
             return cls.concat(parts)
         here = _column(column, where)
@@ -146,6 +157,8 @@ class Ragged:
             values = pa.array([], pa.int64())
         if not pa.types.is_integer(values.type):
             raise FormatError(f"{here} holds {kind}, whose elements are not integers: name the column of token ids")
+        if values.null_count and null_token is not None:
+            values = values.cast(pa.int64()).fill_null(null_token)
         if values.null_count:
             token = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
             row = int(np.searchsorted(offsets, token, side="right")) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -98,6 +98,15 @@ class TokenSource(Protocol):
 
     def close(self) -> None:
         """Close all files. Reading opens them again."""
+        ...
+
+
+@runtime_checkable
+class Salvageable(Protocol):
+    """A :class:`TokenSource` that can read on behind damage in a group."""
+
+    def last_documents(self, group: int) -> Ragged | None:
+        """The documents of a group behind its last damage, with their row numbers; ``None`` where it can not tell."""
         ...
 
 

@@ -180,6 +180,48 @@ def decode_lists(
         raise OtherPagesError(f"{done} rows, not {rows}")
 
 
+def last_lists(shape: ListShape, facts: NDArray[np.int64], buffer: Buffer) -> tuple[Array, Ids] | None:
+    """The lists of a column chunk that begin behind its last damaged page.
+
+    Args:
+        shape, facts, buffer: as of :func:`decode_lists`.
+
+    Returns:
+        Values and int64 offsets of the lists in them, the last of which ends with the chunk; ``None`` where no page is
+        damaged, or the chunk's heads are, so that it is not known where pages begin.
+    """
+    try:
+        dictionary, pages = read_pages(buffer, facts)
+        unpacker = Unpacker(buffer, int(facts[CODEC]))
+        values = _Values(shape, unpacker, dictionary)
+    except OtherPagesError:
+        return None
+    parts: list[Array] = []
+    starts: list[Ids] = []
+    damaged = begun = False
+    total = 0
+    for page in pages:
+        try:
+            repetitions, definitions, data = unpacker(page)
+            lists = _Lists.of(shape, page, repetitions, definitions)
+            found = values.of(page, lists.count, data)
+        except OtherPagesError:
+            damaged, begun, total = True, False, 0
+            parts, starts = [], []
+            continue
+        if not begun and not lists.starts.size:
+            continue  # all of it belongs to a list that began in the damage
+        first = 0 if begun else int(lists.starts[0])
+        begun = True
+        starts.append(lists.starts - first + total)
+        parts.append(found[first:].copy())
+        total += found.size - first
+    if not damaged:
+        return None
+    offsets = np.concatenate([np.zeros(0, np.int64), *starts, np.array([total], np.int64)])
+    return (np.concatenate(parts) if parts else np.zeros(0, shape.dtype)), offsets
+
+
 @dataclass(frozen=True, slots=True)
 class _Lists:
     """The lists of a page.

@@ -1,0 +1,302 @@
+"""Batches of rows of tokens of which some can not be made, because tokens of theirs can not be read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.cluster import LoaderWorker
+from stoker.errors import ConfigError, DecodeError, SampleError
+from stoker.order.sample_order import Run
+from stoker.order.spans import Spans
+from stoker.reading.bad_samples import BadSampleLog, OnBadSample
+from stoker.reading.replacement import Replacements, none_is_good
+from stoker.tokens.batch import Extents, LMBatch
+from stoker.tokens.layouts.base import DocumentBlock, TokenLayout
+from stoker.tokens.layouts.block_builder import BlockBuilder, last_blocks
+from stoker.tokens.order.prefetch import read_ahead
+from stoker.tokens.order.token_order import TokenOrder
+from stoker.tokens.sources.block_buffer import LostDocuments
+from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.source import describe_row
+
+# Blocks that are kept for rows that come in the place of others.
+_KEPT: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """A batch, and the bad rows of it.
+
+    Attributes:
+        batch: the rows that come.
+        rows: rows that it would have if none were bad.
+        bad: number of each bad one among these, rising, and its error.
+    """
+
+    batch: LMBatch
+    rows: int
+    bad: Sequence[tuple[int, SampleError]] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CheckedBlock:
+    """A block, of which some tokens may be lost: there are zeros in their places.
+
+    Attributes:
+        block: the block.
+        sequence, number: which one.
+        lost: its documents of which tokens can not be read, rising.
+        other: the same block with ones for the zeros in their places; ``None`` where nothing is lost. A row that the two make
+            alike has nothing of what is lost.
+    """
+
+    block: DocumentBlock
+    sequence: int
+    number: int
+    lost: Sequence[LostDocuments] = ()
+    other: DocumentBlock | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Rows of blocks that follow each other.
+
+    Attributes:
+        blocks: the blocks.
+        inside: amounts of the first block before the rows.
+        batch: all rows, zeros in the bad ones.
+        bad: number to error of those that are bad.
+    """
+
+    blocks: Sequence[_CheckedBlock]
+    inside: int
+    batch: LMBatch
+    bad: Mapping[int, DecodeError]
+
+    def part(self, layout: TokenLayout, first: int, count: int) -> LMBatch:
+        """Some of the rows, none of which is bad."""
+        inside = self.inside + first * layout.step
+        blocks = list(self.blocks)
+        while inside >= (total := int(blocks[0].block.starts[-1])):
+            inside -= total
+            del blocks[0]
+        return layout.batch([one.block for one in blocks], inside, count)
+
+
+class GoodRowBuilder:
+    """Makes the batches of a :class:`~stoker.tokens.layouts.block_builder.BlockBuilder`, and leaves out or replaces bad rows.
+
+    A row is bad if its tokens or labels depend on what can not be read. Another row for its place is looked for near it in
+    the order of its sequence.
+
+    Args:
+        builder: makes blocks. Its layout counts damaged documents: :attr:`~stoker.tokens.layouts.base.TokenLayout.salvage`.
+        on_bad_sample: ``"skip"`` or ``"replace"``.
+
+    Raises:
+        ConfigError: there are less than two tokens.
+    """
+
+    def __init__(self, builder: BlockBuilder, on_bad_sample: OnBadSample) -> None:
+        if builder.settings.limit < 2:
+            raise ConfigError("on_bad_sample= needs two tokens to tell what can be read: vocab_size=1")
+        self._builder, self._replace = builder, on_bad_sample == "replace"
+
+    def batches(
+        self, run: Run, worker: LoaderWorker, begun: int, batch_size: int, threads: int
+    ) -> Generator[RowBatch, None, None]:
+        """Read what is left of an epoch; arguments as those of the builder's method."""
+        order, source = run.order, self._builder.source
+        assert isinstance(order, TokenOrder)
+        epoch = _EpochRows(self._builder, order, last_blocks(order, run.plan), replaces=self._replace)
+        steps = self._builder.steps(order, run.plan, worker, begun, batch_size)
+        source.rest()
+        try:
+            for parts in read_ahead(steps, epoch.load, epoch.make, threads):
+                if not any(part.bad for part in parts):
+                    whole = LMBatch.concat([part.batch for part in parts])
+                    parts.clear()  # its blocks may go
+                    for batch in whole.split(batch_size):
+                        yield RowBatch(batch, len(batch))
+                    continue
+                rows = [(part, number) for part in parts for number in range(len(part.batch))]
+                parts.clear()
+                for first in range(0, len(rows), batch_size):
+                    yield epoch.good_batch(rows[first : first + batch_size])
+                del rows
+        finally:
+            source.rest()
+
+
+def noted(found: Generator[RowBatch, None, None], log: BadSampleLog) -> Generator[LMBatch, None, None]:
+    """Batches, of which bad rows are counted and listed as they are delivered."""
+    with closing(found):
+        for one in found:
+            log.enter(one.rows)
+            for number, error in one.bad:
+                log.note(number, error)
+            yield one.batch
+
+
+class _EpochRows:
+    """The rows of an epoch."""
+
+    def __init__(self, builder: BlockBuilder, order: TokenOrder, last: Mapping[int, int], *, replaces: bool) -> None:
+        self._builder, self._layout, self._order, self._last = builder, builder.layout, order, last
+        self._replaces = replaces
+        self._replacements: dict[int, Replacements] = {}
+        self._kept: OrderedDict[tuple[int, int], _CheckedBlock] = OrderedDict()
+
+    def load(self, sequence: int, number: int) -> _CheckedBlock:
+        """Decode a block."""
+        return self._load(self._last, sequence, number)
+
+    def _load(self, last: Mapping[int, int], sequence: int, number: int) -> _CheckedBlock:
+        found, lost = self._builder.gather(self._order, last, sequence, number, salvage=True)
+        block = self._layout.block(found)
+        if not lost:
+            return _CheckedBlock(block, sequence, number)
+        lost.sort(key=lambda one: one.first)
+        documents = found.documents
+        values = documents.values.copy()
+        for one in lost:
+            begin, end = int(documents.offsets[one.first]), int(documents.offsets[one.stop])
+            values[np.arange(begin, end) if one.tokens is None else begin + one.tokens] = 1
+        other = Ragged(values, documents.offsets, column=documents.column, where=documents.where, rows=documents.rows)
+        return _CheckedBlock(block, sequence, number, lost, replace(block, documents=other))
+
+    def make(self, blocks: Sequence[_CheckedBlock], inside: int, count: int) -> _Rows:
+        """Make rows, and find those that are bad."""
+        batch = self._layout.batch([one.block for one in blocks], inside, count)
+        if all(one.other is None for one in blocks):
+            return _Rows(blocks, inside, batch, {})
+        other = self._layout.batch([one.other or one.block for one in blocks], inside, count)
+        differ = (batch.input_ids != other.input_ids).any(axis=1)
+        if batch.given_labels is not None:
+            differ |= (batch.labels != other.labels).any(axis=1)
+        bad = {number: self._error(blocks, batch, number) for number in np.flatnonzero(differ).tolist()}
+        return _Rows(blocks, inside, batch, bad)
+
+    def good_batch(self, rows: Sequence[tuple[_Rows, int]]) -> RowBatch:
+        """A batch of rows, of which some are bad: without these, or with others in their places."""
+        parts: list[LMBatch] = []
+        bad: list[tuple[int, SampleError]] = []
+        number = 0
+        while number < len(rows):
+            part, first = rows[number]
+            error = part.bad.get(first)
+            if error is not None:
+                bad.append((number, error))
+                if self._replaces:
+                    parts.append(self._instead(part, first, error))
+                number += 1
+                continue
+            stop = number + 1
+            while stop < len(rows) and rows[stop][0] is part and rows[stop][1] not in part.bad:
+                stop += 1
+            parts.append(part.part(self._layout, first, stop - number))
+            number = stop
+        batch = LMBatch.concat(parts) if parts else _no_rows(rows[0][0].batch)
+        return RowBatch(batch, len(rows), bad)
+
+    # -- other rows ------------------------------------------------------------------------------------------------
+
+    def _instead(self, part: _Rows, number: int, error: DecodeError) -> LMBatch:
+        """Another row of the epoch for the place of a bad one.
+
+        Raises:
+            DecodeError: all that were tried are bad, too.
+        """
+        first, step = part.blocks[0], self._layout.step
+        way = self._order.sequence(first.sequence)
+        units = -(-way.total // step) if self._layout.partial else way.total // step
+        finder = self._replacements.get(first.sequence)
+        if finder is None:
+            finder = self._replacements[first.sequence] = Replacements(partial(Spans.one, units))
+        at_hand = {(one.sequence, one.number): one for one in part.blocks}
+        unit = (int(way.starts[first.number]) + part.inside) // step + number
+        found = finder.find(unit, partial(self._row, first.sequence, at_hand))
+        if found is None:
+            raise none_is_good(error)
+        made: LMBatch = found[0]
+        return made
+
+    def _row(self, sequence: int, at_hand: Mapping[tuple[int, int], _CheckedBlock], unit: int) -> LMBatch:
+        """One row of a sequence, by its number.
+
+        Raises:
+            DecodeError: it is bad.
+        """
+        way, step = self._order.sequence(sequence), self._layout.step
+        amount = unit * step
+        end = min(amount + step + self._layout.reach, way.total)
+        first, last = way.find(np.array([amount, end - 1], dtype=np.int64)).tolist()
+        blocks = [
+            at_hand.get((sequence, number)) or self._kept_block(sequence, number) for number in range(first, last + 1)
+        ]
+        made = self.make(blocks, amount - int(way.starts[first]), 1)
+        for error in made.bad.values():
+            raise error
+        return made.batch
+
+    def _kept_block(self, sequence: int, number: int) -> _CheckedBlock:
+        found = self._kept.get((sequence, number))
+        if found is None:
+            found = self._load({sequence: number}, sequence, number)
+            self._kept[sequence, number] = found
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end((sequence, number))
+        return found
+
+    # -- errors ----------------------------------------------------------------------------------------------------
+
+    def _error(self, blocks: Sequence[_CheckedBlock], batch: LMBatch, number: int) -> DecodeError:
+        """The error of a row, which names the first document in it that can not be read."""
+        here = batch.extents.starts // batch.shape[1] == number
+        present = set(batch.extents.documents[here].tolist())
+        lost = [(block, one) for block in blocks for one in block.lost]
+        for block, one in lost:
+            documents = present.intersection(block.block.numbers[one.first : one.stop].tolist())
+            if documents:
+                return self._error_of(min(documents), block, one)
+        # Its last label is of the document behind the row.
+        block, one = lost[0]
+        return self._error_of(int(block.block.numbers[one.first]), block, one)
+
+    def _error_of(self, document: int, block: _CheckedBlock, lost: LostDocuments) -> DecodeError:
+        source = self._builder.source
+        group, row, _ = source.groups.find(document)
+        error = DecodeError(
+            f"{describe_row(source, document)}: tokens of a row can not be read: {lost.reason}",
+            url=source.groups.files[int(source.groups.file[group])],
+            shard=group,
+            row=row,
+            column=block.block.documents.column,
+            sample=document,
+        )
+        error.__cause__ = lost.reason
+        return error
+
+
+def _no_rows(batch: LMBatch) -> LMBatch:
+    """A batch of no rows, of the width and the dtypes of another."""
+    none: Any = np.zeros(0, dtype=np.int64)
+    labels = None if batch.given_labels is None else batch.labels[:0]
+    return LMBatch(
+        batch.input_ids[:0],
+        labels,
+        batch.label_kind,
+        0,
+        Extents(none, none, none),
+        batch.ignore_index,
+        batch.reset_positions,
+    )
