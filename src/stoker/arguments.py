@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
-import difflib
 import functools
 import inspect
 import os
@@ -94,6 +93,8 @@ def checked(target: Any = None, /, **remedies: str) -> Any:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the known name that is most like ``name``, else nothing."""
+    import difflib  # of an error alone
+
     lower = {one.lower(): one for one in known}
     close = difflib.get_close_matches(str(name).lower(), list(lower), 1, 0.65)
     return f"; did you mean {lower[close[0]]!r}?" if close else ""

@@ -427,6 +427,38 @@ def test_importing_stoker_is_light() -> None:
     assert out.stdout.strip() == "[]"
 
 
+def test_a_worker_that_was_spawned_imports_no_more_than_reading_needs(data: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(local=data, shuffle=True, batch_size=8)
+    expected = np.asarray(next(iter(dataset.batches()))["id"]).tolist()
+    dataset.set_epoch(0)
+    (tmp_path / "pickled").write_bytes(pickle.dumps(dataset))
+    code = (
+        "import multiprocessing, pickle, sys\n"
+        "multiprocessing.current_process()._inheriting = True  # as multiprocessing.spawn does meanwhile\n"
+        "dataset = pickle.loads(open(sys.argv[1], 'rb').read())\n"
+        "print(next(iter(dataset.batches()))['id'].tolist(), *sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code, tmp_path / "pickled"], capture_output=True, text=True, check=True)
+    assert out.stdout.startswith(str(expected))
+    unneeded = {
+        "numpy.ma",
+        "numpy.random",
+        "obstore",
+        "pyarrow",
+        "rich",
+        "stoker.catalog.detect",
+        "stoker.catalog.unindexed.open_files",
+        "stoker.formats.media.columns",
+        "stoker.formats.parquet",
+        "stoker.order.mosaicml",
+        "stoker.pipeline.build_order",
+        "stoker.pipeline.stats.bottleneck",
+        "stoker.writing",
+        "zipfile",
+    }
+    assert not unneeded & set(out.stdout.split())
+
+
 def test_all_public_names_exist() -> None:
     pytest.importorskip("torch")  # StreamingDataLoader is a class of its own kind
     import stoker

@@ -15,7 +15,6 @@ from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
 from stoker.cache.open_cache import make_cache
 from stoker.cache.origin import PRIVATE, CacheOrigin, make_private
-from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.index.index import INDEX_NAME, Index, load_index
@@ -246,6 +245,8 @@ def _side_index(home: Path, url: str) -> SideIndex:
         return default_cache(home.name, None, "index")
 
     def save(parts: Sequence[bytes | memoryview]) -> None:
+        from stoker.catalog.unindexed.file_facts import save_side_file  # few indexes are kept, and by one process
+
         save_side_file(make_private(directory(), url), "index", parts)
 
     return SideIndex(lambda: directory() / PRIVATE / "index", save)

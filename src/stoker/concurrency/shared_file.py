@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import reduction
+from multiprocessing import current_process, parent_process, reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -25,6 +25,11 @@ from stoker.errors import StokerError
 def spawning() -> bool:
     """Whether what is pickled now goes to a child process that is being spawned, which can be handed a file itself."""
     return get_spawning_popen() is not None
+
+
+def is_child() -> bool:
+    """Whether :mod:`multiprocessing` started this process, also while it is handed what it is started with."""
+    return parent_process() is not None or getattr(current_process(), "_inheriting", False)
 
 
 class SharedFile:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -21,9 +21,13 @@ from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
-from stoker.formats.media.columns import HANDLES, MEDIA, Handle
-from stoker.formats.media.source import BytesInMemory, MediaSource, StoredFile
+from stoker.formats.media.source import HANDLED, MEDIA, BytesInMemory, MediaSource, StoredFile
 from stoker.types import Batch, Buffer, Column, Ids
+
+if TYPE_CHECKING:
+    from stoker.formats.media.columns import Handle
+
+_HANDLED: Final = frozenset(HANDLED)
 
 PATH: Final = "path"
 """Column of the file's path below the root."""
@@ -183,6 +187,8 @@ class HandleShard(FileShard):
 
     def handle(self) -> Handle:
         """A new handle."""
+        from stoker.formats.media.columns import HANDLES  # most files are none
+
         return HANDLES[self._common.spec["columns"][content_column(self.format)]].of(self._source)
 
 
@@ -214,7 +220,7 @@ class FileFormat(Format):
         only_settings(settings, ("decode",) if image else (MEDIA,), self.name)
         kind = content_kind(self.name, decode=settings.get("decode", True))
         if (media := settings.get(MEDIA)) is not None:
-            if media not in HANDLES:
+            if media not in HANDLED:
                 raise ConfigError(f"format 'files': {MEDIA}={media!r}: 'video', 'audio', or none for the files' bytes")
             kind = media
         columns = {content_column(self.name): kind, PATH: "str"}
@@ -244,7 +250,7 @@ class FileFormat(Format):
             raise CorruptDataError(f"{where}: the file has {len(data)} bytes, the index says {file.bytes}")
         path = file.basename if file.part is None else file.part.key
         kind = FileKind.of(info.format, info.spec, options)
-        if not HANDLES.keys().isdisjoint(kind.layout[2]):
+        if not _HANDLED.isdisjoint(kind.layout[2]):
             return HandleShard(kind, BytesInMemory(memoryview(data), "a file"), path, where)
         return FileShard(kind, data, path, where)
 

@@ -16,6 +16,7 @@ from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import World
 from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared_file import is_child
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
 from stoker.formats.base import ReadOptions
@@ -40,10 +41,8 @@ from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import EpochPosition
-from stoker.pipeline.build_order import OrderOptions, make_order, set_weights
 from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.epoch_reader import EpochReader
-from stoker.pipeline.order_sources import needed_columns
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.policy import HELD_IN_MEMORY, ReadAmounts
@@ -51,7 +50,6 @@ from stoker.reading.apply_chain import SampleIdentity
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override
 from stoker.streams.agreement import check_agreement
-from stoker.streams.features import warn_of_stored_files
 from stoker.streams.quarantine import Quarantine
 from stoker.streams.registry import make_stream
 from stoker.streams.streams import MOVED, Stream, StreamDefaults, open_streams
@@ -62,6 +60,12 @@ from stoker.units import parse_bytes, parse_count
 __all__ = ["StreamingDataset"]
 
 logger = logging.getLogger(__name__)
+
+if not is_child():
+    # What opening a dataset needs, so that the first is opened as fast as others. Children are given opened ones.
+    import stoker.catalog.open_format
+    import stoker.pipeline.build_order
+    import stoker.streams.features  # noqa: F401
 
 _ABSENT: Final = object()
 
@@ -211,6 +215,11 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         stream_name: str = "stream",
         stream_config: Mapping[str, Any] | None = None,
     ) -> None:
+        # What a copy in a worker does not need, which is given an opened dataset.
+        from stoker.pipeline.build_order import OrderOptions, make_order, set_weights
+        from stoker.pipeline.order_sources import needed_columns
+        from stoker.streams.features import warn_of_stored_files
+
         for name, value, least in (("batch_size", batch_size, 1), ("predownload", predownload, 0)):
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")

@@ -13,13 +13,12 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import xxhash
-from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.display import with_article
 from stoker.errors import TransformError
 from stoker.reading.chain import Step, add_column, change_columns
-from stoker.types import Array, Batch, Ids, Transform
+from stoker.types import Batch, Ids, Transform
 
 _SEED_BITS: Final = (1 << 63) - 1
 
@@ -133,6 +132,8 @@ class SampleKeys:
         if step.generator == "torch":
             return lambda number, place, item: _torch_generator(digest, number, place, item)
         key = np.frombuffer(digest, np.uint64)
+        from stoker.reading.sample_seed import SampleSeed  # a run without random numbers needs no NumPy's generators
+
         generator, philox = np.random.Generator, np.random.Philox
 
         def numpy_generator(number: int, place: int, item: int) -> np.random.Generator:
@@ -141,40 +142,6 @@ class SampleKeys:
             return generator(philox(seed, counter=counter))
 
         return numpy_generator
-
-
-class SampleSeed(ISpawnableSeedSequence):
-    """The seed of a sample's generator: Philox takes it for the key that it is.
-
-    ``Philox(key=...)`` asks the system for entropy, which takes three times as long as all the rest, and of which ``spawn``
-    makes its generators: other ones in each run.
-
-    Args:
-        key: of Philox, uint64, shape ``(2,)``.
-        counter: at which the sample's numbers begin, uint64, shape ``(4,)``.
-    """
-
-    __slots__ = ("_counter", "_key", "_sequence")
-
-    def __init__(self, key: Array, counter: Array) -> None:
-        self._key, self._counter = key, counter
-        self._sequence: np.random.SeedSequence | None = None
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Array:
-        """See NumPy's ``SeedSequence``."""
-        if n_words == 2 and dtype is np.uint64:
-            return self._key
-        found: Array = self._seeds().generate_state(n_words, dtype)
-        return found
-
-    def spawn(self, n_children: int) -> list[np.random.SeedSequence]:  # type: ignore[override]
-        """The same: seeds of other generators, of which the sample has the same in each run."""
-        return self._seeds().spawn(n_children)
-
-    def _seeds(self) -> np.random.SeedSequence:
-        if self._sequence is None:
-            self._sequence = np.random.SeedSequence([*self._key.tolist(), *self._counter.tolist()])
-        return self._sequence
 
 
 def _torch_generator(digest: bytes, number: int, place: int, item: int) -> Any:

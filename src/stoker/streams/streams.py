@@ -16,7 +16,6 @@ from stoker.cache.base import CacheSettings
 from stoker.cache.open_cache import check_memory
 from stoker.cache.quota import divide_limit
 from stoker.catalog.location import DatasetLocation
-from stoker.catalog.open_format import check_format, is_made, open_format
 from stoker.catalog.unindexed.files_location import Files
 from stoker.concurrency.threads import map_in_order
 from stoker.display import redact_url, with_article
@@ -108,6 +107,8 @@ class Stream:
     _derived: tuple[StreamWeight, tuple[float, float, int]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        from stoker.catalog.open_format import check_format, is_made  # a copy in a worker opens nothing
+
         where = "" if self.name is None else f"stream {self.name!r}: "
         if self.name is not None and not self.name:
             raise ConfigError("a stream's name must not be empty")
@@ -320,6 +321,8 @@ def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = No
             what is needed, or a limit and no remote.
         StorageError, IndexFileError: an index can not be fetched, or is not valid.
     """
+    from stoker.catalog.open_format import open_format  # a copy in a worker opens nothing
+
     if not streams:
         raise ConfigError("streams is empty: give at least one")
     for stream in streams:

@@ -234,8 +234,16 @@ def test_blocks_of_shards_of_one_size_go_equally_far_up_to_shards_of_other_sizes
     assert cuts[-1] == borders[-1]
 
 
+def one_other(length: int, count: int, at: int, other: int) -> list[int]:
+    """Lengths of which one may be another."""
+    return [other if number == at else length for number in range(count)]
+
+
 @given(
-    lengths=st.lists(st.integers(1, 50) | st.sampled_from([1, 5000]), min_size=1, max_size=300).map(np.array),
+    lengths=(
+        st.lists(st.integers(1, 50) | st.sampled_from([1, 5000]), min_size=1, max_size=300)
+        | st.builds(one_other, st.integers(1, 9), st.integers(1, 40), st.integers(0, 40), st.integers(1, 12))
+    ).map(np.array),
     data=st.data(),
 )
 @settings(deadline=None)

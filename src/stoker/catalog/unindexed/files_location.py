@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -150,6 +149,8 @@ def check_exists(given: str | os.PathLike[str]) -> None:
     if not parent.is_dir():
         hub = f". A dataset of the Hub is hf://datasets/{given}" if _HUB_NAME.fullmatch(os.fspath(given)) else ""
         raise ObjectNotFoundError(f"{path} does not exist, nor does its directory: check the path{hub}", url=str(path))
+    import difflib  # of an error alone
+
     near = difflib.get_close_matches(path.name, [entry.name for entry in os.scandir(parent)], 3)
     meant = f": did you mean {' or '.join(repr(name) for name in near)}?" if near else f": check what is in {parent}"
     braces = ". Of braces, {a,b} and {000..127} stand for names" if _BRACE.search(str(path)) else ""

@@ -38,8 +38,7 @@ from stoker.formats.common.compression import codec_of
 from stoker.formats.common.file_shards import UnindexedFile, packed_file, whole_file
 from stoker.formats.common.inspect_header import Partition, check_names, only_settings
 from stoker.formats.format import Format
-from stoker.formats.media.columns import MEDIA
-from stoker.formats.media.source import StoredFile
+from stoker.formats.media.source import MEDIA, StoredFile
 from stoker.formats.parquet.footer.predicate import Filters, Predicate
 from stoker.formats.registry import get_format
 from stoker.index.index import Index

@@ -11,13 +11,12 @@ import numpy as np
 from stoker.arguments import checked, unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.media.audio import Audio
+from stoker.formats.media.source import HANDLED
 from stoker.formats.media.video import Video
 
 Handle: TypeAlias = Video | Audio
 
-MEDIA: Final = "media"
-"""Setting of formats, and key of specs, that says which columns hold handles, and of what."""
-HANDLES: Final[Mapping[str, type[Handle]]] = {"video": Video, "audio": Audio}
+HANDLES: Final[Mapping[str, type[Handle]]] = dict(zip(HANDLED, (Video, Audio), strict=True))
 """Classes of handles by what the setting ``media`` of a format calls them."""
 
 

@@ -16,6 +16,11 @@ from stoker.types import StorageOptions
 MediaData: TypeAlias = bytes | bytearray | memoryview | str | os.PathLike[str]
 """An encoded video or sound: its bytes, or the path or URL of its file."""
 
+MEDIA: Final = "media"
+"""Setting of formats, and key of specs, that says which columns hold handles, and of what."""
+HANDLED: Final = ("video", "audio")
+"""What there are handles of, as that setting calls it."""
+
 # The first request for bytes that nobody has announced, and the largest of those that follow each other.
 _FIRST: Final = 64 << 10
 _LARGEST: Final = 4 << 20

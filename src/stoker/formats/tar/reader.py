@@ -31,8 +31,8 @@ from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_
 from stoker.formats.content import check_declared
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import get_encoding
-from stoker.formats.media.columns import HANDLES, MEDIA, Handle
-from stoker.formats.media.source import SharedRanges, StoredFile
+from stoker.formats.media.columns import HANDLES, Handle
+from stoker.formats.media.source import MEDIA, SharedRanges, StoredFile
 from stoker.types import Array, Buffer, Column, Ids
 
 KEY: Final = "__key__"

@@ -135,7 +135,7 @@ class BlockPass(ShardOrderPass):
 
     @cached_property
     def _blocks(self) -> IntervalLookup:
-        return IntervalLookup(self._block_sizes)
+        return IntervalLookup(self._block_sizes, self._cuts)
 
     @cached_property
     def _domains(self) -> Domain:

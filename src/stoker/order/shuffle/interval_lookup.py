@@ -1,4 +1,4 @@
-"""Finds which of several adjacent intervals contains an offset, through a table of buckets instead of by bisection."""
+"""Finds which of several adjacent intervals contains an offset, by division or through a table, instead of by bisection."""
 
 from __future__ import annotations
 
@@ -15,24 +15,39 @@ _MOST_STEPS: Final = 6
 class IntervalLookup:
     """Some intervals, none of them empty, that together cover ``[0, total)``.
 
-    Buckets of ``2**shift`` offsets divide ``[0, total)``, two to four for each interval. A table holds the interval of
-    each bucket's first offset; from there the lookup takes as many steps as intervals begin in one bucket, which is one where
-    lengths are similar. Where a bucket has many intervals, it bisects instead. 8 bytes a bucket and an interval. The table is
-    made when it is first needed.
+    Where all are of one length, but for one that may be shorter, as the last shard of a dataset is, an offset is divided by
+    it. Otherwise buckets of ``2**shift`` offsets divide ``[0, total)``, two to four for each interval. A table holds the
+    interval of each bucket's first offset; from there the lookup takes as many steps as intervals begin in one bucket, which
+    is one where lengths are similar. Where a bucket has many intervals, it bisects instead. 8 bytes a bucket and an interval.
+    The table is made when it is first needed.
+
+    Args:
+        lengths: of each interval; int64, shape ``(intervals,)``.
+        starts: first offset of each interval and, last, the total, where they are known; int64, shape ``(intervals + 1,)``.
 
     Attributes:
-        starts: first offset of each interval and, last, the total; int64, shape ``(intervals + 1,)``.
+        starts: see above.
     """
 
-    __slots__ = ("_each_one", "_next", "_shift", "_sign", "_steps", "starts")
+    __slots__ = ("_length", "_missing", "_next", "_shift", "_sign", "_steps", "starts")
 
-    def __init__(self, lengths: Ids) -> None:
-        starts = np.zeros(lengths.size + 1, dtype=np.int64)
-        np.cumsum(lengths, out=starts[1:])
+    def __init__(self, lengths: Ids, starts: Ids | None = None) -> None:
+        if starts is None:
+            starts = np.zeros(lengths.size + 1, dtype=np.int64)
+            np.cumsum(lengths, out=starts[1:])
         self.starts: Ids = starts
-        # Such as files that are a sample each.
-        self._each_one = int(starts[-1]) == lengths.size
         self._next: Ids | None = None
+        # The length of all intervals, if they have one: 0-d, which NumPy takes faster than a scalar.
+        self._length: Ids | None = None
+        # Of the one that is shorter: where it ends, and how many offsets it lacks.
+        self._missing: tuple[Ids, Ids] | None = None
+        length = int(lengths.max(initial=0))
+        shorter = length * lengths.size - int(starts[-1])
+        if not shorter:
+            self._length = np.asarray(length)
+        elif shorter < length and np.count_nonzero(others := lengths != length) == 1:
+            self._length = np.asarray(length)
+            self._missing = np.asarray(starts[int(np.argmax(others)) + 1]), np.asarray(shorter)
 
     def _make_table(self) -> Ids:
         starts = self.starts
@@ -54,8 +69,14 @@ class IntervalLookup:
 
     def find(self, offsets: Ids) -> Ids:
         """The interval of each offset in ``[0, total)``; int64 of the shape of ``offsets``."""
-        if self._each_one:
-            return offsets
+        if self._length is not None:
+            if self._length == 1:  # such as files that are a sample each
+                return offsets
+            if self._missing is not None:
+                end, missing = self._missing
+                offsets = offsets + (offsets >= end) * missing
+            found: Ids = offsets // self._length
+            return found
         table = self._make_table() if self._next is None else self._next
         if self._steps > _MOST_STEPS:
             return np.searchsorted(self.starts[1:], offsets, side="right")

@@ -9,14 +9,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.concurrency.spans.recorder import Recorder, record, recorder
 from stoker.errors import ConfigError
-from stoker.pipeline.stats.bottleneck import Profile, find_bottleneck
-from stoker.pipeline.stats.trace_files import TracedProcess, TraceFacts, read_recorded, read_trace, write_trace
+
+if TYPE_CHECKING:
+    from stoker.pipeline.stats.bottleneck import Profile
+    from stoker.pipeline.stats.trace_files import TracedProcess, TraceFacts
+
+# All loaders can be traced, and few are: what is done with a trace is imported where it is.
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,8 @@ class Trace:
         return self._given.with_name(f"{name}.rank{world.rank}{dot}{endings}")
 
     def __enter__(self) -> Self:
+        from stoker.pipeline.stats.trace_files import TraceFacts
+
         running = recorder()
         if running is not None:
             raise ConfigError(f"a trace runs in this process already, with its files in {running.folder}: end it first")
@@ -75,6 +81,8 @@ class Trace:
         return self
 
     def __exit__(self, *_: object) -> None:
+        from stoker.pipeline.stats.trace_files import read_recorded, write_trace
+
         running, self._recorder = self._recorder, None
         assert running is not None
         assert self._facts is not None
@@ -100,6 +108,8 @@ class Trace:
         Raises:
             ConfigError: the block has not ended, or nothing was read in it.
         """
+        from stoker.pipeline.stats.bottleneck import find_bottleneck
+
         if self._facts is None or self._recorder is not None:
             raise ConfigError("profile() is for a trace that has ended: leave its with block first")
         return find_bottleneck(self._processes, self._facts.cores)
@@ -111,6 +121,9 @@ def profile_traces(paths: Sequence[str | os.PathLike[str]]) -> Profile:
     Raises:
         ConfigError: one can not be read, is no trace of stoker, or two are of one rank.
     """
+    from stoker.pipeline.stats.bottleneck import find_bottleneck
+    from stoker.pipeline.stats.trace_files import read_trace
+
     processes: list[TracedProcess] = []
     ranks: dict[int, Path] = {}
     cores = 1
