@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -29,7 +30,7 @@ from stoker import (
 from stoker.concurrency.spans import recorder as spans
 from stoker.concurrency.spans import sample_clock
 from stoker.concurrency.spans.recorder import Recorder, Stage
-from stoker.concurrency.spans.sample_clock import SampleClock, ShortSamples
+from stoker.concurrency.spans.sample_clock import SampleClock, ShortSamples, StretchClock
 from stoker.errors import ConfigError
 from stoker.pipeline.stats.span_times import Activity, Intervals
 from stoker.pipeline.stats.trace import profile_traces
@@ -165,6 +166,32 @@ def test_of_many_short_samples_some_are_measured_and_stand_for_all(tmp_path: Pat
     long = found.spans[found.spans["stage"] == Stage.TRANSFORM]
     assert len(long) == 20
     assert (long["end"] - long["begin"] >= 1e6).all()
+    running.close()
+
+
+def test_the_time_of_samples_made_in_one_go_is_known_as_a_whole(tmp_path: Path) -> None:
+    running = Recorder(str(tmp_path))
+    clock, source = StretchClock(running), iter(range(3000))
+
+    def one_is_slow(number: int) -> int:
+        if number == 1000:  # none of those that are measured
+            time.sleep(0.03)
+        if number == 2999:
+            raise ValueError(number)
+        return number
+
+    begin = time.perf_counter_ns()
+    assert next(iter(clock.decoded(iter([]), iter([]))), None) is None
+    with pytest.raises(ValueError, match="2999"):
+        list(map(clock.transforming(one_is_slow), clock.decoded(source, source)))
+    took = time.perf_counter_ns() - begin
+    gc.collect()
+    (found,) = read_recorded(tmp_path, 0, 0)
+    for stage in (Stage.DECODE, Stage.TRANSFORM):
+        assert found.spans["amount"][found.spans["stage"] == stage].sum() == 3000
+    lengths = found.spans["end"] - found.spans["begin"]
+    assert (lengths >= 0).all()
+    assert 30e6 <= lengths.sum() <= took
     running.close()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.concurrency.shared_counters import Count
 from stoker.concurrency.spans.recorder import Stage, recorder, span
-from stoker.concurrency.spans.sample_clock import SampleClock
+from stoker.concurrency.spans.sample_clock import StretchClock
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.errors import ConfigError, SampleError
 from stoker.formats.common.merge import check_types, scatter
@@ -218,7 +218,7 @@ class GoodSampleReader(GoodRowReader):
         if self._functions is not None:
             transform, recording = self._functions(positions, shards, rows), recorder()
             if recording is not None:
-                clock = SampleClock(recording)
+                clock = StretchClock(recording)
                 made, transform = clock.decoded(made, remaining), clock.transforming(transform)
             made = apply_transform(transform, made, remaining, origin)
         if self._override is None:

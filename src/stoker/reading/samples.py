@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from stoker.concurrency.spans.recorder import Stage, recorder, span
-from stoker.concurrency.spans.sample_clock import SampleClock
+from stoker.concurrency.spans.sample_clock import SampleClock, StretchClock
 from stoker.formats.base import ShardReader
 from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.registry import get_format
@@ -134,6 +134,22 @@ def iterate_samples(
 
     origin = partial(location_at, pool, shards, rows)
     return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
+
+
+def list_samples(
+    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None, transform: Transform | None = None
+) -> list[Any]:
+    """The samples of :func:`iterate_samples`, all of them; args and errors are the same."""
+    recording = recorder()
+    if transform is None:
+        with span(Stage.DECODE, len(rows)):
+            return list(_iterate(pool, shards, rows, columns).samples)
+    run = _iterate(pool, shards, rows, columns)
+    samples = run.samples
+    if recording is not None:
+        clock = StretchClock(recording)
+        samples, transform = clock.decoded(samples, run.remaining), clock.transforming(transform)
+    return list(apply_transform(transform, samples, run.remaining, partial(location_at, pool, shards, rows)))
 
 
 def _iterate(

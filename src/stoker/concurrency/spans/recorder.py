@@ -57,7 +57,7 @@ may run at once (0: not said), and an amount: bytes of ``FETCH`` and ``DECOMPRES
 _SEGMENT: Final = 1 << 14
 """Spans for which a file grows at a time: whole pages."""
 
-_SHORT_WAIT: Final = 20_000
+_SHORT_WAIT: Final = 50_000
 _SUMMED_WAITS: Final = 1_000_000
 """Nanoseconds of a wait that is recorded by itself, and after which a sum of shorter ones is recorded."""
 
@@ -82,7 +82,8 @@ class Recorder:
         """See :class:`~stoker.concurrency.forks.Forkable`: a child writes files of its own."""
         self._lock = threading.Lock()
         self._name = ""
-        self._file = -1
+        self._file = self._notes = -1  # open until the end: reading threads of each epoch are noted
+        self._closed = False
         self._segments: list[mmap.mmap] = []
         self._slots = count()
         self._threads: set[int] = set()
@@ -105,11 +106,11 @@ class Recorder:
         line = json.dumps(facts).encode() + b"\n"
         try:
             with self._lock:
-                file = os.open(self._path("jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-                try:
-                    os.write(file, line)
-                finally:
-                    os.close(file)
+                if self._notes < 0 and not self._closed:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                    self._notes = os.open(self._path("jsonl"), flags, 0o644)
+                if self._notes >= 0:
+                    os.write(self._notes, line)
         except OSError as error:
             self._give_up(error)
 
@@ -147,10 +148,12 @@ class Recorder:
     def close(self) -> None:
         """Let go of the file. Spans of threads that are still in one are dropped."""
         with self._lock:
-            self._full = True
-            file, self._file = self._file, -1
-            if file >= 0:
-                os.close(file)
+            self._full = self._closed = True
+            files = self._file, self._notes
+            self._file = self._notes = -1
+            for file in files:
+                if file >= 0:
+                    os.close(file)
 
 
 _recorder: Recorder | None = None
@@ -224,7 +227,7 @@ def end_span(stage: Stage, begun: int, amount: int = 0) -> None:
 
 
 class WaitClock:
-    """Records the waits of an iteration. Those of less than 20 µs are summed up, over a millisecond at most."""
+    """Records the waits of an iteration. Those of less than 50 µs are summed up, over a millisecond at most."""
 
     __slots__ = ("_amount", "_begun", "_since", "_took")
 

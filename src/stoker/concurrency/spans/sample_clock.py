@@ -30,6 +30,13 @@ _SUMMED: Final = 10_000_000
 """Nanoseconds after which a sum is recorded."""
 
 
+_ALONE: Final = 1_000_000
+"""Nanoseconds of one of samples that are made in one go for which it is recorded by itself."""
+
+_OF_MANY: Final = ((100_000, 64), (_ALONE, 16))
+"""As :data:`_SHORT`, of samples that are made in one go: what those that are not measured take is known, too."""
+
+
 class ShortSamples:
     """The time of a dataset's samples that take less than 4 µs, found in one step of reading, for the next ones."""
 
@@ -161,3 +168,73 @@ class SampleClock:
             begin = end
         self._sums.clear()
         self._since = 0
+
+
+class StretchClock:
+    """Records the making of samples that are decoded and transformed in one go, with nothing else in between.
+
+    The time of a stretch of them is measured as a whole, and divided as that of some of its samples is: one of 16, of
+    samples that take less than 100 µs one of 64. A stretch takes 10 ms, or is a sample of 1 ms or more.
+
+    Args:
+        recorder: of this process.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._measured = False
+        self._decode = self._transform = 0
+
+    def decoded(self, samples: Iterator[_T], remaining: Iterator[object]) -> Iterator[_T]:
+        """The same samples; args are those of :meth:`SampleClock.decoded`."""
+        return chain.from_iterable(self._parts(samples, remaining))
+
+    def transforming(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same function; its calls for samples that are measured are."""
+
+        def timed(sample: Any) -> Any:
+            if not self._measured:
+                return function(sample)
+            begin = perf_counter_ns()
+            try:
+                return function(sample)
+            finally:
+                self._transform += perf_counter_ns() - begin
+
+        return timed
+
+    def _parts(self, samples: Iterator[_T], remaining: Iterator[object]) -> Iterator[Iterable[_T]]:
+        stride, left = 1, length_hint(remaining)
+        begin = since = perf_counter_ns()
+        try:
+            while (sample := next(samples, self)) is not self:
+                decode, before = perf_counter_ns() - begin, self._transform
+                self._decode += decode
+                self._measured = True
+                yield (sample,)  # type: ignore[misc]
+                del sample
+                self._measured = False
+                if stride > 1:
+                    yield islice(samples, stride - 1)
+                took = decode + self._transform - before
+                stride = min(_FASTER * stride, next((most for below, most in _OF_MANY if took < below), 1))
+                begin = perf_counter_ns()
+                if begin - since > _SUMMED or took >= _ALONE:
+                    now_left = length_hint(remaining)
+                    self._flush(since, begin - since, left - now_left)
+                    since, left = begin, now_left
+        except BaseException:  # a sample could not be made, and what happened since is not known
+            self._flush(since, self._decode + self._transform, left - length_hint(remaining))
+            raise
+        self._flush(since, perf_counter_ns() - since, left - length_hint(remaining))
+
+    def _flush(self, since: int, took: int, samples: int) -> None:
+        """Record a stretch."""
+        measured = self._decode + self._transform
+        if not measured:
+            return
+        between = since + took * self._decode // measured
+        self._recorder.add(Stage.DECODE, since, between, samples)
+        if self._transform:
+            self._recorder.add(Stage.TRANSFORM, between, since + took, samples)
+        self._decode = self._transform = 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.formats.common.merge import check_types, scatter
 from stoker.policy import GROUP_BYTES
-from stoker.reading.samples import distinct, iterate_samples, read_samples
+from stoker.reading.samples import distinct, list_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
 
@@ -119,7 +119,7 @@ class ShardByShard:
     def _read_run(self, shards: Ids, rows: Ids) -> Batch | list[Any]:
         if self._whole:
             return read_samples(self._pool, shards, rows, self._columns)
-        return list(iterate_samples(self._pool, shards, rows, self._columns).samples)
+        return list_samples(self._pool, shards, rows, self._columns)
 
 
 def _in_order(parts: Sequence[tuple[Ids, list[Any]]], count: int) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.image.batch_rows import BatchRows
@@ -15,7 +16,7 @@ from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override, bind_batch_steps, make_transforms
 from stoker.reading.chain import split_steps, stored_names
 from stoker.reading.sample_errors import apply_transform, location_at
-from stoker.reading.samples import SampleRun, iterate_samples, read_samples
+from stoker.reading.samples import SampleRun, iterate_samples, list_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
 
 
@@ -76,7 +77,7 @@ class ChunkReader:
 
     def sample_list(self, chunk: Chunk) -> SampleRun:
         """The samples, all made; but those that a method of a subclass makes, which runs in the consumer's thread."""
-        return self._overridden(chunk, SampleRun.of(list(self._transformed(chunk).samples)))
+        return self._overridden(chunk, SampleRun.of(self._made(chunk)))
 
     def group(self, chunk: Chunk) -> BatchGroup:
         """The samples as columns."""
@@ -85,7 +86,7 @@ class ChunkReader:
             batch = chunk.values or read_samples(pool, shards, rows, self._columns)
         else:
             with BatchRows(len(rows)) as memory:
-                samples = list(self._transformed(chunk).samples)
+                samples = self._made(chunk)
             with span(Stage.COLLATE, len(samples)):
                 batch = stack_samples(samples, partial(location_at, pool, shards, rows), memory)
         if self._batch_steps is not None:
@@ -103,6 +104,14 @@ class ChunkReader:
         """The good samples as columns, and which ones are bad."""
         assert self.good is not None
         return self.good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values)
+
+    def _made(self, chunk: Chunk) -> list[Any]:
+        """The samples, all made."""
+        if chunk.values is not None:
+            return list(self._transformed(chunk).samples)
+        shards, rows = chunk.shards, chunk.rows
+        transform = None if self._transform_of is None else self._transform_of(chunk.positions, shards, rows)
+        return list_samples(self._pool, shards, rows, self._columns, transform)
 
     def _transformed(self, chunk: Chunk) -> SampleRun:
         shards, rows = chunk.shards, chunk.rows

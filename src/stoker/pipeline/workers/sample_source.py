@@ -25,7 +25,7 @@ from stoker.pipeline.pipeline import Pipeline
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
 from stoker.reading.chain import Chain
 from stoker.reading.sample_errors import location_at
-from stoker.reading.samples import SampleRun, distinct, iterate_samples, read_samples
+from stoker.reading.samples import SampleRun, distinct, list_samples, read_samples
 from stoker.types import Batch, Ids
 
 
@@ -139,7 +139,7 @@ class PoolSource(SampleSource):
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
         settings = self._settings
         with self._counted(shards):
-            return list(iterate_samples(self.pool, shards, rows, settings.stored, self._transform).samples)
+            return list_samples(self.pool, shards, rows, settings.stored, self._transform)
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
         if self._transform is not None:
