@@ -20,7 +20,7 @@ from stoker.loaders.trainers.consumers import fetches_by_id
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.reading.sample_errors import SampleLocation, location_of
-from stoker.reading.samples import list_samples, read_sample, read_samples
+from stoker.reading.samples import read_sample, read_samples
 from stoker.streams.streams import Streams
 from stoker.types import Batch, Ids
 
@@ -184,10 +184,7 @@ class SamplesById:
         return self._read(ids) if len(ids) else []
 
     def _read(self, ids: Ids) -> list[Any]:
-        shards, rows = self._table.locate(ids)
-        reader = self._epoch_reader
-        transform = reader.transform_of(shards, rows)
-        return list_samples(reader.pool, shards, rows, reader.settings.stored, transform)
+        return self._epoch_reader.read_by_id(*self._table.locate(ids))
 
     @cached_property
     def _starts(self) -> list[int]:

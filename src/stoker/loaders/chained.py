@@ -10,7 +10,10 @@ from typing import Any, Self
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.pipeline.epoch_reader import EpochReader
-from stoker.reading.chain import Chain, Dropped, Generator, as_chain
+from stoker.pipeline.joins.other_dataset import OtherDataset
+from stoker.reading.chain import Chain, as_chain
+from stoker.reading.chain_steps import OF_OTHER, Dropped, Generator, Missing
+from stoker.streams.streams import Streams
 from stoker.types import Batch
 
 
@@ -22,6 +25,7 @@ class ChainMethods:
     """
 
     _epoch_reader: EpochReader
+    _streams: Streams
 
     @property
     def chain(self) -> Chain:
@@ -166,6 +170,87 @@ class ChainMethods:
             ConfigError: this dataset is in the middle of an epoch, or has such a column.
         """
         return self._with(self.chain.enumerate(column))
+
+    @checked
+    def zip(self, other: ChainMethods, *, name: str | None = None, prefix: str = "") -> Self:
+        """This dataset with the columns of another: those of its sample i beside those of sample i here.
+
+        The order, its steps, ids and random numbers stay those of this dataset.
+
+        >>> images.zip(embeddings).batches()                   # doctest: +SKIP
+
+        Args:
+            other: a dataset of as many samples, numbered as they are stored: how it shuffles does not matter, and what was
+                iterated of it neither. What its chain makes of a sample comes, and its columns= and select() hold.
+            name: what states and messages call it; default, the name of its stream.
+            prefix: begins the names of its columns here.
+
+        Returns:
+            Another dataset, which shares the open shards with this one.
+
+        Raises:
+            ConfigError: the datasets have different lengths, or a column of one name; the other has subset=, filter() or
+                another step that does not give one sample for each, or a subclass makes its samples; this dataset is in the
+                middle of an epoch, or another step has this name.
+        """
+        return self._with(self.chain.zip(other, name=name, prefix=prefix))
+
+    @checked
+    def join(
+        self,
+        other: ChainMethods,
+        on: str | Sequence[str],
+        *,
+        missing: Missing = "raise",
+        name: str | None = None,
+        prefix: str = "",
+    ) -> Self:
+        """This dataset with the columns of that sample of another which has the same key.
+
+        The order, its steps, ids and random numbers stay those of this dataset.
+
+        >>> images.join(captions, on="id", missing="leave_out")   # doctest: +SKIP
+
+        Args:
+            other: a dataset; see :meth:`zip`.
+            on: the column of keys: integers, text or bytes; or two names, that here and that of the other dataset.
+            missing: what becomes of a sample whose key the other dataset has not: ``"raise"``: it is a bad sample;
+                ``"leave_out"``: it is left out, as by :meth:`filter`; ``"none"``: its columns are ``None``. See
+                :meth:`~stoker.reading.chain.Chain.join`.
+            name: what states and messages call it; default, the name of its stream.
+            prefix: begins the names of its columns here.
+
+        Returns:
+            Another dataset, which shares the open shards with this one.
+
+        Raises:
+            ConfigError: two samples of the other dataset have one key: names both; there is no such column; and as for
+                :meth:`zip`.
+        """
+        return self._with(self.chain.join(other, on, missing=missing, name=name, prefix=prefix))
+
+    def as_other(self, method: str) -> OtherDataset:
+        """This dataset as a zip or join of another one reads it.
+
+        Args:
+            method: ``"zip"`` or ``"join"``, for messages.
+
+        Raises:
+            ConfigError: it does not give one sample for each of its own.
+        """
+        self._check_beside(method)
+        reader = self._epoch_reader
+        unfit = next((step for step in self.chain.steps if step.kind not in OF_OTHER or step.changes_counts), None)
+        if unfit is not None:
+            raise ConfigError(
+                f"{method}() takes a sample of the other dataset for each of this one, and its {unfit.told} does not give "
+                f"one for each, or needs a batch or an order: call it after {method}()"
+            )
+        return OtherDataset(self._streams, reader.pool, reader.settings)
+
+    def _check_beside(self, method: str) -> None:
+        """See that all samples of this dataset can come beside those of another."""
+        raise NotImplementedError
 
     def _with(self, chain: Chain) -> Self:
         reader = self._epoch_reader

@@ -23,7 +23,7 @@ from stoker.formats.base import ReadOptions
 from stoker.loaders.attributes import DatasetAttributes
 from stoker.loaders.by_id import SamplesById
 from stoker.loaders.chained import ChainMethods
-from stoker.loaders.dataset_checks import OTHER_ARGUMENTS, check_columns, check_ids, check_limit
+from stoker.loaders.dataset_checks import OTHER_ARGUMENTS, check_beside, check_columns, check_ids, check_limit
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.overrides import (
     SAMPLE_METHODS,
@@ -438,6 +438,11 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
             ConfigError: one does.
         """
         check_columns_allowed(self, self.overrides(*SAMPLE_METHODS), reader)
+
+    def _check_beside(self, method: str) -> None:
+        reader = self._epoch_reader
+        order = reader.sample_order.as_dict()
+        check_beside(method, self.overrides(*SAMPLE_METHODS), order, quarantine=reader.quarantine is not None)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -67,6 +67,31 @@ _METHODS: Final[Mapping[str, str]] = {
 }
 
 
+def check_beside(method: str, overridden: Sequence[str], order: Mapping[str, Any], *, quarantine: bool) -> None:
+    """See that all samples of a dataset can come beside those of another.
+
+    Args:
+        method: ``"zip"`` or ``"join"``.
+        overridden: methods that make samples which its class overrides.
+        order: of the dataset, as states hold it.
+        quarantine: whether it leaves out samples of a list.
+
+    Raises:
+        ConfigError: a subclass makes its samples, or some are left out.
+    """
+    if overridden:
+        raise ConfigError(
+            f"{method}() would read past {overridden[0]}() of the other dataset's class, which makes its samples: let a "
+            "function of a sample do it, StreamingDataset(transform=...)"
+        )
+    subset = any("subset" in stream for stream in order["streams"].values())
+    if subset or quarantine:
+        raise ConfigError(
+            f"{method}() takes samples of all of the other dataset, which has {'subset' if subset else 'quarantine'}=: leave "
+            "it out there, and choose samples of this one"
+        )
+
+
 def check_columns(columns: Sequence[str] | None, known: Collection[str]) -> None:
     """Check the names of the columns that are to be read.
 

@@ -85,9 +85,10 @@ class StreamingShardLoader(CloseOnExit):
             dataset = StreamingDataset(streams=dataset, transform=transform, on_bad_sample=on_bad_sample)
             transform, on_bad_sample = None, "raise"
         chosen = dataset.chain if isinstance(dataset, StreamingDataset) else transform
-        if isinstance(chosen, Chain) and chosen.unfit:
+        of_shards = isinstance(dataset, StreamingDataset)
+        if isinstance(chosen, Chain) and (unfit := chosen.unplaced if of_shards else chosen.unfit):
             raise ConfigError(
-                f"{chosen.unfit}: a StreamingShardLoader delivers one sample for each place of its ranges, and "
+                f"{unfit}: a StreamingShardLoader delivers one sample for each place of its ranges, and "
                 "tells a chain neither epoch nor position: use map(), rename() and select(), or iterate over a dataset"
             )
         if config is not None and (world is not None or remainder is not None):

@@ -42,6 +42,8 @@ from stoker.pipeline.iteration_checks import (
     tell_of_padding,
     tell_of_sending,
 )
+from stoker.pipeline.joins.other_dataset import OtherDataset
+from stoker.pipeline.joins.sample_steps import SampleSteps, make_reader, make_steps
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.state.progress import Progress
@@ -51,15 +53,15 @@ from stoker.pipeline.transforms import (
     Override,
     loading_override,
     loading_steps,
-    make_transforms,
     with_steps,
 )
 from stoker.policy import FETCHED_FOR_WORKER, FEW_LINES, parsers
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
+from stoker.reading.sample_reader import SampleReader
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.quarantine import Quarantine
-from stoker.types import Batch, Ids, Transform
+from stoker.types import Batch, Ids
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +96,18 @@ class EpochReader:
     ) -> None:
         self.pool = pool
         pool.reads_cut = settings.bad_samples is not None
-        self.settings = settings = with_steps(settings, pool.index.columns, pool.ids)
+        self.settings = settings = with_steps(settings, pool.index.columns, pool.index.samples, pool.ids)
         self._rank_finder = rank_finder
         self.quarantine = quarantine
         steps = settings.transform.steps if isinstance(settings.transform, Chain) else ()
+        # Zips and joins, and those that come with their datasets.
+        self.others = [step.other for step in steps if isinstance(step.other, OtherDataset)]
+        for other in self.others:
+            other.reads_cut(settings.bad_samples is not None)
         self._resume = ResumeState(
             sample_order,
             chain=[step.told for step in steps],
+            others={step.name: step.other.about for step in steps if step.other is not None},
             quarantine=None if quarantine is None else (quarantine, pool),
         )
         self._ring = Ring()
@@ -109,6 +116,7 @@ class EpochReader:
         self._ranks = 1
         self._counted_for: OuterDivision | None = None
         self._read_ahead = False
+        self._by_id: tuple[int, SampleReader, SampleSteps | None] | None = None
         # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
         # share it may not be known before iteration.
         self._limit_open((rank_finder.launched() or World()).local_world_size)
@@ -129,15 +137,23 @@ class EpochReader:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def transform_of(self, shards: Ids, rows: Ids) -> Transform | None:
-        """A function that is applied to samples that are read by id, once to each of these, in this order.
+    def read_by_id(self, shards: Ids, rows: Ids) -> list[Any]:
+        """Samples as the chain makes them, outside of an order.
 
         Random numbers are those of the epoch that was begun last, or that the next iteration begins.
+
+        Raises:
+            ConfigError: the chain does not make one sample of each, or needs a position.
         """
-        settings = self.settings
+        settings, epoch = self.settings, self._resume.current_epoch
         check_by_id(settings)
-        made = make_transforms(self.pool.index.table, settings.identity, settings.steps, self._resume.current_epoch)
-        return None if made is None else made(np.zeros_like(rows), shards, rows)
+        if self._by_id is None or self._by_id[0] != epoch:
+            steps = make_steps(self.pool, settings, settings.steps, epoch, scalars=False)
+            self._by_id = epoch, make_reader(self.pool, settings, epoch), steps
+        _, reader, steps = self._by_id
+        if steps is None:
+            return reader.samples(shards, rows)
+        return steps.samples(reader, np.zeros_like(rows), shards, rows)
 
     def samples(self, batch_size: int, override: Override | None = None, *, keep_places: bool = False) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch, changed by ``override`` where there is one.
@@ -462,6 +478,8 @@ class EpochReader:
 
     def _limit_open(self, sharers: int) -> None:
         self.pool.share(sharers)
+        for other in self.others:
+            other.share(sharers)
         self.pool.most_open = min(self.pool.most_open, replace(self.settings.amounts, sharers=sharers).most_shards)
 
     def _sharers(self, worker: LoaderWorker) -> int:
@@ -541,3 +559,8 @@ class EpochReader:
     def close(self) -> None:
         """Stop fetching and close all files."""
         self.pool.close()
+        for other in self.others:
+            other.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_by_id": None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -20,6 +20,9 @@ from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.order.spans import spans_of
 from stoker.pipeline.columns import stack_samples
+from stoker.pipeline.joins.join_stage import JoinStage
+from stoker.pipeline.joins.joined_reader import JoinedReader
+from stoker.pipeline.joins.sample_steps import SampleSteps
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import BatchSteps, Override, TransformOf
 from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
@@ -27,9 +30,8 @@ from stoker.reading.bad_samples import OnBadSample, is_of_sample
 from stoker.reading.good_rows import GoodRowReader
 from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.sample_errors import apply_transform, location_at, override_error
-from stoker.reading.samples import iterate_samples, read_sample
-from stoker.reading.shard_pool import ShardPool
-from stoker.types import Batch, Ids
+from stoker.reading.sample_reader import OtherIds, SampleReader
+from stoker.types import Batch, Column, Ids
 
 
 class ImageNotLoadedError(Exception):
@@ -78,10 +80,9 @@ class GoodSampleReader(GoodRowReader):
     """Reads samples and deals with bad and filtered ones.
 
     Args:
-        pool: the dataset's open shards.
+        reader: reads the samples.
         run: the positions of the epoch, and where their samples lie.
-        columns: names to read, default all.
-        transform_of: gives what is applied to each of the samples at some places, in this order; ``None`` where nothing is.
+        steps: what is applied to the samples; ``None`` where nothing is.
         batch_steps: changes columns, given positions, shards and rows of their samples; ``None`` where nothing does.
         override: changes each sample, given its id.
         on_bad_sample: what becomes of bad ones.
@@ -91,10 +92,9 @@ class GoodSampleReader(GoodRowReader):
 
     def __init__(
         self,
-        pool: ShardPool,
+        reader: SampleReader,
         run: Run | OuterRun,
-        columns: Sequence[str] | None,
-        transform_of: TransformOf | None,
+        steps: SampleSteps | None,
         batch_steps: BatchSteps | None,
         override: Override | None,
         *,
@@ -102,9 +102,9 @@ class GoodSampleReader(GoodRowReader):
         filters: bool,
         as_stored: Mapping[str, str],
     ) -> None:
-        super().__init__(pool, columns, overridden=override is not None)
+        super().__init__(reader, overridden=override is not None)
         self._run = run
-        self._functions, self._batch_steps, self._override = transform_of, batch_steps, override
+        self._steps, self._batch_steps, self._override = steps, batch_steps, override
         self._replace, self._strict = on_bad_sample == "replace", on_bad_sample == "raise"
         plan = run.plan.whole if isinstance(run.plan, OuterPlan) else run.plan
         setting = "on_bad_sample='replace'" if self._replace else "filter(dropped='replace')"
@@ -120,15 +120,22 @@ class GoodSampleReader(GoodRowReader):
 
     # -- one by one ------------------------------------------------------------------------------------------------
 
-    def samples(self, positions: Ids, shards: Ids, rows: Ids, decoded: list[Any] | None = None) -> GoodSamples:
+    def samples(
+        self,
+        positions: Ids,
+        shards: Ids,
+        rows: Ids,
+        own: list[Any] | None = None,
+        others: OtherIds | None = None,
+    ) -> GoodSamples:
         """The samples at these places, transformed, in a list as long as they are many.
 
         Args:
             positions, shards, rows: int64, shape ``(n,)``.
-            decoded: the samples, where they were read already, not yet transformed.
+            own, others: what is known of them; see :meth:`~stoker.reading.sample_reader.SampleReader.iterate`.
         """
-        found, bad = self._decoded(shards, rows) if decoded is None else (list(decoded), {})
-        if self._functions is not None or self._override is not None:
+        found, bad = self._decoded(shards, rows, own, others)
+        if self._steps is not None or self._override is not None:
             self._make(found, positions, shards, rows, bad)
         # Whether an image is bad shows when it is loaded, by a function of the user or here.
         if left_to_load() and not self._strict:
@@ -170,11 +177,13 @@ class GoodSampleReader(GoodRowReader):
             return self._replacement(position, None, self._sample_at)
         return sample, position
 
-    def _decoded(self, shards: Ids, rows: Ids) -> tuple[list[Any], dict[int, SampleError]]:
+    def _decoded(
+        self, shards: Ids, rows: Ids, own: list[Any] | None, others: OtherIds | None
+    ) -> tuple[list[Any], dict[int, SampleError]]:
         found: list[Any] = []
         try:
             # What comes before an error is kept.
-            found.extend(iterate_samples(self._pool, shards, rows, self._columns).samples)
+            found.extend(self._reader.iterate(shards, rows, others=others, own=own).samples)
         except Exception as error:
             if self._strict or not is_of_sample(error):
                 raise
@@ -188,14 +197,36 @@ class GoodSampleReader(GoodRowReader):
         return found, bad
 
     def _make(self, found: list[Any], positions: Ids, shards: Ids, rows: Ids, bad: dict[int, SampleError]) -> None:
-        """Put what the functions of the user make of samples in their place, and add to the bad ones."""
+        """Put what the steps make of samples in their place, and add to the bad ones."""
+        stages = [] if self._steps is None else list(self._steps.stages)
+        last = stages.pop() if stages and not isinstance(stages[-1], JoinStage) else None
+        for stage in stages:
+            if isinstance(stage, JoinStage):
+                stage.apply(found, self._pool, shards, rows, None if self._strict else bad)
+            else:
+                self._call(stage, None, found, positions, shards, rows, bad)
+        if last is not None or self._override is not None:
+            assert not isinstance(last, JoinStage)
+            self._call(last, self._override, found, positions, shards, rows, bad)
+
+    def _call(
+        self,
+        functions: TransformOf | None,
+        override: Override | None,
+        found: list[Any],
+        positions: Ids,
+        shards: Ids,
+        rows: Ids,
+        bad: dict[int, SampleError],
+    ) -> None:
+        """The same for functions that take samples one by one."""
         left = np.array([number for number in range(len(found)) if number not in bad], np.int64)
         while len(left):
             made: list[Any] = []
             samples = [found[number] for number in left.tolist()]
             try:
                 # What comes before an error is kept.
-                made.extend(self._made(samples, positions[left], shards[left], rows[left]))
+                made.extend(self._made(functions, override, samples, positions[left], shards[left], rows[left]))
             except SampleError as error:
                 if self._strict or not is_of_sample(error):
                     raise
@@ -206,7 +237,15 @@ class GoodSampleReader(GoodRowReader):
             left = left[len(made) :]
 
     @calls_user_code
-    def _made(self, samples: list[Any], positions: Ids, shards: Ids, rows: Ids) -> Iterator[Any]:
+    def _made(
+        self,
+        functions: TransformOf | None,
+        override: Override | None,
+        samples: list[Any],
+        positions: Ids,
+        shards: Ids,
+        rows: Ids,
+    ) -> Iterator[Any]:
         """Samples as the functions of the user make them, each when it is asked for.
 
         Raises:
@@ -215,19 +254,19 @@ class GoodSampleReader(GoodRowReader):
         remaining = iter(samples)
         origin = partial(location_at, self._pool, shards, rows)
         made: Iterator[Any] = remaining
-        if self._functions is not None:
-            transform, recording = self._functions(positions, shards, rows), recorder()
+        if functions is not None:
+            transform, recording = functions(positions, shards, rows), recorder()
             if recording is not None:
                 clock = StretchClock(recording)
                 made, transform = clock.decoded(made, remaining), clock.transforming(transform)
             made = apply_transform(transform, made, remaining, origin)
-        if self._override is None:
+        if override is None:
             yield from made
             return
         ids = self._pool.index.table.starts[shards] + rows
         number = 0
         try:
-            for sample in self._override(ids.tolist(), made):
+            for sample in override(ids.tolist(), made):
                 yield sample
                 number += 1
         except BaseException as error:
@@ -244,23 +283,32 @@ class GoodSampleReader(GoodRowReader):
         """
         try:
             self._open(shard)
-            return read_sample(self._pool, shard, row, self._columns)
+            return self._reader.one(shard, row)
         except Exception as error:
             raise self.named(shard, row, error) from error
 
     def _sample_at(self, position: int, shard: int, row: int) -> Any:
-        decoded = self._decoded_at(shard, row)
-        (made,) = self._made([decoded], np.array([position]), np.array([shard]), np.array([row]))
+        found, bad = [self._decoded_at(shard, row)], dict[int, SampleError]()
+        self._make(found, np.array([position]), np.array([shard]), np.array([row]), bad)
+        if bad:
+            raise bad[0]
         try:
-            return loaded(made)
+            return loaded(found[0])
         except Exception as error:
             raise self.named(shard, row, error) from error
 
     # -- as columns ------------------------------------------------------------------------------------------------
 
-    def batch(self, positions: Ids, shards: Ids, rows: Ids, decoded: Any = None) -> GoodSamples:
+    def batch(
+        self,
+        positions: Ids,
+        shards: Ids,
+        rows: Ids,
+        own: Batch | list[Any] | None = None,
+        others: OtherIds | None = None,
+    ) -> GoodSamples:
         """The samples at these places as columns; args are those of :meth:`samples`."""
-        found = self._batch(positions, shards, rows, decoded)
+        found = self._batch(positions, shards, rows, own, others)
         kept = found.kept
         if not len(kept):
             return replace(found, values=self._none())
@@ -271,12 +319,17 @@ class GoodSampleReader(GoodRowReader):
             self._empty = {name: column[:0].copy() for name, column in values.items()}
         return replace(found, values=values)
 
-    def _batch(self, positions: Ids, shards: Ids, rows: Ids, decoded: Any) -> GoodSamples:
-        if decoded is not None and self._functions is None and not left_to_load():
-            return GoodSamples(decoded, np.arange(len(rows)), positions, [])
-        if self._functions is not None:
+    def _batch(self, positions: Ids, shards: Ids, rows: Ids, own: Any, others: OtherIds | None) -> GoodSamples:
+        if (
+            own is not None
+            and self._steps is None
+            and not isinstance(self._reader, JoinedReader)
+            and not left_to_load()
+        ):
+            return GoodSamples(own, np.arange(len(rows)), positions, [])
+        if self._steps is not None:
             with BatchRows(len(rows)) as memory:
-                found = self.samples(positions, shards, rows, decoded)
+                found = self.samples(positions, shards, rows, own, others)
             numbers: list[int] = []
             here: list[Any] = []
             for number in found.kept.tolist():
@@ -294,7 +347,7 @@ class GoodSampleReader(GoodRowReader):
             if here and self._as_stored:
                 self._give_dtypes(stacked, shards[kept], rows[kept])
             return GoodSamples(stacked, kept, found.positions, found.bad)
-        parts, bad = self.parts(shards, rows)
+        parts, bad = self._parts(shards, rows, own, others)
         if len(parts) == 1 and not bad:
             return GoodSamples(parts[0][1], parts[0][0], positions, [])
         there = positions.copy()
@@ -310,6 +363,40 @@ class GoodSampleReader(GoodRowReader):
             check_types([part for _, part in parts], [self._where(shards, rows, at) for at, _ in parts])
             values = scatter([(np.searchsorted(kept, at), part) for at, part in parts], len(kept))
         return GoodSamples(values, kept, there, sorted(bad.items()))
+
+    def _parts(
+        self, shards: Ids, rows: Ids, own: Batch | None, others: OtherIds | None
+    ) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
+        """See :meth:`parts`; samples that a join leaves out are in none."""
+        if not isinstance(self._reader, JoinedReader):
+            return self.parts(shards, rows)
+        if not self._filters:
+            return self.parts(shards, rows, others=others, own=own)
+        there, bad = self._present(shards, rows)
+        self._pool.counts.add(Count.FILTERED, len(rows) - len(there) - len(bad))
+        if not len(there):
+            return [], bad
+        own = own and {name: _rows_of(column, there) for name, column in own.items()}
+        if self._strict:
+            return [(there, self._reader.batch(shards[there], rows[there], own=own))], bad
+        parts, more = self.parts(shards[there], rows[there], own=own)
+        return [(there[at], part) for at, part in parts], bad | {int(there[at]): error for at, error in more.items()}
+
+    def _present(self, shards: Ids, rows: Ids) -> tuple[Ids, dict[int, SampleError]]:
+        """Numbers of the samples that no join leaves out, and errors of those whose key can not be read."""
+        try:
+            if len(rows) == 1:
+                self._open(int(shards[0]))
+            mask = self._reader.present(shards, rows)
+            return np.arange(len(rows)) if mask is None else np.flatnonzero(mask), {}
+        except Exception as error:
+            if self._strict or not is_of_sample(error):
+                raise
+            if len(rows) == 1:
+                return np.zeros(0, np.int64), {0: self.named(int(shards[0]), int(rows[0]), error)}
+        half = len(rows) // 2
+        (first, bad), (rest, more) = (self._present(shards[at], rows[at]) for at in (slice(half), slice(half, None)))
+        return np.concatenate([first, rest + half]), bad | {number + half: error for number, error in more.items()}
 
     def _where(self, shards: Ids, rows: Ids, at: Ids) -> str:
         return str(location_at(self._pool, shards, rows, int(at[0])))
@@ -350,15 +437,18 @@ class GoodSampleReader(GoodRowReader):
         """A batch of no samples. Which columns a function of the user gives is not known before it has given some."""
         if self._empty is not None:
             return dict(self._empty)
-        if self._functions is not None or self._batch_steps is not None:
+        if self._steps is not None or self._batch_steps is not None:
             return {}
-        none: Batch = {name: [] for name in self._columns or self._pool.index.columns}
-        return none if self._pool.ids is None else {**none, self._pool.ids: np.zeros(0, np.int64)}
+        none: Batch = {name: [] for name in self._reader.names}
+        return none if self._pool.ids not in none else {**none, self._pool.ids: np.zeros(0, np.int64)}
 
-    def _columns_at(self, position: int, shard: int, row: int) -> Batch:  # noqa: ARG002 - as _sample_at
+    def _columns_at(self, position: int, shard: int, row: int) -> Batch | LeftOut:  # noqa: ARG002 - as _sample_at
+        shards, rows = np.array([shard]), np.array([row])
         try:
             self._open(shard)
-            return self._columns_of(np.array([shard]), np.array([row]))
+            if self._filters and self._reader.present(shards, rows) is not None:
+                return LEFT_OUT
+            return self._columns_of(shards, rows)
         except Exception as error:
             raise self.named(shard, row, error) from error
 
@@ -403,3 +493,7 @@ class GoodSampleReader(GoodRowReader):
                 "is kept: use dropped='leave_out', or choose samples by their columns, subset=Where(...)"
             )
         raise none_is_good(error)
+
+
+def _rows_of(column: Column, rows: Ids) -> Column:
+    return column[rows] if isinstance(column, np.ndarray) else [column[number] for number in rows.tolist()]

@@ -14,11 +14,11 @@ from stoker.order.sample_order import EpochPosition, Run, SampleOrder
 from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
-from stoker.reading.chain import Step
+from stoker.reading.chain_steps import Step
 
 logger = logging.getLogger(__name__)
 
-_OF_ONE: Final = ("map", "random_map", "rename", "select", "project")
+_OF_ONE: Final = ("map", "random_map", "rename", "select", "project", "zip", "join")
 
 
 def check_as_begun(rank_finder: DataRankFinder, division: OuterDivision | None, ranks: int, batch_size: int) -> None:
@@ -64,10 +64,10 @@ def check_sample_steps(
         raise ConfigError(
             "batch_map() makes whole batches, and these are single samples: iterate over batches() or a StreamingDataLoader"
         )
-    if override is not None and any(step.kind in ("filter", "flat_map") for step in settings.steps):
+    if override is not None and any(step.kind == "filter" or step.changes_counts for step in settings.steps):
         raise ConfigError(
-            "filter() and flat_map() give no sample or several of one id, and a subclass that overrides __getitem__ gives "
-            "one for each: let map() do what it does"
+            "filter(), flat_map() and join(missing='leave_out') give no sample or several of one id, and a subclass that "
+            "overrides __getitem__ gives one for each: let map() do what it does"
         )
     if settings.leaves_out and not (keeps_places or alone):
         raise ConfigError(
@@ -82,7 +82,10 @@ def check_by_id(settings: EpochReaderSettings) -> None:
     Raises:
         ConfigError: a step needs a batch or a position, or may not make one sample of one.
     """
-    unfit = next((step for step in settings.steps if step.kind not in _OF_ONE or _is_positioned(step)), None)
+    unfit = next(
+        (s for s in settings.steps if s.kind not in _OF_ONE or s.changes_counts or _is_positioned(s)),
+        None,
+    )
     if unfit is not None:
         raise ConfigError(
             f"{settings.transform!r}: samples by id come one for one, outside of batches and of an order: iterate, or "

@@ -26,6 +26,7 @@ from stoker.pipeline.chunks.located import Chunk, located_chunks
 from stoker.pipeline.columns import batch_length
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
 from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image
+from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS
@@ -84,10 +85,11 @@ class Pipeline:
         alone = override is not None and settings.bad_samples is not None
         self._threads = 0 if alone else settings.read_threads or 0
         self._lookahead = settings.amounts.lookahead(batch_size)
-        self._chunk = settings.amounts.chunk(batch_size, one_by_one=one_by_one)
+        self._chunk = settings.amounts.chunk(batch_size, one_by_one=one_by_one and not settings.takes_chunks)
         self._chunk_bytes = max(self._chunk, batch_size) * settings.amounts.sample_bytes
         self._worker_takes_groups = False
         self._reader = ChunkReader(pool, run, settings, epoch, as_columns=as_columns, override=override)
+        self._others = OthersAhead(self._reader.sample_reader, settings.amounts.sharers)
         if self._reader.one_batch:
             self._chunk = 1  # one batch is read at a time
         self._first = True
@@ -147,6 +149,8 @@ class Pipeline:
         """The samples of a chunk, made as they are asked for; or all of them, where one is met before that is bad."""
         reader = self._reader
         first, self._first = self._first, False
+        if self._settings.takes_chunks:  # all samples of a chunk are made at once
+            return reader.good_samples(chunk)
         if self._settings.bad_samples is None:
             return self._transformed_lazily(chunk)
         images = first or left_to_load()  # after the first ones it is known whether there are any
@@ -202,6 +206,7 @@ class Pipeline:
             shards=chunk.shards[rest],
             rows=chunk.rows[rest],
             values=None if chunk.values is None else chunk.values[rest],
+            others=None,
         )
         after = SampleRun.of([]) if not len(left.rows) else self._with_recovery(chunk, rest.start, self._begin(left))
         return replace(
@@ -249,9 +254,11 @@ class Pipeline:
                     if not needed[shard]:
                         del needed[shard]
                         self._pool.done_with(shard)
+                self._others.done(done.others)
         finally:
             self.runner = None
             runner.close()
+            self._others.close()
             self._pool.expect(())
 
     def _counted(self, read: Callable[[Chunk], _T], chunk: Chunk) -> _T:
@@ -283,6 +290,8 @@ class Pipeline:
                 yield first
                 end_span(Stage.LOOKAHEAD, full, ahead)
             self._pool.prefetch(chunk.distinct)
+            if self._others.active:
+                window[-1] = replace(chunk, others=self._others.begin(chunk.shards, chunk.rows))
         while window:
             yield window.popleft()
 

@@ -14,7 +14,8 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.policy import ReadAmounts
 from stoker.reading.apply_chain import SampleIdentity, SampleKeys, change_batch
 from stoker.reading.bad_samples import BadSamples
-from stoker.reading.chain import Step, as_chain, project, split_steps
+from stoker.reading.chain import as_chain
+from stoker.reading.chain_steps import LeadingJoin, Step, project, split_steps
 from stoker.reading.sample_errors import location_at
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Transform
@@ -43,6 +44,8 @@ class EpochReaderSettings:
         by_shard: whether many samples are read together, shard by shard, as the order is too wide for the limit.
         bad_samples: what becomes of bad samples; ``None``: they are errors.
         steps: those of ``transform``, of the columns ``stored``, which are read; see :func:`with_steps`.
+        joins: zips and joins that ``transform`` begins with.
+        layout: with them, the columns that are read; see :class:`~stoker.reading.chain_steps.Projection`.
     """
 
     columns: Sequence[str] | None = None
@@ -54,33 +57,48 @@ class EpochReaderSettings:
     bad_samples: BadSamples | None = None
     steps: tuple[Step, ...] = ()
     stored: Sequence[str] | None = None
+    joins: tuple[LeadingJoin, ...] = ()
+    layout: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def calls_functions(self) -> bool:
         """Whether functions of the user are called, of samples or of batches."""
-        return any(step.function is not None for step in self.steps)
+        made = (step.other is not None and step.other.columns is None for step in self.steps)
+        return any(step.function is not None for step in self.steps) or any(made)
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a zip or join comes after a function of samples, so that all of a chunk are made at once."""
+        return any(step.other is not None for step in self.steps)
 
     @property
     def leaves_out(self) -> str:
         """The setting by which a batch may have fewer or more samples than it has places; empty where there is none."""
         if self.bad_samples is not None and self.bad_samples.on_bad_sample == "skip":
             return "on_bad_sample='skip'"
-        return next((f"{step.kind}()" for step in self.steps if step.changes_counts), "")
+        steps = (*(join.step for join in self.joins), *self.steps)
+        step = next((step for step in steps if step.changes_counts), None)
+        return "" if step is None else "join(missing='leave_out')" if step.kind == "join" else f"{step.kind}()"
 
     @property
     def instead_of_leaving_out(self) -> str:
         """The setting that leaves batches as long as they are, as a part of a list in a message; empty: there is none."""
         if any(step.kind == "flat_map" for step in self.steps):
             return ""
+        if self.leaves_out.startswith("join"):
+            return "missing='none', or on_bad_sample='replace', "
         return "'replace', " if self.leaves_out.startswith("on_bad") else "dropped='replace', "
 
 
-def with_steps(settings: EpochReaderSettings, columns: Sequence[str], ids: str | None) -> EpochReaderSettings:
+def with_steps(
+    settings: EpochReaderSettings, columns: Sequence[str], samples: int, ids: str | None
+) -> EpochReaderSettings:
     """The settings with the steps of their transform, and the columns that these need.
 
     Args:
         settings: with the transform.
         columns: of the dataset.
+        samples: of the dataset.
         ids: a column that comes with any of them; ``None``: none does.
 
     Raises:
@@ -88,9 +106,15 @@ def with_steps(settings: EpochReaderSettings, columns: Sequence[str], ids: str |
     """
     chain = as_chain(settings.transform)
     wanted = tuple(columns if settings.columns is None else settings.columns)
-    needed, steps = project(chain.steps, wanted if ids is None else (*wanted, ids))
-    read = tuple(name for name in wanted if name in needed) or wanted[:1]
-    return replace(settings, steps=steps, stored=settings.columns if read == wanted else read)
+    found = project(chain.steps, wanted if ids is None else (*wanted, ids), samples)
+    read = tuple(name for name in wanted if name in found.read) or wanted[:1]
+    stored = settings.columns if read == wanted else read
+    steps = found.steps
+    if steps and steps[0].kind == "project" and not found.joins:
+        given = (*read, *(() if ids is None else (ids,)))
+        if steps[0].columns == tuple(zip(given, given, strict=True)):  # they are read as they are to be
+            steps = steps[1:]
+    return replace(settings, steps=steps, stored=stored, joins=found.joins, layout=found.layout)
 
 
 def bind_batch_steps(pool: ShardPool, steps: Sequence[Step]) -> BatchSteps | None:
@@ -110,7 +134,7 @@ def bind_batch_steps(pool: ShardPool, steps: Sequence[Step]) -> BatchSteps | Non
 
 
 def make_transforms(
-    table: ShardTable, identity: SampleIdentity, steps: Sequence[Step], epoch: int
+    table: ShardTable, identity: SampleIdentity, steps: Sequence[Step], epoch: int, *, later: bool = False
 ) -> TransformOf | None:
     """The function that says what is applied to samples of an epoch, by their places; ``None`` where nothing is.
 
@@ -119,14 +143,15 @@ def make_transforms(
         identity: what random numbers belong to.
         steps: of samples.
         epoch: number of the epoch.
+        later: whether other steps come before these.
     """
     if not steps:
         return None
-    if all(step.kind in ("map", "loading") for step in steps):
+    if not later and all(step.kind in ("map", "loading") for step in steps):
         functions = [step.function for step in steps if step.function is not None]
         transform = functions[0] if len(functions) == 1 else partial(_in_turn, functions)
         return lambda *_: transform
-    keys = SampleKeys(steps, identity, epoch)
+    keys = SampleKeys(steps, identity, epoch, later=later)
     starts = table.starts
     firsts = np.array(identity.first_shards, np.int64)
 

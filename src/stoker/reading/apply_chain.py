@@ -17,7 +17,7 @@ import xxhash
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.display import with_article
 from stoker.errors import TransformError
-from stoker.reading.chain import Step, add_column, change_columns
+from stoker.reading.chain_steps import Step, add_column, change_columns
 from stoker.types import Batch, Ids, Transform
 
 _SEED_BITS: Final = (1 << 63) - 1
@@ -50,9 +50,11 @@ class SeveralSamples(list[Any]):
 
     Attributes:
         dropped: how many more there were, which a filter left out.
+        numbers: of each among those that there were, for its random numbers.
     """
 
     dropped: int = 0
+    numbers: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,13 @@ class SampleKeys:
         steps: of the chain, none of them of batches.
         identity: what random numbers belong to.
         epoch: its number.
+        later: whether other steps come before, which may have left samples out or made several of one.
     """
 
-    def __init__(self, steps: Sequence[Step], identity: SampleIdentity, epoch: int) -> None:
+    def __init__(self, steps: Sequence[Step], identity: SampleIdentity, epoch: int, *, later: bool = False) -> None:
         self._steps = tuple(steps)
         self._identity, self._epoch = identity, epoch
-        self._flat = any(step.kind == "flat_map" for step in steps)
+        self._flat = later or any(step.kind == "flat_map" for step in steps)
         self._of_stream: dict[int, list[tuple[Step, _Maker | None]]] = {}
 
     def transform(self, streams: Ids, ids: Ids, places: Ids, positions: Ids) -> Transform:
@@ -112,6 +115,9 @@ class SampleKeys:
                 elif step.kind == "filter":
                     if not _is_kept(step, sample):
                         return TO_REPLACE if step.dropped == "replace" else LEFT_OUT
+                elif step.kind == "present":
+                    if sample is LEFT_OUT:
+                        return LEFT_OUT
                 else:
                     sample = _made(step, sample, position)
             return sample
@@ -173,12 +179,15 @@ def _is_kept(step: Step, sample: Any) -> bool:
     return bool(kept)
 
 
-def _several(
-    sample: Any, steps: Sequence[tuple[Step, _Maker | None]], number: int, place: int, position: int
-) -> LeftOut | SeveralSamples:
+def _several(sample: Any, steps: Sequence[tuple[Step, _Maker | None]], number: int, place: int, position: int) -> Any:
     """The samples that a chain with a ``flat_map`` makes of one. Samples keep their numbers when others are filtered out."""
+    if isinstance(sample, LeftOut):
+        return sample
+    flat, dropped = isinstance(sample, SeveralSamples), 0
     items: list[tuple[int, Any]] = [(0, sample)]
-    flat, dropped = False, 0
+    if isinstance(sample, SeveralSamples):
+        items, dropped = list(zip(sample.numbers, sample, strict=True)), sample.dropped
+    expands = flat or any(step.kind == "flat_map" for step, _ in steps)
     for step, maker in steps:
         if maker is not None:
             items = [(item, step.function(one, maker(number, place, item))) for item, one in items]  # type: ignore[misc]
@@ -188,6 +197,8 @@ def _several(
                 return TO_REPLACE if step.dropped == "replace" else LEFT_OUT
             dropped += len(items) - len(kept)
             items = kept
+        elif step.kind == "present":
+            pass  # which are left out is told above
         elif step.kind == "flat_map":
             flat = True
             several: list[Any] = []
@@ -197,8 +208,10 @@ def _several(
             items = list(enumerate(several))
         else:
             items = [(item, _made(step, one, position)) for item, one in items]
+    if not expands:
+        return items[0][1]
     made_of_one = SeveralSamples(one for _, one in items)
-    made_of_one.dropped = dropped
+    made_of_one.dropped, made_of_one.numbers = dropped, [item for item, _ in items]
     return made_of_one
 
 
@@ -231,6 +244,8 @@ def change_batch(steps: Sequence[Step], batch: Batch, positions: Ids, first: Cal
         ConfigError: a column is not there, or comes twice.
     """
     for step in steps:
+        if step.kind == "present":  # those that are left out are not among these
+            continue
         if step.kind == "enumerate":
             batch = add_column(step, batch, positions.copy())
         elif step.kind == "project":

@@ -3,75 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any
 
 from stoker.arguments import checked
+from stoker.display import with_article
 from stoker.errors import ConfigError
+from stoker.reading.chain_steps import BESIDE, PLAIN, Dropped, Generator, Missing, Other, Step, StepKind, change_columns
 from stoker.types import Batch
-
-Generator: TypeAlias = Literal["numpy", "torch"]
-"""The generator of random numbers that a function gets: ``numpy.random.Generator`` or ``torch.Generator``."""
-
-Dropped: TypeAlias = Literal["leave_out", "replace"]
-"""Treatment of a sample that a filter drops: its batch is shorter, or another sample comes in its place."""
-
-StepKind: TypeAlias = Literal[
-    "map", "random_map", "filter", "flat_map", "batch_map", "rename", "select", "enumerate", "project", "loading"
-]
-"""The method of a chain that adds a step. Two are stoker's own: ``"project"`` stands for the changes of columns that a chain
-begins with, and ``"loading"`` loads images in a DataLoader's worker."""
-
-_OF_SAMPLE: Final = ("map", "random_map", "filter", "flat_map", "loading")
-_PLAIN: Final = ("map", "rename", "select", "project")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step of a chain.
-
-    Attributes:
-        kind: what it does.
-        name: tells it from the others of its chain.
-        function: of a sample; of ``random_map``, of a sample and a generator; of ``batch_map``, of columns.
-        generator: the kind of generator that the function gets; ``None``: none.
-        dropped: of ``filter``: what becomes of a sample for which the function says no.
-        columns: of ``rename``: pairs of old and new name; of ``select``, names; of ``enumerate``, the new column; of
-            ``project``, pairs of name and stored name, which is ``None`` for a sample's position.
-    """
-
-    kind: StepKind
-    name: str
-    function: Callable[..., Any] | None = None
-    generator: Generator | None = None
-    dropped: Dropped = "leave_out"
-    columns: tuple[Any, ...] = ()
-
-    @property
-    def calls(self) -> bool:
-        """Whether it calls a function of a sample."""
-        return self.kind in _OF_SAMPLE
-
-    @property
-    def changes_counts(self) -> bool:
-        """Whether it may make no sample or several of one, so that a batch has another length."""
-        return self.kind == "flat_map" or (self.kind == "filter" and self.dropped == "leave_out")
-
-    @property
-    def told(self) -> str:
-        """The step as states name it: the method, and what decides its result."""
-        return repr(self).removeprefix(".")
-
-    def __repr__(self) -> str:
-        if self.kind == "rename":
-            return f".rename({dict(self.columns)!r})"
-        if self.kind == "select":
-            return f".select({list(self.columns)!r})"
-        if self.kind == "enumerate":
-            return f".enumerate({self.columns[0]!r})"
-        more = ", generator='torch'" if self.generator == "torch" else ""
-        more += ", dropped='replace'" if self.kind == "filter" and self.dropped == "replace" else ""
-        return f".{self.kind}({self.name}{more})"
 
 
 class Chain:
@@ -96,14 +34,14 @@ class Chain:
     @checked
     def __init__(self, steps: Sequence[Step] = ()) -> None:
         self.steps = tuple(steps)
-        named = [step.name for step in self.steps if step.function is not None]
+        named = [step.name for step in self.steps if step.function is not None or step.other is not None]
         if len(set(named)) < len(named):
             raise ConfigError(
                 f"{self!r} has two steps of one name, and the name tells steps apart: give name= another one"
             )
         whole = flat = False
         for step in self.steps:
-            if whole and (step.calls or step.kind == "enumerate"):
+            if whole and (step.calls or step.kind == "enumerate"):  # a zip and a join, too
                 raise ConfigError(
                     f"{self!r}: batch_map() makes whole batches, whose rows need not be samples: call {step.kind}() before it"
                 )
@@ -242,6 +180,62 @@ class Chain:
         """
         return self._and(Step("enumerate", "enumerate", columns=(column,)))
 
+    @checked
+    def zip(self, other: Any, *, name: str | None = None, prefix: str = "") -> Chain:
+        """This chain, and then the columns of another dataset: those of sample i beside those of sample i.
+
+        Args:
+            other: a :class:`~stoker.StreamingDataset` of equally many samples. Samples are numbered as they are stored: its
+                order does not matter. What its own chain makes of a sample comes.
+            name: of the step; default, that of the other dataset's stream. States name it.
+            prefix: begins the names of its columns here.
+
+        Raises:
+            ConfigError: the other dataset can not give a sample for each of its own, or another step has this name; and where
+                a dataset gets this chain, the lengths differ, or two columns have one name.
+        """
+        made = _other(other, "zip", name)
+        return self._and(Step("zip", name or made.name, other=made, prefix=prefix))
+
+    @checked
+    def join(
+        self,
+        other: Any,
+        on: str | Sequence[str],
+        *,
+        missing: Missing = "raise",
+        name: str | None = None,
+        prefix: str = "",
+    ) -> Chain:
+        """This chain, and then the columns of that sample of another dataset which has the same key.
+
+        Keys are integers, text or bytes, and different in all samples of the other dataset, whose order does not matter.
+        The first join reads its column of keys once; see :class:`~stoker.streams.key_index.KeyIndex`.
+
+        Args:
+            other: a :class:`~stoker.StreamingDataset`. What its own chain makes of a sample comes.
+            on: the column of keys; or two names, that here and that of the other dataset, where it is a stored column, by its
+                name after ``rename``. It comes once, as it is here.
+            missing: what becomes of a sample whose key the other has not, or whose key is null: ``"raise"``: it is a bad
+                sample, see ``on_bad_sample``. ``"leave_out"``: it is left out, as by ``filter``. ``"none"``: the columns of
+                the other are ``None``, and lists in a batch that has such a sample.
+            name: of the step; default, that of the other dataset's stream. States name it.
+            prefix: begins the names of its columns here.
+
+        Raises:
+            ConfigError: two samples of the other dataset have one key; keys of other types; the other dataset can not give a
+                sample for each of its own; or another step has this name; and where a dataset gets this chain, there is no
+                such column, or two have one name.
+        """
+        names = (on, on) if isinstance(on, str) else tuple(on)
+        if len(names) != 2:
+            raise ConfigError(
+                f"join(on={on!r}): give the name of the column of keys, or two: that here, and that there"
+            )
+        made = _other(other, "join", name)
+        made.prepare(names[1])
+        return self._and(Step("join", name or made.name, other=made, on=names, missing=missing, prefix=prefix))
+
     def _and(self, step: Step) -> Chain:
         return Chain((*self.steps, step))
 
@@ -253,7 +247,7 @@ class Chain:
     @property
     def draws(self) -> bool:
         """Whether any step draws random numbers."""
-        return any(step.kind == "random_map" for step in self.steps)
+        return any(step.kind == "random_map" or step.of_epoch for step in self.steps)
 
     def has(self, *kinds: StepKind) -> bool:
         """Whether there is a step of one of these kinds."""
@@ -275,7 +269,13 @@ class Chain:
     @property
     def unfit(self) -> str:
         """The first step that makes of a sample alone not one sample, by its method; empty where there is none."""
-        return next((f"{step.kind}()" for step in self.steps if step.kind not in _PLAIN), "")
+        return next((f"{step.kind}()" for step in self.steps if step.kind not in PLAIN), "")
+
+    @property
+    def unplaced(self) -> str:
+        """The first step that needs an epoch or a position, or may not make one sample of one, by its method."""
+        kinds = (*PLAIN, *BESIDE)
+        return next((f"{s.kind}()" for s in self.steps if s.kind not in kinds or s.changes_counts or s.of_epoch), "")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chain) and self.steps == other.steps
@@ -287,101 +287,14 @@ class Chain:
         return f"Chain(){''.join(map(repr, self.steps))}"
 
 
-def change_columns(step: Step, values: dict[str, Any]) -> dict[str, Any]:
-    """A sample or a batch after ``rename`` or ``select``.
-
-    Args:
-        step: one of them.
-        values: by column name.
-
-    Raises:
-        ConfigError: a column is not there, or two would have one name.
-    """
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"{step.kind}() changes columns, and the step before it gave no dict, but {type(values).__name__}"
-        )
-    if step.kind == "project":
-        return {name: values[stored] for name, stored in step.columns}
-    wanted = step.columns if step.kind == "select" else tuple(old for old, _ in step.columns)
-    missing = [name for name in wanted if name not in values]
-    if missing:
-        raise ConfigError(f"{step.told}: there is no column {missing[0]!r}; there are {', '.join(map(str, values))}")
-    if step.kind == "select":
-        return {name: values[name] for name in wanted}
-    names = dict(step.columns)
-    made = {names.get(name, name): value for name, value in values.items()}
-    if len(made) < len(values):
-        raise ConfigError(f"{step.told} gives two columns one name; there are {', '.join(map(str, values))}")
+def _other(given: Any, method: str, name: str | None) -> Other:
+    make = getattr(given, "as_other", None)
+    if make is None:
+        raise ConfigError(f"{method}() takes a StreamingDataset, got {with_article(type(given).__name__)}")
+    if name is not None and not name:
+        raise ConfigError(f"{method}(name=''): give a name, or leave it out")
+    made: Other = make(method)
     return made
-
-
-def add_column(step: Step, values: dict[str, Any], positions: Any) -> dict[str, Any]:
-    """A sample or a batch after ``enumerate``.
-
-    Args:
-        step: it.
-        values: by column name.
-        positions: of the samples.
-
-    Raises:
-        ConfigError: there is a column of this name.
-    """
-    (column,) = step.columns
-    if not isinstance(values, dict) or column in values:
-        what = "has a column of this name" if isinstance(values, dict) else "is no dict"
-        raise ConfigError(f"enumerate({column!r}): the sample {what}: give another name, or call it elsewhere")
-    return {**values, column: positions}
-
-
-def project(steps: Sequence[Step], columns: Sequence[str]) -> tuple[set[str], tuple[Step, ...]]:
-    """The columns that a chain needs of those that would be read without it, and its steps with these columns alone.
-
-    Changes of columns that it begins with become one step, which needs none of those that they drop.
-
-    Args:
-        steps: of the chain.
-        columns: that would be read without it.
-
-    Raises:
-        ConfigError: such a change names a column that is not there, or makes two of one name.
-    """
-    stored: dict[str, Any] = {name: name for name in columns}
-    count = 0
-    for count, step in enumerate((*steps, None)):  # noqa: B007 - is used behind
-        if step is None or step.function is not None:
-            break
-        stored = add_column(step, stored, None) if step.kind == "enumerate" else change_columns(step, stored)
-    if not count:
-        return set(columns), tuple(steps)
-    return set(stored.values()), (Step("project", "project", columns=tuple(stored.items())), *steps[count:])
-
-
-def split_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """The steps up to the last that calls a function of a sample, and those after it, which whole columns take."""
-    last = max((number for number, step in enumerate(steps, 1) if step.calls), default=0)
-    return tuple(steps[:last]), tuple(steps[last:])
-
-
-def stored_names(steps: Sequence[Step], columns: Sequence[str]) -> dict[str, str]:
-    """The stored name of each column whose values are as they are stored; none where a function makes samples.
-
-    Args:
-        steps: of samples.
-        columns: that are read.
-    """
-    names = {name: name for name in columns}
-    for step in steps:
-        if step.kind == "project":
-            names = {name: stored for name, stored in step.columns if stored is not None}
-        elif step.kind == "rename":
-            new = dict(step.columns)
-            names = {new.get(name, name): stored for name, stored in names.items()}
-        elif step.kind == "select":
-            names = {name: names[name] for name in step.columns if name in names}
-        elif step.kind not in ("filter", "enumerate", "loading"):
-            return {}
-    return names
 
 
 def _name_of(function: Callable[..., Any], name: str | None) -> str:

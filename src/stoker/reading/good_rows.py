@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from stoker.errors import DecodeError, SampleError
 from stoker.formats.mds.encodings.images import loaded
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import decode_error, location_of, override_error
-from stoker.reading.samples import distinct, read_samples
-from stoker.reading.shard_pool import ShardPool
+from stoker.reading.sample_reader import OtherIds, SampleReader
+from stoker.reading.samples import distinct
 from stoker.types import Batch, Ids
 
 
@@ -19,21 +17,24 @@ class GoodRowReader:
     """Reads rows of shards, and finds those that are bad.
 
     Args:
-        pool: the dataset's open shards.
-        columns: names to read, default all.
+        reader: reads the samples.
         overridden: whether a method of a subclass changes samples.
     """
 
-    def __init__(self, pool: ShardPool, columns: Sequence[str] | None, *, overridden: bool = False) -> None:
-        self._pool, self._columns, self._overridden = pool, columns, overridden
+    def __init__(self, reader: SampleReader, *, overridden: bool = False) -> None:
+        self._reader, self._overridden = reader, overridden
+        self._pool, self._columns = reader.pool, reader.columns
         # Shards that can not be opened: each attempt fetches them again.
         self._damaged: dict[int, Exception] = {}
 
-    def parts(self, shards: Ids, rows: Ids) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
+    def parts(
+        self, shards: Ids, rows: Ids, *, others: OtherIds | None = None, own: Batch | None = None
+    ) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
         """The good samples as columns, in parts with their numbers, and the errors of the bad ones, by number.
 
         Args:
             shards, rows: int64, shape ``(n,)``, n ≥ 1. A sample's number is its index in them.
+            others, own: what is known of them; see :meth:`~stoker.reading.sample_reader.SampleReader.batch`.
 
         Raises:
             StokerError: something is wrong that is not the samples' fault, such as storage.
@@ -59,7 +60,7 @@ class GoodRowReader:
 
         everything = np.arange(len(rows))
         try:
-            return [(everything, self._columns_of(shards, rows))], bad
+            return [(everything, self._columns_of(shards, rows, others, own))], bad
         except Exception as error:
             if not is_of_sample(error):
                 raise
@@ -76,8 +77,8 @@ class GoodRowReader:
             read(left)
         return parts, bad
 
-    def _columns_of(self, shards: Ids, rows: Ids) -> Batch:
-        batch = read_samples(self._pool, shards, rows, self._columns, named=False)
+    def _columns_of(self, shards: Ids, rows: Ids, others: OtherIds | None = None, own: Batch | None = None) -> Batch:
+        batch = self._reader.batch(shards, rows, others=others, own=own, named=False)
         for column in batch.values():
             if isinstance(column, list):
                 loaded(column)

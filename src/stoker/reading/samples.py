@@ -113,17 +113,23 @@ def read_sample(pool: ShardPool, shard: int, row: int, columns: Sequence[str] | 
 
 
 def iterate_samples(
-    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None, transform: Transform | None = None
+    pool: ShardPool,
+    shards: Ids,
+    rows: Ids,
+    columns: Sequence[str] | None = None,
+    transform: Transform | None = None,
+    *,
+    timed: bool = True,
 ) -> SampleRun:
     """The samples at ``(shards[i], rows[i])``, in that order, as dicts, each decoded when it is asked for.
 
     Args and errors are those of :func:`read_samples`. Values of fixed-width array columns are views of larger arrays.
-    With a transform there is what it returns instead.
+    With a transform there is what it returns instead. ``timed``: whether a trace shows how long that takes.
 
     Raises:
         TransformError: the transform raised an error; names the sample.
     """
-    recording = recorder()
+    recording = recorder() if timed else None
     clock = None if recording is None else SampleClock(recording, pool.short_samples)
     if transform is None:
         return _iterate(pool, shards, rows, columns, clock)

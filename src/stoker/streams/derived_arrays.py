@@ -121,7 +121,7 @@ def derived_array(
         CacheError: none of the location's directories can be written to.
         StorageFullError: no space left.
     """
-    digest = _digest(location, kind, recipe)
+    digest = digest_of(location, kind, recipe)
     name = f"{kind}.{quote(label, safe='')[:80]}.{digest}"
     url = location.cache.store.url if location.cache.store is not None else os.path.realpath(location.cache.root)
     for directory in location.keep:
@@ -138,7 +138,7 @@ def derived_array(
     )
 
 
-def _digest(location: DatasetLocation, kind: str, recipe: Mapping[str, Any]) -> str:
+def digest_of(location: DatasetLocation, kind: str, recipe: Mapping[str, Any]) -> str:
     """The origin of a derived array: its recipe, and the dataset as far as its index tells.
 
     The fingerprint knows names and sizes, not contents. So the files' hashes are added where the index has any, and the

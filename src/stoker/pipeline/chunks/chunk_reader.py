@@ -12,11 +12,12 @@ from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.columns import batch_length, stack_samples
 from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
+from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.outer_plan import OuterRun
-from stoker.pipeline.transforms import EpochReaderSettings, Override, bind_batch_steps, make_transforms
-from stoker.reading.chain import split_steps, stored_names
-from stoker.reading.sample_errors import apply_transform, location_at
-from stoker.reading.samples import SampleRun, iterate_samples, list_samples, read_samples
+from stoker.pipeline.transforms import EpochReaderSettings, Override, bind_batch_steps
+from stoker.reading.chain_steps import split_steps, stored_names
+from stoker.reading.sample_errors import location_at
+from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
 
 
@@ -35,6 +36,7 @@ class ChunkReader:
         good: reads samples of which some are bad or filtered; ``None`` where there are none, or they are errors.
         filters: whether the chain may give something else than one sample for one.
         one_batch: whether the chain takes a batch as a whole, so that a chunk is one batch.
+        sample_reader: reads what the chain begins with.
         stored: whether nothing is applied to single samples.
     """
 
@@ -48,27 +50,26 @@ class ChunkReader:
         as_columns: bool,
         override: Override | None = None,
     ) -> None:
-        self._pool, self._columns, self._override = pool, settings.stored, override
+        self._pool, self._override = pool, override
         steps, batch_steps = split_steps(settings.steps) if as_columns else (settings.steps, ())
-        self._transform_of = make_transforms(pool.index.table, settings.identity, steps, epoch)
+        self.sample_reader = make_reader(pool, settings, epoch)
+        self._steps = make_steps(pool, settings, steps, epoch, scalars=as_columns)
         self._batch_steps = bind_batch_steps(pool, batch_steps)
-        self.stored = self._transform_of is None
+        self.stored = self._steps is None
         self.one_batch = any(step.kind == "batch_map" for step in batch_steps)
-        self.filters = any(step.kind in ("filter", "flat_map") for step in steps)
+        self.filters = any(step.kind == "filter" or step.changes_counts for step in (*steps, *batch_steps))
         self.good: GoodSampleReader | None = None
         bad = settings.bad_samples
         if bad is not None or self.filters:
-            read = (*(settings.stored or pool.index.columns), *(() if pool.ids is None else (pool.ids,)))
             self.good = GoodSampleReader(
-                pool,
+                self.sample_reader,
                 run,
-                settings.stored,
-                self._transform_of,
+                self._steps,
                 self._batch_steps,
                 override,
                 on_bad_sample="raise" if bad is None else bad.on_bad_sample,
                 filters=self.filters,
-                as_stored=stored_names(steps, read) if self.filters else {},
+                as_stored=stored_names(steps, self.sample_reader.names) if self.filters else {},
             )
 
     def sample_run(self, chunk: Chunk) -> SampleRun:
@@ -82,8 +83,8 @@ class ChunkReader:
     def group(self, chunk: Chunk) -> BatchGroup:
         """The samples as columns."""
         pool, shards, rows = self._pool, chunk.shards, chunk.rows
-        if self._transform_of is None:
-            batch = chunk.values or read_samples(pool, shards, rows, self._columns)
+        if self._steps is None:
+            batch = self.sample_reader.batch(shards, rows, others=chunk.other_ids, own=chunk.values)
         else:
             with BatchRows(len(rows)) as memory:
                 samples = self._made(chunk)
@@ -98,31 +99,25 @@ class ChunkReader:
     def good_samples(self, chunk: Chunk) -> GoodSamples:
         """The samples, made one by one, and which ones are bad."""
         assert self.good is not None
-        return self.good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values)
+        return self.good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values, chunk.other_ids)
 
     def good_batch(self, chunk: Chunk) -> GoodSamples:
         """The good samples as columns, and which ones are bad."""
         assert self.good is not None
-        return self.good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values)
+        return self.good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values, chunk.other_ids)
 
     def _made(self, chunk: Chunk) -> list[Any]:
         """The samples, all made."""
-        if chunk.values is not None:
-            return list(self._transformed(chunk).samples)
-        shards, rows = chunk.shards, chunk.rows
-        transform = None if self._transform_of is None else self._transform_of(chunk.positions, shards, rows)
-        return list_samples(self._pool, shards, rows, self._columns, transform)
+        shards, rows, others = chunk.shards, chunk.rows, chunk.other_ids
+        if self._steps is None:
+            return self.sample_reader.samples(shards, rows, others=others, own=chunk.values)
+        return self._steps.samples(self.sample_reader, chunk.positions, shards, rows, others=others, own=chunk.values)
 
     def _transformed(self, chunk: Chunk) -> SampleRun:
-        shards, rows = chunk.shards, chunk.rows
-        transform = None if self._transform_of is None else self._transform_of(chunk.positions, shards, rows)
-        if chunk.values is None:
-            return iterate_samples(self._pool, shards, rows, self._columns, transform)
-        run = SampleRun.of(chunk.values)
-        if transform is None:
-            return run
-        made = apply_transform(transform, run.samples, run.remaining, partial(location_at, self._pool, shards, rows))
-        return SampleRun(made, run.remaining)
+        shards, rows, others = chunk.shards, chunk.rows, chunk.other_ids
+        if self._steps is None:
+            return self.sample_reader.iterate(shards, rows, others=others, own=chunk.values)
+        return self._steps.read(self.sample_reader, chunk.positions, shards, rows, others=others, own=chunk.values)
 
     def _overridden(self, chunk: Chunk, run: SampleRun) -> SampleRun:
         if self._override is None:

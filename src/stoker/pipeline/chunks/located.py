@@ -12,7 +12,9 @@ import numpy as np
 from stoker.cluster import LoaderWorker
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
+from stoker.pipeline.joins.ahead import ChunkOthers
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun
+from stoker.reading.sample_reader import OtherIds
 from stoker.reading.samples import distinct
 from stoker.types import Ids
 
@@ -25,6 +27,7 @@ class Chunk:
 
     Attributes:
         values: the samples, where they were read already, as columns or one by one. Then ``distinct`` is empty.
+        others: those of other datasets that belong to them, where they are looked for ahead.
     """
 
     lengths: list[int]
@@ -33,6 +36,12 @@ class Chunk:
     rows: Ids
     distinct: tuple[int, ...]
     values: Any = None
+    others: ChunkOthers | None = None
+
+    @property
+    def other_ids(self) -> OtherIds | None:
+        """The ids of samples of other datasets, once they are known; ``None``: they are not looked for ahead."""
+        return None if self.others is None else self.others.await_ids()
 
 
 def located_chunks(

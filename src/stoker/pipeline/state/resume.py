@@ -20,7 +20,14 @@ from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.state.epoch_counter import EpochClock, Pin
 from stoker.pipeline.state.prepared_loaders import PreparedLoaders
 from stoker.pipeline.state.progress import Progress
-from stoker.pipeline.state.state import check_same_chain, is_count, make_state, read_changed, read_state
+from stoker.pipeline.state.state import (
+    check_same_chain,
+    check_same_others,
+    is_count,
+    make_state,
+    read_changed,
+    read_state,
+)
 from stoker.reading.sample_errors import url_of_shard
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.quarantine import Mark, Quarantine, check_quarantine
@@ -85,6 +92,7 @@ class ResumeState:
         sample_order: what is read.
         all_ended: how a user says that all ranks have ended an epoch, for errors.
         chain: the steps that make samples, as states name them.
+        others: the entries that identify the datasets of its zips and joins, by their names.
         quarantine: leaves samples out; with the pool that holds them.
 
     Attributes:
@@ -98,9 +106,10 @@ class ResumeState:
         all_ended: str = _ALL_ENDED,
         chain: Sequence[str] = (),
         quarantine: tuple[Quarantine, ShardPool] | None = None,
+        others: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
         self.sample_order = sample_order
-        self._chain = list(chain)
+        self._chain, self._others = list(chain), dict(others or {})
         self._quarantine = quarantine
         self._all_ended = all_ended
         self.loads = 0
@@ -190,6 +199,8 @@ class ResumeState:
         state = make_state(self.sample_order, point, data_rank)
         if self._chain:
             state["chain"] = list(self._chain)
+        if self._others:
+            state["others"] = {name: [dict(one) for one in about] for name, about in self._others.items()}
         mark = None if self._quarantine is None else self._clock.pinned(point.epoch)
         return state if mark is None else state | {"quarantine": Mark(*mark).as_dict()}
 
@@ -377,6 +388,7 @@ class ResumeState:
                     "StreamingDataLoader, and states without workers, fit any number of ranks"
                 )
         point, sample_order = read_state(state, self.sample_order, data_rank)
+        check_same_others(state, self._others)
         begun = own is not None and (own["batches"] or own["samples"])
         check_same_chain(state, self._chain, inside=bool(point.position or point.partial or begun))
         if check:
@@ -406,6 +418,7 @@ class ResumeState:
                 'leave those out by subset=SkipIds(...) of their stream, and take "quarantine" out of the state'
             )
         point, self.sample_order = read_changed(state, self.sample_order)
+        check_same_others(state, self._others)
         check_same_chain(state, self._chain, inside=False)
         self._clock.unpin(None)
         self._clock.load(point)

@@ -146,7 +146,7 @@ def check_same_chain(state: Mapping[str, Any], chain: Sequence[str], *, inside: 
         raise StateError(f"this state's 'chain' should be a list of steps, found {theirs!r}")
     if list(theirs) == list(chain):
         return
-    before, now = ([step for step in one if step.startswith(_CHANGE_COUNTS)] for one in (theirs, chain))
+    before, now = ([step for step in one if _changes_counts(step)] for one in (theirs, chain))
     told = f"{'.'.join(theirs) or 'no chain'}, and here it is {'.'.join(chain) or 'none'}"
     if inside and before != now:
         raise StateError(
@@ -154,6 +154,38 @@ def check_same_chain(state: Mapping[str, Any], chain: Sequence[str], *, inside: 
             "at all. Give the dataset the same filter() and flat_map() steps, or load a state of an epoch's end"
         )
     logger.warning("resuming with another chain: samples were made by %s", told)
+
+
+def _changes_counts(step: str) -> bool:
+    return step.startswith(_CHANGE_COUNTS) or (step.startswith("join(") and step.endswith("missing='leave_out')"))
+
+
+def check_same_others(state: Mapping[str, Any], others: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Compare the datasets that a state names beside its own with those at hand, by the names of zips and joins.
+
+    Raises:
+        StateError: one is another dataset now.
+    """
+    theirs = state.get("others", {})
+    if not isinstance(theirs, Mapping) or not all(
+        isinstance(one, list | tuple) and all(isinstance(about, Mapping) for about in one) for one in theirs.values()
+    ):
+        raise StateError(f"this state's 'others' should say which datasets were joined, found {theirs!r}")
+    for name, before in theirs.items():
+        now = others.get(name)
+        if now is None:  # the chains differ, which is told
+            continue
+        same = len(before) == len(now) and all(
+            it.get("fingerprint") == its.get("fingerprint") and not _written_anew(it, its)
+            for it, its in zip(before, now, strict=True)
+        )
+        if not same:
+            first, second = (", ".join(str(about.get("fingerprint")) for about in one) for one in (before, now))
+            raise StateError(
+                f"this state's run took columns of {name!r} from another dataset (fingerprint {first}, this one has {second}"
+                f"{'' if first != second else ', and was written anew since'}): join the dataset that it was taken with, or "
+                "give the new one another name="
+            )
 
 
 def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: str) -> None:

@@ -21,11 +21,11 @@ from stoker.order.sample_order import Run
 from stoker.pipeline.columns import batch_length, stack_samples
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
+from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.pipeline import Pipeline
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
-from stoker.reading.chain import Chain
 from stoker.reading.sample_errors import location_at
-from stoker.reading.samples import SampleRun, distinct, list_samples, read_samples
+from stoker.reading.samples import SampleRun, distinct
 from stoker.types import Batch, Ids
 
 
@@ -131,23 +131,26 @@ class PoolSource(SampleSource):
         self._sharers = sharers
         self._settings = reader.settings
         self.bad_samples = reader.settings.bad_samples
-        self._transform = Chain(reader.settings.steps) if reader.settings.steps else None
+        settings = reader.settings
+        self._samples = make_reader(self.pool, settings, 0)
+        self._steps = make_steps(self.pool, settings, settings.steps, 0, scalars=False)
         self._amounts = replace(reader.settings.amounts, sharers=sharers)
         self.pool.share(sharers)
         self._expected: dict[int, None] = {}
 
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
-        settings = self._settings
         with self._counted(shards):
-            return list_samples(self.pool, shards, rows, settings.stored, self._transform)
+            if self._steps is None:
+                return self._samples.samples(shards, rows)
+            return self._steps.samples(self._samples, np.zeros_like(rows), shards, rows)
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
-        if self._transform is not None:
+        if self._steps is not None:
             with BatchRows(len(rows)) as memory:
                 samples = self.samples(shards, rows)
             return stack_samples(samples, partial(location_at, self.pool, shards, rows), memory)
         with self._counted(shards):
-            return read_samples(self.pool, shards, rows, self._settings.stored)
+            return self._samples.batch(shards, rows)
 
     def bad_sample_log(self) -> BadSampleLog | None:
         return self._reader.bad_sample_log()
@@ -155,12 +158,10 @@ class PoolSource(SampleSource):
     def good_reader(self, run: Run) -> GoodReader | None:
         if self.bad_samples is None:
             return None
-        transform = self._transform
         reader = GoodSampleReader(
-            self.pool,
+            self._samples,
             run,
-            self._settings.stored,
-            None if transform is None else lambda *_: transform,
+            self._steps,
             None,
             None,
             on_bad_sample=self.bad_samples.on_bad_sample,

@@ -1,0 +1,1 @@
+"""Columns of other datasets beside those of a dataset: ``zip`` and ``join``."""

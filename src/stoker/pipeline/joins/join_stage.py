@@ -1,0 +1,150 @@
+"""A zip or join after functions of samples: reads the other dataset's samples for all of a chunk at once."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import SampleError
+from stoker.pipeline.joins.joined_reader import missing_error
+from stoker.pipeline.joins.other_dataset import OtherReader
+from stoker.reading.apply_chain import BAD, LEFT_OUT, LeftOut, SeveralSamples
+from stoker.reading.bad_samples import is_of_sample
+from stoker.reading.chain_steps import Step, same_name
+from stoker.reading.sample_errors import location_at, transform_error
+from stoker.reading.shard_pool import ShardPool
+from stoker.types import Ids
+
+
+class JoinStage:
+    """Puts the columns of another dataset beside those of samples that functions have made.
+
+    Args:
+        step: the zip or join.
+        reader: of the other dataset.
+        scalars: whether numbers stay NumPy's, of which columns are made again.
+    """
+
+    def __init__(self, step: Step, reader: OtherReader, *, scalars: bool) -> None:
+        self._step, self._reader, self._scalars = step, reader, scalars
+
+    def apply(
+        self, found: list[Any], pool: ShardPool, shards: Ids, rows: Ids, bad: MutableMapping[int, SampleError] | None
+    ) -> None:
+        """Replace samples by those with more columns.
+
+        Args:
+            found: what the functions made of each sample: a sample, several, or what stands for one that is left out.
+            pool: of the dataset whose samples they are.
+            shards, rows: of the samples that they were made of.
+            bad: gets the errors of bad samples, by number; ``None``: they are raised.
+
+        Raises:
+            ConfigError: two columns have one name, or keys are of different types.
+        """
+        flat = [
+            (number, sample)
+            for number, one in enumerate(found)
+            if not isinstance(one, LeftOut)
+            for sample in (one if isinstance(one, SeveralSamples) else (one,))
+        ]
+        if not flat:
+            return
+        numbers = np.array([number for number, _ in flat], np.int64)
+        failed: dict[int, SampleError] = {}
+
+        def fail(number: int, error: SampleError) -> None:
+            if bad is None:
+                raise error
+            failed.setdefault(number, error)
+
+        ids = self._ids(flat, pool, shards, rows, fail)
+        beside = self._read(ids, numbers, fail, strict=bad is None)
+        made: list[Any] = []
+        for (number, sample), sample_id, other in zip(flat, ids.tolist(), beside, strict=True):
+            if number in failed:
+                made.append(BAD)
+            elif sample_id < 0 and self._step.missing == "leave_out":
+                made.append(LEFT_OUT)
+            elif sample_id < 0 and self._step.missing == "raise":
+                key = sample[self._step.on[0]]
+                fail(number, missing_error(self._step, key, location_at(pool, shards, rows, number)))
+                made.append(BAD)
+            else:
+                made.append(self._merged(sample, other))
+        results = iter(made)
+        for number, one in enumerate(found):
+            if isinstance(one, LeftOut):
+                continue
+            if not isinstance(one, SeveralSamples):
+                found[number] = next(results)
+                continue
+            pairs = [(item, next(results)) for item in one.numbers]
+            kept = SeveralSamples(sample for _, sample in pairs if sample is not LEFT_OUT)
+            kept.numbers = [item for item, sample in pairs if sample is not LEFT_OUT]
+            kept.dropped = one.dropped + len(pairs) - len(kept)
+            found[number] = kept
+        for number, error in failed.items():
+            found[number] = BAD
+            assert bad is not None
+            bad[number] = error
+
+    def _ids(self, flat: list[tuple[int, Any]], pool: ShardPool, shards: Ids, rows: Ids, fail: Any) -> Ids:
+        step = self._step
+        for number, sample in flat:
+            if not isinstance(sample, dict) or (step.kind == "join" and step.on[0] not in sample):
+                has = ", ".join(map(str, sample)) if isinstance(sample, dict) else type(sample).__name__
+                what = f"needs a dict with a column {step.on[0]!r}" if step.kind == "join" else "needs a dict"
+                fail(number, transform_error(f"{what}, got {has}", location_at(pool, shards, rows, number), step.told))
+        if step.kind == "zip":
+            at = np.array([number for number, _ in flat], np.int64)
+            ids: Ids = pool.index.table.starts[shards[at]] + rows[at]
+            return ids
+        keys = [sample.get(step.on[0]) if isinstance(sample, dict) else None for _, sample in flat]
+        return self._reader.find(step.on[1], keys, f"{step.told}: column {step.on[0]!r}")
+
+    def _read(self, ids: Ids, numbers: Ids, fail: Any, *, strict: bool) -> list[dict[str, Any] | None]:
+        """The other dataset's columns for each sample; ``None`` where there are none."""
+        values: list[dict[str, Any] | None] = [None] * len(ids)
+        there = np.flatnonzero(ids >= 0)
+        try:
+            for place, other in zip(
+                there.tolist(), self._reader.iterate(ids[there], scalars=self._scalars), strict=True
+            ):
+                values[place] = other
+        except Exception as error:
+            if strict or not is_of_sample(error):
+                raise
+            for place in there.tolist():
+                try:
+                    (values[place],) = self._reader.iterate(ids[place : place + 1], scalars=self._scalars)
+                except SampleError as one:
+                    fail(int(numbers[place]), one)
+        return values
+
+    def _merged(self, sample: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+        step = self._step
+        if other is None:
+            other = dict.fromkeys(self._names)
+        elif self._reader.pairs is None:
+            other = self._renamed(other)
+        made = {**sample, **other}
+        if len(made) < len(sample) + len(other):
+            raise same_name(step, next(name for name in other if name in sample))
+        return made
+
+    def _renamed(self, other: dict[str, Any]) -> dict[str, Any]:
+        step = self._step
+        return {step.prefix + name: value for name, value in other.items() if name != step.on[1]}
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """The columns of the other dataset. Where its functions make them, the first sample tells."""
+        if self._reader.pairs is not None:
+            return tuple(name for name, _ in self._reader.pairs)
+        if not self._reader.other.samples:
+            return ()
+        return tuple(self._renamed(next(self._reader.iterate(np.zeros(1, np.int64)))))

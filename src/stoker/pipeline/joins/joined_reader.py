@@ -1,0 +1,273 @@
+"""Reads samples with the columns of other datasets beside their own, where the samples of these are known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.concurrency.spans.recorder import recorder
+from stoker.concurrency.spans.sample_clock import StretchClock
+from stoker.errors import TransformError
+from stoker.pipeline.joins.other_dataset import OtherReader
+from stoker.reading.apply_chain import LEFT_OUT
+from stoker.reading.chain_steps import LeadingJoin, Step
+from stoker.reading.sample_errors import SampleLocation, location_of, transform_error
+from stoker.reading.sample_reader import OtherIds, SampleReader
+from stoker.reading.samples import SampleRun, read_samples
+from stoker.reading.shard_pool import ShardPool
+from stoker.types import Batch, Column, Ids, Sample, Transform
+
+Layout = tuple[tuple[str, int, str], ...]
+
+
+def missing_error(step: Step, key: Any, origin: SampleLocation) -> TransformError:
+    """The error of a sample whose key the other dataset has not."""
+    return transform_error(
+        f"no sample of {step.name!r} has the key {key!r}: missing='leave_out' leaves such samples out, 'none' gives None",
+        origin,
+        f"{step.told}:",
+    )
+
+
+class JoinedReader(SampleReader):
+    """Reads samples of a dataset and of others beside it.
+
+    Args:
+        pool: the dataset's open shards.
+        columns: names to read of the dataset itself.
+        joins: the zips and joins that the chain begins with.
+        readers: of the other dataset of each.
+        layout: of the columns; see :class:`~stoker.reading.chain_steps.Projection`.
+    """
+
+    def __init__(
+        self,
+        pool: ShardPool,
+        columns: Sequence[str] | None,
+        joins: Sequence[LeadingJoin],
+        readers: Sequence[OtherReader],
+        layout: Layout,
+    ) -> None:
+        super().__init__(pool, columns)
+        self.joins, self.readers, self.layout = tuple(joins), tuple(readers), layout
+        self._leaves_out = any(join.known and join.step.changes_counts for join in joins)
+        own = tuple(name for name, source, stored in layout if not source and name == stored)
+        others = tuple(name for name, source, _ in layout if source)
+        # A sample is its own dict and those of the others, added to it: no column has another name, place or none.
+        self._adds = (
+            tuple(name for name, _, _ in layout) == (*own, *others)
+            and own == super().names
+            and others
+            == tuple(
+                name for join, reader in zip(joins, readers, strict=True) if join.known for name in reader.made_names
+            )
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns of a batch."""
+        return tuple(name for name, _, _ in self.layout)
+
+    # -- which samples ---------------------------------------------------------------------------------------------
+
+    def others(self, shards: Ids, rows: Ids, own: Batch | None = None) -> OtherIds:
+        """For each zip and join, the ids of the samples that belong to these; -1 where there is none.
+
+        Only columns of keys are read, and of those only such as are not in ``own``, which was read already.
+
+        Raises:
+            StokerError: one of these can not be read, or holds no keys.
+        """
+        found: list[Ids] = []
+        for join, reader in zip(self.joins, self.readers, strict=True):
+            if join.key is None:
+                found.append(self._ids(shards, rows))
+                continue
+            source, column = join.key
+            if source:
+                keys = self._keys_of(source, found, column)
+            elif own is not None and column in own:
+                keys = own[column]
+            else:
+                keys = self._own_keys(shards, rows, column)
+            found.append(reader.find(join.step.on[1], keys, f"{join.step.told}: column {join.step.on[0]!r}"))
+        return tuple(found)
+
+    def _ids(self, shards: Ids, rows: Ids) -> Ids:
+        return self.pool.index.table.starts[shards] + rows
+
+    def _own_keys(self, shards: Ids, rows: Ids, column: str) -> Column:
+        if column == self.pool.ids:
+            return self._ids(shards, rows)
+        return read_samples(self.pool, shards, rows, [column])[column]
+
+    def _keys_of(self, source: int, found: Sequence[Ids], column: str) -> Column:
+        """Keys that are columns of another dataset; ``None`` where it has no sample."""
+        ids = found[source - 1]
+        there = np.flatnonzero(ids >= 0)
+        values = self.readers[source - 1].some(((column, column),)).batch(ids[there])
+        keys = values[column]
+        return keys if len(there) == len(ids) else _spread(keys, there, len(ids))
+
+    def present(self, shards: Ids, rows: Ids) -> NDArray[np.bool_] | None:
+        """See :meth:`~stoker.reading.sample_reader.SampleReader.present`: those that a join does not leave out."""
+        return self._present(self.others(shards, rows)) if self._leaves_out else None
+
+    def _present(self, others: OtherIds) -> NDArray[np.bool_] | None:
+        left_out = [
+            ids < 0
+            for join, ids in zip(self.joins, others, strict=True)
+            if join.known and join.step.missing == "leave_out"
+        ]
+        gone: NDArray[np.bool_] | None = np.logical_or.reduce(left_out) if left_out else None
+        return None if gone is None or not gone.any() else ~gone
+
+    def _check(self, others: OtherIds, shards: Ids, rows: Ids) -> None:
+        """See that the samples are there that must be."""
+        for number, (join, ids) in enumerate(zip(self.joins, others, strict=True)):
+            if join.known and join.step.missing == "raise" and len(ids) and int(ids.min()) < 0:
+                at = int(np.argmax(ids < 0))
+                raise self._missing(number, int(shards[at]), int(rows[at]))
+
+    def _missing(self, number: int, shard: int, row: int) -> TransformError:
+        join = self.joins[number]
+        assert join.key is not None
+        shards, rows = np.array([shard]), np.array([row])
+        source, column = join.key
+        keys = (
+            self._keys_of(source, self.others(shards, rows), column) if source else self._own_keys(shards, rows, column)
+        )
+        key = keys.tolist()[0] if isinstance(keys, np.ndarray) else keys[0]
+        return missing_error(join.step, key, location_of(self.pool, shard, row))
+
+    # -- their columns ---------------------------------------------------------------------------------------------
+
+    def batch(
+        self, shards: Ids, rows: Ids, *, others: OtherIds | None = None, own: Batch | None = None, named: bool = True
+    ) -> Batch:
+        """See the base class. Samples that a join leaves out are not among these: see :meth:`present`.
+
+        Raises:
+            TransformError: a sample's key is not in the other dataset, where that is an error.
+        """
+        found = super().batch(shards, rows, own=own, named=named)
+        others = self.others(shards, rows, found) if others is None else others
+        self._check(others, shards, rows)
+        parts: list[Batch] = [found]
+        for join, reader, ids in zip(self.joins, self.readers, others, strict=True):
+            parts.append(_columns(reader, ids) if join.known else {})
+        return {name: parts[source][_name(name, source, stored)] for name, source, stored in self.layout}
+
+    def iterate(
+        self,
+        shards: Ids,
+        rows: Ids,
+        transform: Transform | None = None,
+        *,
+        others: OtherIds | None = None,
+        own: list[Any] | None = None,
+        timed: bool = True,
+    ) -> SampleRun:
+        """See the base class. :data:`~stoker.reading.apply_chain.LEFT_OUT` stands for each sample that a join leaves out."""
+        others = self.others(shards, rows) if others is None else others
+        run = super().iterate(shards, rows, own=own, timed=False)
+        known = [
+            (number, reader, ids)
+            for number, (join, reader, ids) in enumerate(zip(self.joins, self.readers, others, strict=True))
+            if join.known
+        ]
+        there = [ids >= 0 for _, _, ids in known]
+        beside = [reader.iterate(ids[ok]) for (_, reader, ids), ok in zip(known, there, strict=True)]
+        if all(bool(ok.all()) for ok in there):
+            samples = self._whole(run.samples, beside)
+        else:
+            flags = zip(*(ok.tolist() for ok in there), strict=True)
+            nothing = [{name: None for name, _ in reader.pairs or ()} for _, reader, _ in known]
+            numbers = [number for number, _, _ in known]
+            samples = self._partly(run.samples, beside, nothing, numbers, flags, shards, rows)
+        made = SampleRun(samples, run.remaining)
+        return self.transformed(made, shards, rows, transform, self.clock() if timed else None)
+
+    def samples(
+        self,
+        shards: Ids,
+        rows: Ids,
+        transform: Transform | None = None,
+        *,
+        others: OtherIds | None = None,
+        own: list[Any] | None = None,
+    ) -> list[Any]:
+        """See the base class."""
+        run = self.iterate(shards, rows, others=others, own=own, timed=False)
+        recording = recorder()
+        clock = None if recording is None else StretchClock(recording)
+        return [*self.transformed(run, shards, rows, transform, clock).samples]
+
+    def one(self, shard: int, row: int) -> Sample:
+        """See the base class."""
+        sample: Sample = next(self.iterate(np.array([shard]), np.array([row])).samples)
+        return sample
+
+    def _partly(
+        self,
+        samples: Iterator[Any],
+        beside: Sequence[Iterator[dict[str, Any]]],
+        nothing: Sequence[dict[str, Any]],
+        numbers: Sequence[int],
+        flags: Iterator[tuple[bool, ...]],
+        shards: Ids,
+        rows: Ids,
+    ) -> Iterator[Any]:
+        for at, (sample, found) in enumerate(zip(samples, flags, strict=True)):
+            # All that there are, also of a sample that is left out: those that follow come next.
+            parts = [next(one) if ok else none for one, ok, none in zip(beside, found, nothing, strict=True)]
+            left_out = False
+            for number, ok in zip(numbers, found, strict=True):
+                missing = self.joins[number].step.missing
+                if not ok and missing == "raise":
+                    raise self._missing(number, int(shards[at]), int(rows[at]))
+                left_out = left_out or (not ok and missing == "leave_out")
+            yield LEFT_OUT if left_out else self._put_together([sample, *parts])
+
+    def _whole(self, samples: Iterator[Any], beside: Sequence[Iterator[dict[str, Any]]]) -> Iterator[Any]:
+        if not self._adds:
+            for parts in zip(samples, *beside, strict=False):
+                yield self._put_together(parts)
+        elif len(beside) == 1:
+            for sample, other in zip(samples, beside[0], strict=False):
+                sample.update(other)
+                yield sample
+        else:
+            for sample, *parts in zip(samples, *beside, strict=False):
+                for other in parts:
+                    sample.update(other)
+                yield sample
+
+    def _put_together(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {name: parts[source][_name(name, source, stored)] for name, source, stored in self.layout}
+
+
+def _name(name: str, source: int, stored: str) -> str:
+    """The name of a column in what was read of a dataset: other datasets are asked for the names that columns get."""
+    return name if source else stored
+
+
+def _columns(reader: OtherReader, ids: Ids) -> Batch:
+    """Columns of another dataset, with ``None`` where it has no sample."""
+    there = np.flatnonzero(ids >= 0)
+    batch = reader.batch(ids[there])
+    if len(there) == len(ids):
+        return batch
+    return {name: _spread(column, there, len(ids)) for name, column in batch.items()}
+
+
+def _spread(column: Column, at: Ids, length: int) -> list[Any]:
+    """A list with the values of a column at these places, numbers as Python's own, and ``None`` at all others."""
+    values: list[Any] = [None] * length
+    plain = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "biuf"
+    for place, value in zip(at.tolist(), column.tolist() if plain else column, strict=True):  # type: ignore[union-attr]
+        values[place] = value
+    return values

@@ -1,0 +1,100 @@
+"""The index of keys: it finds what a dict finds, and refuses what would be ambiguous."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+from stoker import StreamingDataset
+from stoker.errors import ConfigError
+from stoker.streams import key_index
+from stoker.streams.key_index import KeyIndex, hash_keys
+
+
+def index_of(tmp_path: Path, *parts: Any) -> KeyIndex:
+    """An index over streams that hold these keys."""
+    datasets = []
+    for number, keys in enumerate(parts):
+        folder = tmp_path / f"part{number}"
+        folder.mkdir()
+        pq.write_table(pa.table({"key": pa.array(keys)}), folder / "table.parquet", row_group_size=37)
+        datasets.append(StreamingDataset(folder))
+    return KeyIndex([dataset._streams.locations[0] for dataset in datasets], "key")
+
+
+def drawn(kind: str, count: int, chance: np.random.Generator) -> list[Any]:
+    numbers = chance.choice(1 << 40, count, replace=False)
+    if kind == "consecutive":
+        return list((chance.permutation(count) - 50).tolist())
+    if kind == "integers":
+        return list((numbers - (1 << 39)).tolist())
+    return [f"{number}" if kind == "text" else b"%d" % number for number in numbers.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["consecutive", "integers", "text", "bytes"])
+@pytest.mark.parametrize("count", [1, 2, 101, 500])
+def test_keys_are_found_as_a_dict_finds_them(tmp_path: Path, kind: str, count: int) -> None:
+    chance = np.random.default_rng(count)
+    keys = drawn(kind, count, chance)
+    cut = count // 3
+    parts = [part for part in (keys[:cut], keys[cut:]) if part]
+    index = index_of(tmp_path, *parts)
+    places = {key: number for number, key in enumerate(keys)}
+    others = drawn(kind, 50, np.random.default_rng(7))
+    asked = [*keys, *others, *keys[:5], None]
+    chance.shuffle(asked)
+    expected = [places.get(key, -1) for key in asked]
+    for one in (index, pickle.loads(pickle.dumps(index))):
+        assert one.find(asked, "asked").tolist() == expected
+    if kind in ("consecutive", "integers"):
+        assert index.find(np.array(keys), "asked").tolist() == list(range(count))
+    assert len(index) == count
+    assert index.nbytes <= {"consecutive": 4, "integers": 12}.get(kind, 20) * count + 8
+
+
+def test_hashes_of_which_one_half_is_equal_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = xxhash.xxh3_128_digest
+
+    class Halves:
+        @staticmethod
+        def xxh3_128_digest(text: bytes) -> bytes:
+            return bytes(7) + text[-1:] + bytes(real(text)[8:])
+
+    monkeypatch.setattr(key_index, "xxhash", Halves)
+    keys = [f"key {number}" for number in range(300)]
+    index = index_of(tmp_path, keys)
+    assert index.find([*keys, "none 1", "none x"], "asked").tolist() == [*range(300), -1, -1]
+
+
+def test_two_samples_of_one_key_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"two samples have the key 'b': row 1 of .*part0.* and row 2 of .*part1"):
+        index_of(tmp_path, ["a", "b", "c"], ["d", "e", "b", "b"])
+    (tmp_path / "more").mkdir()
+    with pytest.raises(ConfigError, match=r"the key 5: row 0 .*sample 0.* and row 3 .*sample 3.*; 1 samples"):
+        index_of(tmp_path / "more", [5, 7, 6, 5])
+
+
+def test_nulls_are_no_keys(tmp_path: Path) -> None:
+    index = index_of(tmp_path, [None, "a", None, "b"])
+    assert index.find(["b", None, "a"], "asked").tolist() == [3, -1, 1]
+    assert len(index) == 2
+
+
+def test_keys_of_other_types_are_refused(tmp_path: Path) -> None:
+    for number, keys in enumerate(([1.5, 2.5], [True, False], [[1], [2]])):
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(ConfigError, match="keys are integers, text or bytes"):
+            index_of(tmp_path / str(number), keys)
+    index = index_of(tmp_path, [1, 2])
+    with pytest.raises(ConfigError, match=r"asked holds text, and .* holds integers"):
+        index.find(["1"], "asked")
+    assert index.find(np.array([2, 1 << 63], np.uint64), "asked").tolist() == [1, -1]
+    assert index.find([2, 1 << 80], "asked").tolist() == [1, -1]
+    assert hash_keys(["\ud800"], "asked").kind == "text"
