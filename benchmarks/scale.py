@@ -16,6 +16,7 @@ the direction is measured again.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import shlex
 import shutil
@@ -34,6 +35,8 @@ from scaling.directions import DIRECTIONS
 from scaling.report import markdown, plot, versions
 from sidebyside.machine import machine
 from sidebyside.processes import measure
+
+import stoker
 
 RUNNERS = Path(__file__).resolve().parent / "scaling"
 RECORD = RUNNERS / "growth.json"
@@ -173,6 +176,8 @@ def measure_all(chosen: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     everything["command"] = shlex.join(["python", "benchmarks/scale.py", *sys.argv[1:]])
     directions: dict[str, Any] = {}
     bad: list[str] = []
+    # As pip leaves an installed package: without, each process compiles all modules that it imports.
+    compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
     with tempfile.TemporaryDirectory(prefix="stoker-scale-", dir=chosen.dir) as scratch:
         rounds = chosen.rounds or (1 if chosen.quick else 3)
         measuring = Measuring(chosen.quick, chosen.bounds or not chosen.quick, rounds, Path(scratch))

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -101,6 +106,53 @@ def test_datasets_keep_their_index_in_the_users_cache(
     prune_caches(everything=True)
     assert not kept.parent.parent.exists()
     assert [batch["ý"] for batch in second.batches()] == samples
+
+
+@pytest.mark.parametrize("few", [1, 10_000])
+def test_one_of_several_processes_parses_and_the_others_wait(
+    data: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(index_module, "FEW", few)  # with many, nothing is kept, and each parses its own
+    parse, parsed, begin = Index.from_json, [], threading.Barrier(4)
+
+    def slowly(*given: Any, **more: Any) -> Index:
+        parsed.append(threading.get_ident())
+        time.sleep(0.2)
+        return parse(*given, **more)
+
+    def opened(_: int) -> int:
+        begin.wait(30)
+        return len(StreamingDataset(local=data))
+
+    monkeypatch.setattr(Index, "from_json", slowly)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(opened, range(4))) == [30] * 4
+    assert len(parsed) == (1 if few == 1 else 4)
+    assert list(own_cache.rglob("*turn*")) == []
+
+
+@pytest.mark.processes
+def test_the_next_process_parses_where_the_one_that_did_was_killed(data: Path, own_cache: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from stoker import StreamingDataset\n"
+        "from stoker.index import version\n"
+        "from stoker.index.index import Index\n"
+        "version._LARGE = 0\n"
+        "Index.from_json = lambda *given, **more: print('parsing', flush=True) or time.sleep(300)\n"
+        "StreamingDataset(sys.argv[1])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, data], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "parsing\n"
+        with ThreadPoolExecutor(1) as threads:
+            opened = threads.submit(StreamingDataset, data)
+            with pytest.raises(TimeoutError):
+                opened.result(0.3)
+            process.kill()
+            assert len(opened.result(60)) == 30
+    (kept,) = own_cache.rglob("index")
+    assert kept.is_file()
 
 
 def test_an_index_that_was_written_anew_is_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -249,7 +250,12 @@ def _side_index(home: Path, url: str) -> SideIndex:
 
         save_side_file(make_private(directory(), url), "index", parts)
 
-    return SideIndex(lambda: directory() / PRIVATE / "index", save)
+    def turn() -> AbstractContextManager[bool]:
+        from stoker.catalog.unindexed.file_facts import taking_turns
+
+        return taking_turns([directory()], url, "index")
+
+    return SideIndex(lambda: directory() / PRIVATE / "index", save, turn)
 
 
 def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory) -> None:

@@ -6,9 +6,11 @@ damaged is passed over, and replaced. The layout is that of :mod:`stoker.concurr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -36,11 +38,18 @@ class SideIndex:
     Args:
         find: tells the file. It is asked only where there is an index to keep: most are small.
         save: puts a file of these parts there, whole, in place of one that may be there.
+        turn: lets one process of this machine at a time make the file, and tells whether another did so meanwhile.
     """
 
-    def __init__(self, find: Callable[[], Path], save: Callable[[Sequence[bytes | memoryview]], object]) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Path],
+        save: Callable[[Sequence[bytes | memoryview]], object],
+        turn: Callable[[], AbstractContextManager[bool]] = lambda: contextlib.nullcontext(False),
+    ) -> None:
         self._find = find
         self._save = save
+        self._turn = turn
 
     @cached_property
     def _path(self) -> Path:
@@ -62,6 +71,20 @@ class SideIndex:
         except UNREADABLE as error:
             logger.debug("%s is not used: %r", self._path, error)
             return None
+
+    def load_or_make(self, digest: str, make: Callable[[], Index]) -> Index:
+        """The index that was kept, or the one that ``make`` gives, which is kept then.
+
+        Of several processes that find none, one makes it and the others wait for it. An index that the one could not keep,
+        as one of few shards, or because it was killed, is made by all others at once.
+        """
+        index = self.load(digest)
+        if index is None:
+            with self._turn() as other:
+                index = self.load(digest)
+                if index is None and not other:
+                    index = self.keep(make(), digest)
+        return self.keep(make(), digest) if index is None else index
 
     def keep(self, index: Index, digest: str) -> Index:
         """Write the file, unless it can not be written or another process did; the same index, its arrays mapped if so."""

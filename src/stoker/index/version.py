@@ -138,12 +138,11 @@ def read_index(store: Store, side: SideIndex | None = None, block_size: int | No
     """
     data, info = store.read(INDEX_NAME, max_bytes=MOST_BYTES)
     digest = _digest(data)
-    kept = side if len(data) >= _LARGE else None
-    index = None if kept is None else kept.load(digest)
-    if index is None:
-        index = Index.from_json(data, store.url_of(INDEX_NAME), sizes=sizes_in(store), block_size=block_size)
-        if kept is not None:
-            index = kept.keep(index, digest)
+
+    def parsed() -> Index:
+        return Index.from_json(data, store.url_of(INDEX_NAME), sizes=sizes_in(store), block_size=block_size)
+
+    index = parsed() if side is None or len(data) < _LARGE else side.load_or_make(digest, parsed)
     version = IndexVersion(digest, _hashed(index), info.size, info.version, info.modified, block_size=block_size)
     return LoadedIndex(index, version)
 

@@ -69,7 +69,7 @@ def parse_facts(data: bytes) -> dict[str, UnindexedFile]:
 
 
 @contextlib.contextmanager
-def taking_turns(directories: Sequence[Path], url: str, name: str) -> Iterator[None]:
+def taking_turns(directories: Sequence[Path], url: str, name: str) -> Iterator[bool]:
     """Let one process of this machine at a time find out what files hold: the next ones take it from the side file.
 
     After five minutes, and where no directory can be written to, they do not wait: that costs requests, no more.
@@ -77,6 +77,9 @@ def taking_turns(directories: Sequence[Path], url: str, name: str) -> Iterator[N
     Args:
         directories, name: of the side file.
         url: of the files.
+
+    Yields:
+        Whether another process had its turn meanwhile, or may have.
     """
     descriptor = None
     for directory in directories:
@@ -85,13 +88,14 @@ def taking_turns(directories: Sequence[Path], url: str, name: str) -> Iterator[N
             descriptor = open_own(path)
             break
     if descriptor is None:
-        yield
+        yield False
         return
     try:
-        end = time.monotonic() + _MOST_WAITING
+        end, waited = time.monotonic() + _MOST_WAITING, False
         while not try_lock(descriptor, fcntl.LOCK_EX) and time.monotonic() < end:
+            waited = True
             time.sleep(_POLL)
-        yield
+        yield waited
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
