@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from stoker import MDSWriter, StreamingDataset
+from stoker.cache.claims import Claims
 from stoker.cache.origin import read_origin
-from stoker.cache.quota import claim, release
 from stoker.concurrency.shared_counters import Count
 from stoker.errors import (
     CacheError,
@@ -403,14 +403,18 @@ def test_small_shards_are_held_up_to_a_limit(tmp_path: Path, monkeypatch: pytest
     assert read_all(StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "local")) == dict(enumerate(rows))
 
 
-def test_what_a_killed_process_left_of_a_small_shard_is_written_over(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_of_a_small_shard_is_removed_and_in_nobodys_way(tmp_path: Path) -> None:
     write(tmp_path / "remote")
     pool = open_pool(tmp_path)
     pool.get(1)
     name = pool.index.shards[0].raw[0].basename
-    (cache_of(tmp_path / "local") / ".stoker" / f"{name}.part").write_bytes(b"x" * 10_000)
+    private = cache_of(tmp_path / "local") / ".stoker"
+    (private / f"{name}.0123456789abcdef.part").write_bytes(b"x" * 10_000)
+    (private / f"{name}.part").write_bytes(b"x" * 10_000)
     pool.get(0)
     assert (cache_of(tmp_path / "local") / name).read_bytes() == (tmp_path / "remote" / name).read_bytes()
+    open_pool(tmp_path)
+    assert not list(private.glob("*.part"))
 
 
 def test_a_small_shard_that_another_process_fetches_is_waited_for(tmp_path: Path) -> None:
@@ -418,16 +422,47 @@ def test_a_small_shard_that_another_process_fetches_is_waited_for(tmp_path: Path
     pool = open_pool(tmp_path)
     pool.get(1)
     info = pool.index.shards[0]
-    part = cache_of(tmp_path / "local") / ".stoker" / f"{info.raw[0].basename}.part"
-    held = claim(part)
-    assert held is not None
+    name = info.raw[0].basename
+    theirs = Claims(str(cache_of(tmp_path / "local") / ".stoker"), 60.0)
+    assert theirs.take(name)
     assert pool.cache.fetch_small(info) is None
     assert not pool.cache.fetch(info, wait=False)
-    shutil.copy(tmp_path / "remote" / info.raw[0].basename, part)
-    os.rename(part, part.parent.parent / info.raw[0].basename)
-    release(held)
+    pool.prefetch([0])
+    shutil.copy(tmp_path / "remote" / name, cache_of(tmp_path / "local") / name)
+    theirs.release(name)
     assert type(pool.get(0).data) is MappedFile
     assert pool.counts.totals()[0][Count.CACHE_MISSES] == 1
+
+
+def test_a_small_shard_whose_claim_stalls_is_fetched_here_too(tmp_path: Path) -> None:
+    write(tmp_path / "remote")
+    pool = open_pool(tmp_path, download_timeout=0.05)
+    name = pool.index.shards[0].raw[0].basename
+    pool.get(1)
+    theirs = Claims(str(cache_of(tmp_path / "local") / ".stoker"), 60.0)
+    assert theirs.take(name)
+    assert pool.get(0).samples
+    assert (cache_of(tmp_path / "local") / name).read_bytes() == (tmp_path / "remote" / name).read_bytes()
+    assert not Claims(str(cache_of(tmp_path / "local") / ".stoker"), 60.0).take(name)  # still theirs
+
+
+def test_claims_end_with_an_error_and_with_a_fetch(tmp_path: Path) -> None:
+    write(tmp_path / "remote")
+    pool = open_pool(tmp_path)
+    pool.prefetch(range(4))
+    assert pool.get(0).samples == pool.get(1).samples
+    gone = tmp_path / "remote" / pool.index.shards[5].raw[0].basename
+    gone.rename(gone.with_suffix(".away"))
+    pool.prefetch(range(4, 7))
+    with pytest.raises(ObjectNotFoundError, match=gone.name):
+        pool.get(5)
+    assert pool.get(6).samples
+    theirs = Claims(str(cache_of(tmp_path / "local") / ".stoker"), 60.0)
+    assert all(theirs.take(info.raw[0].basename) for info in pool.index.shards)
+    for info in pool.index.shards:
+        theirs.release(info.raw[0].basename)
+    gone.with_suffix(".away").rename(gone)
+    assert pool.get(5).samples
 
 
 def test_a_cache_that_is_removed_while_small_shards_come_is_made_anew(tmp_path: Path) -> None:

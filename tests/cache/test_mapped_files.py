@@ -343,8 +343,13 @@ def test_a_link_in_place_of_a_file_that_is_written_is_refused(tmp_path: Path, co
         writer.write({"id": 0})
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
-    for name, limit in (("shard.00000.mds.part", None), ("room", 1 << 20)):
-        local = tmp_path / f"cache-{name}"
+    small = compression is None
+    for name, limit in (
+        ("claims" if small else "shard.00000.mds.part", None),
+        ("shard.00000.mds.part", 1 << 20),
+        ("room", 1 << 20),
+    ):
+        local = tmp_path / f"cache-{name}-{limit}"
         cache = cache_of(tmp_path / "data", local)
         dataset = StreamingDataset(remote=tmp_path / "data", local=local, cache_limit=limit)
         (cache / ".stoker" / name).symlink_to(victim)

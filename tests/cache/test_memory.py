@@ -9,7 +9,6 @@ import resource
 import secrets
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ from stoker import (
 from stoker.cache import memory as memory_cache
 from stoker.cache.memory import MemoryCache
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, ObjectNotFoundError
-from stoker.formats.common.hashing import hash_hex
 from stoker.storage import ObjectInfo, Store, open_store
+from stoker.storage.types import Arrival
 
 ROWS = 400
 
@@ -81,14 +80,20 @@ class Reads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keys: list[str] = []
         self.bytes = 0
-        plain = Store.read_into
+        plain, request = Store.read_into, Store.request
 
         def read_into(store: Store, key: str, into: memoryview, **named: Any) -> ObjectInfo:
             self.keys.append(key)
             self.bytes += len(into)
             return plain(store, key, into, **named)
 
+        def counted(store: Store, key: str, *, max_bytes: int) -> Arrival:
+            self.keys.append(key)
+            self.bytes += max_bytes
+            return request(store, key, max_bytes=max_bytes)
+
         monkeypatch.setattr(Store, "read_into", read_into)
+        monkeypatch.setattr(Store, "request", counted)
 
 
 def living(dataset: StreamingDataset) -> int:
@@ -302,17 +307,16 @@ def test_a_size_that_the_object_has_not_takes_no_memory(remote: str, monkeypatch
 
 def test_an_object_that_is_mended_meanwhile_is_read(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = write(remote, hashes=["xxh64"])
-    plain, seen = Store.read_into, set()
+    plain, seen = Store.request, set()
 
-    def read_into(store: Store, key: str, into: memoryview, **named: Any) -> ObjectInfo:
-        info = plain(store, key, into, **named)
+    def request(store: Store, key: str, *, max_bytes: int) -> Arrival:
+        data, info = plain(store, key, max_bytes=max_bytes)()
         if key not in seen:
             seen.add(key)
-            into[-1] ^= 1
-            return replace(info, digest=hash_hex("xxh64", into))
-        return info
+            data = bytes(data[:-1]) + bytes([data[-1] ^ 1])
+        return lambda: (data, info)
 
-    monkeypatch.setattr(Store, "read_into", read_into)
+    monkeypatch.setattr(Store, "request", request)
     dataset = StreamingDataset(remote=remote, cache="memory")
     assert [sample["data"] for sample in dataset] == rows
     assert dataset.stats().retries == len(dataset.index)

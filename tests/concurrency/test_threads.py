@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
 
-from stoker.concurrency.threads import map_in_order
+from stoker.concurrency.threads import Threads, map_in_order
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,96 @@ def test_results_come_in_order_by_threads_where_they_come_late(
 def test_the_first_error_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         map_in_order(lambda number: 1 // number, [1, 2, 0, 3], at_hand=False, most=2, name="test")
+
+
+# -- one piece of work on many items ----------------------------------------------------------------------------------------
+
+
+def total(found: list[int]) -> int:
+    return sum(found)
+
+
+def in_order(found: list[int]) -> list[int]:
+    return sorted(found)
+
+
+def test_items_are_done_by_many_threads_and_ended_by_one() -> None:
+    pool, together = Threads(4, "test"), threading.Barrier(4, timeout=30)
+
+    def each(number: int) -> int:
+        together.wait()  # only four threads at once get by
+        return number * number
+
+    futures = [pool.submit_each(range(first, first + 4), each, in_order) for first in (0, 4, 8)]
+    assert [future.result(30) for future in futures] == [
+        [number * number for number in range(first, first + 4)] for first in (0, 4, 8)
+    ]
+    pool.close()
+
+
+def test_an_error_of_an_item_or_of_the_end_is_the_futures() -> None:
+    pool = Threads(2, "test")
+
+    def inverse(number: int) -> int:
+        return 1 // number
+
+    with pytest.raises(ZeroDivisionError):
+        pool.submit_each([1, 0, 2], inverse, total).result(30)
+    with pytest.raises(IndexError):
+        pool.submit_each([1], inverse, lambda found: found[1]).result(30)
+    assert pool.submit_each([1, 2], inverse, total).result(30) == 1  # its threads go on
+    pool.close()
+
+
+def test_items_that_have_not_begun_can_be_cancelled_and_those_that_have_can_not() -> None:
+    pool, go, begun, done = Threads(1, "test"), threading.Event(), threading.Event(), []
+
+    def each(number: int) -> int:
+        begun.set()
+        go.wait(30)
+        done.append(number)
+        return number
+
+    first, second = pool.submit_each([1, 2], each, total), pool.submit_each([3, 4], each, total)
+    assert begun.wait(30)
+    assert not first.cancel()
+    assert second.cancel()
+    go.set()
+    assert first.result(30) == 3
+    assert pool.submit(lambda: done).result(30) == [1, 2]
+    pool.close()
+
+
+def test_a_pool_that_closes_leaves_out_items_and_ends_with_those_that_are_done() -> None:
+    pool, go, begun = Threads(1, "test"), threading.Event(), threading.Event()
+
+    def each(number: int) -> int:
+        begun.set()
+        go.wait(30)
+        return number
+
+    future = pool.submit_each([1, 2, 3], each, in_order)
+    never = pool.submit_each([4], each, in_order)
+    assert begun.wait(30)
+    pool.close(patience=0.0)
+    go.set()
+    assert future.result(30) == [1]
+    assert never.cancelled()
+
+
+def test_a_forked_child_does_all_items_itself() -> None:
+    pool, go = Threads(1, "test"), threading.Event()
+
+    def each(number: int) -> int:
+        go.wait(30)
+        return number
+
+    future = pool.submit_each([1, 2, 3], each, total)
+    child = os.fork()
+    if not child:
+        go.set()
+        os._exit(0 if future.result() == 6 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    go.set()
+    assert future.result(30) == 6
+    pool.close()

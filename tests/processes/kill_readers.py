@@ -78,7 +78,7 @@ class ReaderJob:
         files = {file.basename for shard in self.dataset().index.shards for file in (*shard.raw, *shard.zip)}
         (version,) = self.cache.iterdir()
         found = {path.relative_to(version).as_posix() for path in version.rglob("*") if path.is_file()}
-        left = found - files - {"index.json", ".stoker/in_use", ".stoker/origin", ".stoker/room"}
+        left = found - files - {"index.json", ".stoker/claims", ".stoker/in_use", ".stoker/origin", ".stoker/room"}
         assert not left, f"debris in the cache: {sorted(left)}"
 
     def read_again(self) -> None:

@@ -11,17 +11,21 @@ from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.eviction import EvictionPolicy, least_recently_opened
+from stoker.cache.range_fetch import check_whole, request_whole
 from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared_counters import Count, Counts
 from stoker.concurrency.spans.recorder import Stage, span
-from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StokerError
+from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StorageError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.common.hashing import fastest_hash, hash_hex
 from stoker.index.version import VersionWatch
+from stoker.policy import SMALL_OBJECT
 from stoker.storage import ObjectInfo, Store
+from stoker.storage.types import Arrival, BufferLike
 from stoker.types import Buffer, HeldBytes
 
+_T = TypeVar("_T")
 _B = TypeVar("_B", bytearray, HeldBytes)
 
 logger = logging.getLogger(__name__)
@@ -154,13 +158,61 @@ class ShardCache(ABC):
             StorageFullError, CacheError, StorageError: writing or reading failed.
         """
 
-    def fetch_small(self, info: ShardInfo) -> bytes | None:  # noqa: ARG002 - see below
-        """Bring a shard that is one small file into the cache, and give its bytes: it need not be opened there.
+    def is_small(self, info: ShardInfo) -> bool:
+        """Whether a shard is one small object of the store, which :meth:`fetch_small` may fetch."""
+        if self.store is None or info.zip or len(info.raw) != 1:
+            return False
+        file, part = info.raw[0], info.raw[0].part
+        if not 0 < file.bytes <= SMALL_OBJECT or (self.store.transfer.part_size or SMALL_OBJECT) < SMALL_OBJECT:
+            return False
+        # A whole file, of which only the version is known that it must have.
+        return part is None or (file.bytes == part.size and len(part.starts) == 1 and not (part.head or part.in_place))
+
+    def fetch_small(self, info: ShardInfo) -> Buffer | None:
+        """Bring a shard for which :meth:`is_small` holds into the cache, and give its bytes: it need not be opened there.
 
         ``None`` where :meth:`fetch` must handle it, as where another process is fetching it. Errors are those of
         :meth:`fetch`.
         """
-        return None
+        if not self.claim_small([info])[0]:
+            return None
+        found = self.take_small([info], [self.try_request(info)])[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    # Many small objects are fetched in three steps: claimed together, requested by as many threads, and taken together.
+
+    def claim_small(self, infos: Sequence[ShardInfo]) -> Sequence[bool]:
+        """Say of small shards whether this process is to fetch each now: :meth:`take_small` must follow for those.
+
+        The others are here, or another process or thread is fetching them.
+
+        Raises:
+            CacheError: the cache can not be written to.
+        """
+        return [True] * len(infos)
+
+    def try_request(self, info: ShardInfo) -> Arrival | Exception:
+        """Ask for a small shard that was claimed: the answer, which is not checked yet, or why there is none."""
+        try:
+            return self._request(info.raw[0])
+        except Exception as error:  # noqa: BLE001 - it belongs to the shard, whose claim must end
+            return error
+
+    @abstractmethod
+    def take_small(
+        self, infos: Sequence[ShardInfo], answers: Sequence[Arrival | Exception | None]
+    ) -> list[Buffer | Exception | None]:
+        """Check small shards that were claimed, and put them into the cache; their claims end.
+
+        Args:
+            infos: the shards.
+            answers: what :meth:`try_request` gave for each; ``None`` where it was not asked.
+
+        Returns:
+            For each its bytes, or its error, as of :meth:`fetch`; ``None`` where it was not asked.
+        """
 
     def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:  # noqa: B027 - where nothing is kept
         """Put a file into the cache, whole, in place of one that may be there.
@@ -208,19 +260,56 @@ class ShardCache(ABC):
         elif what is Count.BYTES_FETCHED:
             self.early.append(number)
 
-    def _check_retry(self, error: StokerError, attempt: int) -> None:
-        """Let a fetch be tried again, once, whose checks on arrival found it corrupt; otherwise raise its error.
+    def _attempted(self, fetch: Callable[[], _T]) -> _T:
+        """Run a fetch, and again where its checks on arrival find what came corrupt; its result.
 
         Raises:
             DatasetChangedError: the dataset was written anew meanwhile.
         """
-        if self.watch is not None:
-            self.watch.explain(error)
-        corrupt = isinstance(error, CorruptDataError) and not isinstance(error, DatasetChangedError)
-        if attempt == ATTEMPTS or self.store is None or not corrupt:
-            raise error
-        self._count(Count.RETRIES, 1)
-        logger.warning("%s; fetching it again", error)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return fetch()
+            except (CorruptDataError, StorageError) as error:
+                if self.watch is not None:
+                    self.watch.explain(error)
+                corrupt = isinstance(error, CorruptDataError) and not isinstance(error, DatasetChangedError)
+                if attempt == ATTEMPTS or self.store is None or not corrupt:
+                    raise
+                self._count(Count.RETRIES, 1)
+                logger.warning("%s; fetching it again", error)
+        raise AssertionError("unreachable")
+
+    def _request(self, file: FileInfo) -> Arrival:
+        assert self.store is not None
+        if file.part is not None:
+            return request_whole(self.store, file.part)
+        return self.store.request(file.basename, max_bytes=file.bytes)
+
+    def _checked(self, file: FileInfo, answer: Arrival | Exception) -> BufferLike:
+        """The bytes of a small file that has arrived. One that is corrupt is asked for again."""
+        first = [answer]
+
+        def fetch() -> BufferLike:
+            given = first.pop() if first else self._request(file)
+            if isinstance(given, Exception):
+                raise given
+            return self._arrived(file, *given())
+
+        return self._attempted(fetch)
+
+    def _arrived(self, file: FileInfo, data: BufferLike, arrived: ObjectInfo) -> BufferLike:
+        """A small file that has arrived whole, checked."""
+        assert self.store is not None
+        self._count(Count.BYTES_FETCHED, len(data))
+        if file.part is not None:
+            check_whole(self.store, file.part, arrived)
+            return data
+        self._check_size(file, len(data))
+        name = self._hash_of(file)
+        if name is not None:
+            self._check_digest(file, name, hash_hex(name, data), self.store.url_of(file.basename))
+        self._check_version(file, arrived)
+        return data
 
     def _decompressed(
         self, info: ShardInfo, number: int, data: bytes, where: str | Path, memory: Callable[[int], _B]

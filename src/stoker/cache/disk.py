@@ -4,6 +4,8 @@ A shard's file is in the cache by rename, whole and verified, or it is not there
 
 * ``<root>/.stoker/<name>.part`` is a download under way. The process that writes it holds an exclusive ``flock``; the kernel
   drops that with the process, so a killed download is taken over, or removed by the next process that opens the cache.
+* ``<root>/.stoker/claims`` has locks of the small files that are being fetched, see :mod:`stoker.cache.claims`; each is in
+  memory until it is whole and verified, and has a part file but for a moment.
 * ``<root>/.stoker/room``, only with a limit, counts the bytes that files have or will have; see :mod:`stoker.cache.quota`.
 * ``<root>/<basename>`` is a shard file. A process that has it mapped holds a lock that stands for it, see
   :mod:`stoker.cache.in_use`; eviction passes over files in use. A file that is unlinked while mapped stays readable to
@@ -28,7 +30,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.cache.base import ATTEMPTS, CacheSettings, IfFull, ShardCache
+import numpy as np
+
+from stoker.cache.base import CacheSettings, IfFull, ShardCache
+from stoker.cache.claims import Claims
 from stoker.cache.decompress import unpack_file
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.in_use import hold
@@ -44,13 +49,11 @@ from stoker.errors import (
     CorruptDataError,
     ObjectNotFoundError,
     StokerError,
-    StorageError,
     StorageFullError,
 )
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
-from stoker.formats.common.hashing import fastest_hash, hash_hex, new_hash
+from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.index.version import VersionWatch
-from stoker.policy import SMALL_OBJECT
 from stoker.storage import ObjectInfo, Store
 from stoker.storage.copying import write_all
 from stoker.storage.files import (
@@ -62,12 +65,14 @@ from stoker.storage.files import (
     read_regular,
 )
 from stoker.storage.local import file_info
-from stoker.types import Buffer
+from stoker.storage.types import Arrival, BufferLike
+from stoker.types import Buffer, HeldBytes
 
 logger = logging.getLogger(__name__)
 
 # Seconds for which the directories of a cache that were there are taken to be there.
 _TRUSTED: Final = 1.0
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 # Assumed ratio of decompressed to compressed bytes where it is not known: text gives three to five.
 _USUAL_RATIO = 4
 
@@ -101,8 +106,10 @@ class DiskCache(ShardCache):
         self._quota: CacheQuota | None = None
         self._warned = False
         self._seen = False
-        # Until when the directories for files without one of their own are taken to be there.
-        self._made_until = 0.0
+        # Until when the directories for files are taken to be there, by that of the file itself.
+        self._made_until: dict[str, float] = {}
+        self._claims = Claims(str(self._private), settings.stall_timeout)
+        self._random = secrets.token_hex(4)
         # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
         self._watches: dict[Path, _Watch] = {}
         if settings.limit is not None and known is not None:
@@ -122,7 +129,8 @@ class DiskCache(ShardCache):
         return self.root / PRIVATE
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made_until": 0.0}  # the copy holds the directory by itself
+        # The copy holds the directory by itself, and its part files have names of their own.
+        return {**self.__dict__, "_made_until": {}, "_random": secrets.token_hex(4)}
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -201,34 +209,113 @@ class DiskCache(ShardCache):
             return True
         return all(self._fetch_file(info, k, wait=wait, if_full=if_full) for k in missing)
 
-    def fetch_small(self, info: ShardInfo) -> bytes | None:
+    def is_small(self, info: ShardInfo) -> bool:
         """See :class:`~stoker.cache.base.ShardCache`; not where there is a limit."""
-        file = info.raw[0] if len(info.raw) == 1 and not info.zip else None
-        if file is None or file.part is not None or not 0 < file.bytes <= SMALL_OBJECT or self.store is None:
-            return None
-        if self.settings.limit is not None or (self.store.transfer.part_size or SMALL_OBJECT) < SMALL_OBJECT:
-            return None
-        part = self._private / part_name(file.basename)
-        held = self._claim(file.basename, part)
-        if held is None:
-            return None
-        found: list[bytes] = []
-        self._fill(info, 0, part, held, "exceed", partial(self._download_small, file, held, found))
-        return found[0] if found else None
+        return self.settings.limit is None and super().is_small(info)
+
+    def claim_small(self, infos: Sequence[ShardInfo]) -> Sequence[bool]:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        found: list[bool] = []
+        try:
+            for info in infos:
+                found.append(self._claim_small(info.raw[0]))  # noqa: PERF401 - those claimed are released after an error
+        except BaseException:
+            for info, mine in zip(infos, found, strict=False):
+                if mine:
+                    self._claims.release(info.raw[0].basename)
+            raise
+        return found
+
+    def _claim_small(self, file: FileInfo) -> bool:
+        if self._present(file):
+            return False
+        with self._named_errors("write to"):
+            self._have_directories(file.basename)
+            try:
+                mine = self._claims.take(file.basename)
+            except FileNotFoundError:  # someone has removed the cache
+                self._make_directories(self.root / file.basename)
+                mine = self._claims.take(file.basename)
+        if mine and self._present(file):  # another process has just fetched it
+            self._claims.release(file.basename)
+            return False
+        return mine
+
+    def take_small(
+        self, infos: Sequence[ShardInfo], answers: Sequence[Arrival | Exception | None]
+    ) -> list[Buffer | Exception | None]:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        found: list[Buffer | Exception | None] = []
+        try:
+            for info, answer in zip(infos, answers, strict=True):
+                found.append(None if answer is None else self._take_small(info.raw[0], answer))
+                self._claims.release(info.raw[0].basename)
+        finally:
+            for info in infos[len(found) :]:  # none but for an interrupt
+                self._claims.release(info.raw[0].basename)
+        return found
+
+    def _take_small(self, file: FileInfo, answer: Arrival | Exception) -> Buffer | Exception:
+        try:
+            data = self._checked(file, answer)
+            try:
+                self._write_small(file.basename, data)
+            except FileNotFoundError:  # someone has removed the cache, or leftovers of others
+                self.keep(file.basename, bytes(data))
+        except OSError as error:
+            return error if isinstance(error, StokerError) else self._named(error, "write to")
+        except Exception as error:  # noqa: BLE001 - it belongs to the shard
+            return error
+        return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8).view(HeldBytes)
+
+    def _write_small(self, name: str, data: BufferLike) -> None:
+        """Put a file that is claimed into its place. A killed process leaves a part file, which nobody else writes to."""
+        self._have_directories(name)
+        part = f"{self._private}/{part_name(name, f'{os.getpid() & 0xFFFFFFFF:08x}{self._random}')}"
+        descriptor = os.open(part, _NEW_FILE, 0o666)
+        try:
+            try:
+                write_all(descriptor, data)
+            finally:
+                os.close(descriptor)
+            os.rename(part, f"{self._folder}/{name}")
+        except BaseException:
+            _unlink(part)
+            raise
 
     def _claim(self, name: str, part: Path) -> int | None:
         """Create and lock the part file of a file; see :func:`~stoker.cache.quota.claim`."""
         with self._named_errors("write to"):
-            if "/" not in name and time.monotonic() < self._made_until:
-                try:
-                    return claim(part)
-                except FileNotFoundError:  # someone has removed the cache
-                    pass
-            self._make_directories(self.root / name)
-            return claim(part)
+            self._have_directories(name)
+            try:
+                return claim(part)
+            except FileNotFoundError:  # someone has removed the cache
+                self._make_directories(self.root / name)
+                return claim(part)
 
     def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
-        """Claim the part file of a missing file and fill it; or wait for the process that does."""
+        """Claim a missing file and fetch it; or wait for the process that does."""
+        if not self.is_small(info):
+            return self._fetch_part_file(info, number, wait=wait, if_full=if_full)
+        file = info.raw[number]
+        delay = 0.001
+        while not (mine := self._claim_small(file)):
+            if self._present(file):
+                return True
+            if not wait:
+                return False
+            if self._claims.is_stalled(file.basename):  # its holder is alive but stopped: fetch it here, too
+                break
+            time.sleep(delay)
+            delay = min(delay * 1.5, 0.05)
+        try:
+            return self._fetch_part_file(info, number, wait=wait, if_full=if_full)
+        finally:
+            if mine:
+                self._claims.release(file.basename)
+
+    def _fetch_part_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
+        """Lock the part file of a missing file and fill it; or wait for the process that does."""
         file = info.raw[number]
         part = self._private / part_name(file.basename)
         fill = self._decompress if info.zip else self._download
@@ -262,12 +349,7 @@ class DiskCache(ShardCache):
             if not self._reserve(info, number, if_full):
                 _unlink(part)
                 return False
-            for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    fill()
-                    break
-                except (CorruptDataError, StorageError) as error:
-                    self._check_retry(error, attempt)
+            self._attempted(fill)
             with self._named_errors("write to"):
                 os.rename(part, f"{self._folder}/{file.basename}")
             return True
@@ -293,21 +375,6 @@ class DiskCache(ShardCache):
             self._warned = True
             logger.warning("cache_limit=%d is too small for what is read at once from %s", quota.limit, self.root)
         return exceed
-
-    def _download_small(self, file: FileInfo, held: int, found: list[bytes]) -> None:
-        """Fetch and check a whole file in memory, write it into its part file that we hold, and add it to ``found``."""
-        assert self.store is not None
-        data, arrived = self.store.read(file.basename, max_bytes=file.bytes)
-        self._count(Count.BYTES_FETCHED, len(data))
-        self._check_size(file, len(data))
-        name = self._hash_of(file)
-        if name is not None:
-            self._check_digest(file, name, hash_hex(name, data), self.store.url_of(file.basename))
-        self._check_version(file, arrived)
-        with self._named_errors("write to"):
-            write_all(held, data)
-            os.ftruncate(held, len(data))  # a killed process may have left more
-        found.append(data)
 
     def _download(self, info: ShardInfo, number: int, part: Path) -> None:
         file, store = info.raw[number], self.store
@@ -461,6 +528,12 @@ class DiskCache(ShardCache):
             )
         return error
 
+    def _have_directories(self, name: str) -> None:
+        """Make the directories for a file, unless they were there a moment ago."""
+        if time.monotonic() > self._made_until.get(os.path.dirname(name), 0.0):
+            self._make_directories(self.root / name)
+            self._made_until[os.path.dirname(name)] = time.monotonic() + _TRUSTED
+
     def _make_directories(self, target: Path) -> None:
         there = self._private.is_dir()
         if not (there and self._seen):
@@ -472,7 +545,6 @@ class DiskCache(ShardCache):
             self.directory.make()
         self._stay_inside(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._made_until = time.monotonic() + _TRUSTED
 
     def _stay_inside(self, path: Path) -> None:
         """Check that no symbolic link on the way to a file of the cache leads out of it, before it is written or removed."""
@@ -496,11 +568,15 @@ class DiskCache(ShardCache):
         except StokerError:
             raise
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise self._full() from error
-            raise CacheError(
-                f"can not {doing} the cache {self.root}: {error.strerror}; choose another local= or mend its permissions"
-            ) from error
+            raise self._named(error, doing) from error
+
+    def _named(self, error: OSError, doing: str) -> StokerError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return self._full()
+        message = (
+            f"can not {doing} the cache {self.root}: {error.strerror}; choose another local= or mend its permissions"
+        )
+        return CacheError(message)
 
     def _full(self) -> StorageFullError:
         message = f"no space left in the cache {self.root}: free some, set cache_limit=, or put local= elsewhere"
@@ -551,6 +627,6 @@ def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
             view = view[handle.write(view) :]
 
 
-def _unlink(path: Path) -> None:
+def _unlink(path: str | Path) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)

@@ -51,7 +51,7 @@ def hold(root: Path, name: str, file: MappedFile) -> None:
     Raises:
         OSError: the process can not open one more file.
     """
-    offset = _lock_offset(name)
+    offset = lock_offset(name)
     with _lock:
         held = _held.get(root)
         if held is None:
@@ -90,7 +90,7 @@ class Users:
                     self._descriptors[root] = os.open(root / PRIVATE / _NAME, _READ)
                 self._descriptors.setdefault(root, None)
             descriptor = self._descriptors[root]
-            if descriptor is not None and is_byte_locked(descriptor, _lock_offset(path.relative_to(root).as_posix())):
+            if descriptor is not None and is_byte_locked(descriptor, lock_offset(path.relative_to(root).as_posix())):
                 return True
         return False
 
@@ -105,7 +105,8 @@ class Users:
         return True
 
 
-def _lock_offset(name: str) -> int:
+def lock_offset(name: str) -> int:
+    """The byte that stands for a file in files of locks."""
     return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little") >> 2
 
 

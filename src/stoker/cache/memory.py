@@ -7,19 +7,20 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from stoker.cache.base import ATTEMPTS, CacheSettings, IfFull, ShardCache
+from stoker.cache.base import CacheSettings, IfFull, ShardCache
 from stoker.cache.node_shards import NodeShards, SharedAllocation, node_shards, shard_key
 from stoker.cache.range_fetch import fetch_part
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.node_file import path_for_others
 from stoker.concurrency.shared_counters import Count
-from stoker.errors import CorruptDataError, StokerError, StorageError, StorageFullError
+from stoker.errors import StokerError, StorageFullError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.formats.common.reused_memory import LEAST, ReusedBlocks
@@ -27,6 +28,7 @@ from stoker.index.version import VersionWatch
 from stoker.policy import SHARED_SHARDS
 from stoker.storage import Store
 from stoker.storage.files import CACHE_NAME
+from stoker.storage.types import Arrival
 from stoker.types import Buffer, HeldBytes
 
 logger = logging.getLogger(__name__)
@@ -184,6 +186,31 @@ class MemoryCache(ShardCache):
         """See :class:`~stoker.cache.base.ShardCache`; those who fetch meanwhile are threads, and processes that share it."""
         return all(self._hold(info, number, wait=wait) for number in range(len(info.raw)))
 
+    def is_small(self, info: ShardInfo) -> bool:
+        """See :class:`~stoker.cache.base.ShardCache`; not where processes share what they fetch."""
+        return self._shared is None and super().is_small(info)
+
+    def take_small(
+        self, infos: Sequence[ShardInfo], answers: Sequence[Arrival | Exception | None]
+    ) -> list[Buffer | Exception | None]:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        found: list[Buffer | Exception | None] = []
+        for info, answer in zip(infos, answers, strict=True):
+            file = info.raw[0]
+            try:
+                data = None if answer is None else self._checked(file, answer)
+            except Exception as error:  # noqa: BLE001 - it belongs to the shard
+                found.append(error)
+                continue
+            if data is not None:
+                held = np.frombuffer(data, np.uint8).view(HeldBytes)
+                with self._lock:
+                    self._shards[file.basename] = held
+                found.append(held)
+            else:
+                found.append(None)
+        return found
+
     def _hold(self, info: ShardInfo, number: int, *, wait: bool) -> bool:
         name = info.raw[number].basename
         with self._lock:
@@ -253,12 +280,7 @@ class MemoryCache(ShardCache):
 
     def _content(self, info: ShardInfo, number: int, memory: _Memory) -> HeldBytes:
         """The bytes of a raw file, in memory that ``memory`` gives."""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return self._fetched(info, number, memory)
-            except (CorruptDataError, StorageError) as error:
-                self._check_retry(error, attempt)
-        raise AssertionError("unreachable")
+        return self._attempted(partial(self._fetched, info, number, memory))
 
     def _fetched(self, info: ShardInfo, number: int, memory: _Memory) -> HeldBytes:
         """The same, fetched and checked."""

@@ -20,8 +20,9 @@ from stoker.errors import (
     StorageTimeoutError,
 )
 from stoker.formats.base import FilePart
-from stoker.storage import Store, is_local
+from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.files import open_own
+from stoker.storage.types import Arrival
 from stoker.storage.versions import local_version, same_version
 
 # Bytes between ranges are fetched and thrown away where that saves a request: at most so many in a row, and at most this
@@ -68,6 +69,27 @@ def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
             threads.close()
     _check_local(store, part)
     return at
+
+
+def request_whole(store: Store, part: FilePart) -> Arrival:
+    """Ask for a part that is all of a small file, by one request; :func:`check_whole` looks at the answer.
+
+    Raises:
+        CorruptDataError: the file is not the one that was indexed.
+        StorageError: reading failed.
+    """
+    with _explained(store, part):
+        return store.request(part.key, max_bytes=part.size)
+
+
+def check_whole(store: Store, part: FilePart, info: ObjectInfo) -> None:
+    """Check what the store said of such a file when it came.
+
+    Raises:
+        CorruptDataError: the file is not the one that was indexed.
+    """
+    _check_same(store, part, info)
+    _check_local(store, part)
 
 
 def plan_requests(part: FilePart, most: int = _CHUNK) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
@@ -125,7 +147,7 @@ def _fetch(
     at: int,
 ) -> None:
     """Carry out one request, and write its wanted ranges from byte ``at`` on."""
-    try:
+    with _explained(store, part):
         if wanted[-1][1] - wanted[0][0] == sum(last - first for first, last in wanted):  # nothing between them
             if isinstance(into, memoryview):
                 store.read_into(part.key, into[at : at + end - start], start=start, version=part.version)
@@ -133,15 +155,6 @@ def _fetch(
                 store.download_range(part.key, into, start, end, at=at, version=part.version)
             return
         data = memoryview(store.get_ranges(part.key, [start], [end], version=part.version)[0])
-    except (ObjectNotFoundError, AccessDeniedError, StorageTimeoutError, StorageFullError):
-        raise
-    except StorageError as error:
-        info = store.head(part.key)
-        if info.size != part.size:
-            raise _replaced(store.url_of(part.key), f"it has {info.size} bytes, and had {part.size}") from error
-        if part.version and not same_version(part.version, info.version):
-            raise _replaced(store.url_of(part.key), "its ETag or time of change is another") from error
-        raise
     chunks = [data[first - start : last - start] for first, last in wanted]
     if isinstance(into, memoryview):
         for chunk in chunks:
@@ -151,6 +164,25 @@ def _fetch(
     with open(open_own(into), "r+b") as handle:
         handle.seek(at)
         handle.writelines(chunks)
+
+
+@contextlib.contextmanager
+def _explained(store: Store, part: FilePart) -> Iterator[None]:
+    """Say so where a request fails as the file is not the one that was indexed."""
+    try:
+        yield
+    except (ObjectNotFoundError, AccessDeniedError, StorageTimeoutError, StorageFullError):
+        raise
+    except StorageError as error:
+        _check_same(store, part, store.head(part.key), error)
+        raise
+
+
+def _check_same(store: Store, part: FilePart, info: ObjectInfo, error: StorageError | None = None) -> None:
+    if info.size != part.size:
+        raise _replaced(store.url_of(part.key), f"it has {info.size} bytes, and had {part.size}") from error
+    if part.version and not same_version(part.version, info.version):
+        raise _replaced(store.url_of(part.key), "its ETag or time of change is another") from error
 
 
 def _check_local(store: Store, part: FilePart) -> None:

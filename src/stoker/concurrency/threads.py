@@ -14,12 +14,16 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+from functools import partial
+from itertools import count
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 from stoker.concurrency.forks import reset_in_children
 
 _T = TypeVar("_T")
 _S = TypeVar("_S")
+_R = TypeVar("_R")
+_AnyWork = TypeVar("_AnyWork", bound="_Work[Any]")
 _PATIENCE = 10.0
 # Seconds that an item waits for storage at hand, on average at most, and items after which that is judged.
 _AT_HAND = 0.0005
@@ -59,6 +63,77 @@ class _Work(Future[_T]):
             self._outcome = None, error
         self._action = None  # and what it holds
         return self._outcome
+
+    def serve(self) -> None:
+        """Do the work on a thread of the pool, unless it was cancelled."""
+        if self.set_running_or_notify_cancel():
+            self.settle(*self.do())
+
+    def settle(self, value: _T | None, error: BaseException | None) -> None:
+        """Give the result, or the error, to those who wait."""
+        if error is None:
+            self.set_result(cast(_T, value))
+        else:
+            self.set_exception(error)
+
+    def drop(self) -> None:
+        """Say that the pool does not do it any more."""
+        self.cancel()
+
+
+class _Items(_Work[_T], Generic[_S, _R, _T]):
+    """Work on several items, each on a thread of its own. The thread that is the last to be done ends it.
+
+    Its place in the queue is taken once for each item. Once one has begun it can not be cancelled; a pool that closes leaves
+    out those items that have not begun.
+    """
+
+    def __init__(self, items: Sequence[_S], each: Callable[[_S], _R], end: Callable[[list[_R]], _T]) -> None:
+        super().__init__(
+            partial(_do_all, items, each, end)
+        )  # in a forked child; no circle, which would keep the results
+        self._count, self._each, self._end = len(items), each, end
+        self._results: list[_R] = []
+        self._failed: BaseException | None = None
+        # What several threads take from at once is taken whole: by a call of C code each.
+        self._waiting = iter(items)
+        self._begun, self._done = count(1), count(1)
+        self._cancelled = False
+
+    def cancel(self) -> bool:
+        self._cancelled = super().cancel()
+        return self._cancelled
+
+    def serve(self) -> None:
+        if self._cancelled or (next(self._begun) == 1 and not self.set_running_or_notify_cancel()):
+            return
+        try:
+            self._results.append(self._each(next(self._waiting)))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is taken
+            self._failed = error
+        self._one_less()
+
+    def drop(self) -> None:
+        if not self.cancel():
+            self._one_less()
+
+    def _one_less(self) -> None:
+        if next(self._done) < self._count:
+            return
+        if self._failed is not None:
+            self.set_exception(self._failed)
+            return
+        results, self._results = self._results, []
+        try:
+            found = self._end(results)
+        except BaseException as error:  # noqa: BLE001 - raised where the result is taken
+            self.set_exception(error)
+        else:
+            self.set_result(found)
+
+
+def _do_all(items: Sequence[_S], each: Callable[[_S], _R], end: Callable[[list[_R]], _T]) -> _T:
+    return end(list(map(each, items)))
 
 
 class Threads:
@@ -119,17 +194,34 @@ class Threads:
 
     def submit(self, action: Callable[[], _T]) -> Future[_T]:
         """Run ``action`` on a thread of the pool, which opens again if it was closed."""
+        return self._put(_Work(action), 1)
+
+    def submit_each(self, items: Sequence[_S], each: Callable[[_S], _R], end: Callable[[list[_R]], _T]) -> Future[_T]:
+        """Run ``each`` for each item on the threads of the pool, then ``end`` on the one that is done last.
+
+        This costs a future for all of them, and not one for each.
+
+        Args:
+            items: at least one.
+            each: called with an item.
+            end: called with all results, as they came; without those of items that a closed pool has left out. What it
+                returns is the future's result.
+        """
+        return self._put(_Items(items, each, end), len(items))
+
+    def _put(self, work: _AnyWork, times: int) -> _AnyWork:
         if self._closed:
             self._reset()
-        work = _Work(action)
         with self._lock:
-            self._queue.put(work)
-            if self._serving < self.count:
-                self._start()
+            for _ in range(times):
+                self._queue.put(work)
+                if self._serving < self.count:
+                    self._start()
         return work
 
     def close(self, patience: float = _PATIENCE) -> None:
         """Drop what has not begun, wait up to ``patience`` seconds for what has."""
+        dropped = []
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, []
@@ -139,9 +231,11 @@ class Threads:
                 except self._EMPTY:
                     break
                 if work is not None:
-                    work.cancel()
+                    dropped.append(work)
             for _ in threads:
                 self._queue.put(None)
+        for work in dropped:
+            work.drop()
         for thread in threads:
             # An interrupt of submit() may have left one that does not run yet.
             if thread is not threading.current_thread() and thread.is_alive():
@@ -185,14 +279,8 @@ def _waited() -> float:
 
 def _serve(work_queue: _Queue) -> None:
     while (work := work_queue.get()) is not None:
-        if work.set_running_or_notify_cancel():
-            value, error = work.do()
-            if error is None:
-                work.set_result(value)
-            else:
-                work.set_exception(error)
-            del value, error  # a thread that waits for work holds no result
-        del work
+        work.serve()
+        del work  # a thread that waits for work holds no result
 
 
 _pools: weakref.WeakSet[Threads] = weakref.WeakSet()

@@ -25,13 +25,14 @@ from stoker.concurrency.spans.sample_clock import ShortSamples
 from stoker.concurrency.threads import Threads
 from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.media.source import StoredFile
 from stoker.formats.registry import get_format
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
-from stoker.policy import MOST_OPEN, SMALL_SHARDS_HELD, most_maps, spare_bytes
+from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, SMALL_SHARDS_HELD, most_maps, spare_bytes
 from stoker.reading.fetch_width import FetchWidth
+from stoker.reading.loaded import Loaded, open_files
 from stoker.reading.small_files import AheadWindow, SmallShards
+from stoker.reading.small_objects import ObjectGroup
 from stoker.storage.files import MappedFile, check_mapped
 from stoker.types import Ids
 
@@ -180,7 +181,7 @@ class ShardPool:
                     return self._load_for_all(shard, mine)
             try:
                 with span(Stage.OPEN):
-                    found = coming.result()[shard]
+                    found = coming.result().get(shard)
             except CancelledError:
                 found = None
             finally:
@@ -192,17 +193,38 @@ class ShardPool:
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`."""
-        window, size_of = self._window, self._small.size
+        window, small = self._window, self._small
         with self._lock:
+            objects: dict[ShardCache, list[int]] = {}
             for shard in shards:
                 if shard in self._open or shard in self._coming or window.waits(shard):
                     continue
-                size = size_of(shard)
-                if size is None:
-                    self._begin(([shard],))
-                else:
+                size = small.size(shard)
+                if size is not None:
                     window.add(shard, size)
+                elif small.is_object(shard):
+                    objects.setdefault(self.cache_of(shard), []).append(shard)
+                else:
+                    self._begin(([shard],))
             self._begin(window.groups())
+            for cache, chosen in objects.items():
+                for first in range(0, len(chosen), SMALL_FILES_AT_ONCE):
+                    self._begin_objects(cache, chosen[first : first + SMALL_FILES_AT_ONCE])
+
+    def _begin_objects(self, cache: ShardCache, shards: list[int]) -> None:
+        """Have small objects of a store fetched by as many threads, and opened by one. The lock is held."""
+        group = ObjectGroup(
+            shards,
+            self.index.shards,
+            cache,
+            self.options,
+            self.counts,
+            load=lambda shard, repeated: self._load(shard, demanded=False, repeated=repeated),
+            may_hold=lambda: self._held < SMALL_SHARDS_HELD,
+            at_once=lambda: self.width.value,
+        )
+        future = self._threads.submit_each(range(len(shards)), group.fetch, partial(self._objects_loaded, group))
+        self._coming.update(dict.fromkeys(shards, future))
 
     def fetch(self, shards: Iterable[int]) -> None:
         """Begin to bring shards into caches that other processes read, in this order: none is opened here.
@@ -235,10 +257,16 @@ class ShardPool:
             if shard in found:
                 continue
             try:
-                found[shard] = self._load(shard, demanded=False)
+                loaded = self._load(shard, demanded=False)
+                found[shard] = None if loaded is None else self._keep([loaded], demanded=False)[0]
             except Exception as error:  # noqa: BLE001 - raised where the shard is asked for
                 found[shard] = error
         return found
+
+    def _objects_loaded(self, group: ObjectGroup, fetched: list[Any]) -> _Opened:
+        found = group.finish(fetched)
+        readers = iter(self._keep([one for _, one in found if isinstance(one, Loaded)], demanded=False))
+        return {shard: next(readers) if isinstance(one, Loaded) else one for shard, one in found}
 
     def _open_small(self, shards: Sequence[int]) -> Mapping[int, ShardReader]:
         """Open those of some shards that are small files of this machine and pass all checks."""
@@ -368,8 +396,11 @@ class ShardPool:
     def _load_for_all(self, shard: int, mine: Future[_Opened]) -> ShardReader:
         """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
         try:
-            reader = self._open_small((shard,)).get(shard) or self._load(shard, demanded=True)
-            assert reader is not None
+            reader = self._open_small((shard,)).get(shard)
+            if reader is None:
+                loaded = self._load(shard, demanded=True)
+                assert loaded is not None
+                reader = self._keep([loaded], demanded=True)[0]
         except BaseException as error:
             self._arrived(shard, mine)  # the next reader tries anew
             mine.set_exception(error)
@@ -383,21 +414,40 @@ class ShardPool:
             if self._coming.get(shard) is coming:
                 del self._coming[shard]
 
-    def _keep(
-        self, shard: int, reader: ShardReader, maps: list[MappedFile], held: int, *, demanded: bool
-    ) -> ShardReader:
+    def _keep(self, loaded: Sequence[Loaded], *, demanded: bool) -> list[ShardReader]:
+        """Count shards that were loaded, and keep their readers: those that are there, where another thread was faster."""
+        for hit in (False, True):
+            sizes = [one.counted for one in loaded if one.fetched is not hit]
+            if sizes:
+                self.counts.opened(sum(sizes), hit=hit, shards=len(sizes))
+        if not demanded:
+            for one in loaded:
+                if one.seconds:
+                    self.width.saw(one.seconds, one.work, one.size)
+            self._threads.widen(self.width.value)
+        readers = []
+        trusted = time.monotonic() + _TRUSTED
         with self._lock:
-            if not demanded and shard not in self._needed and not self.cache_of(shard).keeps:
-                return reader  # nobody waits for it any more: its memory goes
-            kept = self._open.setdefault(shard, reader)
-            if kept is reader:
-                self._maps[shard] = maps
-                self._due[shard] = time.monotonic() + _TRUSTED if maps else math.inf
-                self._held_sizes[shard] = held
-                self._held += held
-            self._open.move_to_end(shard)
-            self._trim(shard)
-        return kept
+            for one in loaded:
+                shard, cache = one.shard, self.cache_of(one.shard)
+                if one.fetched and cache.store is not None:  # not decompressed where it lies
+                    if self.fetched is None:
+                        self.fetched = np.zeros(len(self.index), dtype=np.bool_)
+                    self.fetched[shard] = True
+                if not demanded and shard not in self._needed and not cache.keeps:
+                    readers.append(one.reader)  # nobody waits for it any more: its memory goes
+                    continue
+                kept = self._open.setdefault(shard, one.reader)
+                if kept is one.reader:
+                    self._maps[shard] = one.maps
+                    self._due[shard] = trusted if one.maps else math.inf
+                    self._held_sizes[shard] = one.held
+                    self._held += one.held
+                self._open.move_to_end(shard)
+                readers.append(kept)
+            if loaded:
+                self._trim(loaded[-1].shard, max(_LOOKED_AT, 2 * len(loaded)))
+        return readers
 
     def _trim(self, newest: int, looked_at: int = _LOOKED_AT) -> None:
         """Drop readers beyond the limit. Those that are needed soon only go where the process can not map more."""
@@ -410,12 +460,16 @@ class ShardPool:
             else:
                 self._close(number)
 
-    def _load(self, shard: int, *, demanded: bool) -> ShardReader | None:
-        """Open a shard, fetched first if need be. ``None`` where nobody demands it, and it is not to be had now."""
+    def _load(self, shard: int, *, demanded: bool, repeated: bool = False) -> Loaded | None:
+        """Open a shard, fetched first if need be. ``None`` where nobody demands it, and it is not to be had now.
+
+        Where that is ``repeated``, a corrupt one is not fetched again.
+        """
         info, cache = self.index.shards[shard], self.cache_of(shard)
         far = cache.store is not None
+        is_small = cache.is_small(info) and (self._held < SMALL_SHARDS_HELD or not cache.keeps)
         begun, work = (time.perf_counter(), time.thread_time()) if far else (0.0, 0.0)
-        for attempt in (1, 2):
+        for attempt in (2,) if repeated else (1, 2):
             files = cache.open(info)
             cut = files is None and self.reads_cut
             if cut:
@@ -427,8 +481,7 @@ class ShardPool:
                 # An evictor may take the file between fetching and opening it; then it is fetched again.
                 for _ in range(100):
                     with span(Stage.FETCH, info.size, self.width.value):
-                        small = cache.fetch_small(info) if self._held < SMALL_SHARDS_HELD else None
-                        if small is not None:
+                        if is_small and (small := cache.fetch_small(info)) is not None:
                             files = [small]
                             break
                         if not self._fetch(info, cache, demanded=demanded):
@@ -440,7 +493,6 @@ class ShardPool:
                     raise ObjectNotFoundError(
                         f"{cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
                     )
-                self._note_fetched(shard, cache)
             try:
                 if not fetched:
                     cache.validate(info, files)
@@ -449,20 +501,12 @@ class ShardPool:
                     for file in files:
                         if isinstance(file, MappedFile):
                             file.await_headers(first=form.single)
-                opened = (form.open_cut if cut else form.open)(info, files, where=where, options=self.options)
-                if self.options.checksums and files:  # rows of tables have no files here
-                    for row, message in form.bad_checksums(info, files[0], where):
-                        raise CorruptDataError(f"{where}: {'' if row is None else f'row {row}: '}{message}")
+                opened = open_files(form, info, files, where, self.options, cut=cut)
                 if not demanded:
                     form.read_ahead(opened)
-                later = isinstance(info.detail, StoredFile)  # its handle reads it
-                self.counts.opened(0 if later else info.size, hit=not fetched)
-                if fetched and far and not demanded:
-                    self.width.saw(time.perf_counter() - begun, time.thread_time() - work, info.size)
-                    self._threads.widen(self.width.value)
-                maps = [file for file in files if isinstance(file, MappedFile)]
-                held = info.size if far and cache.keeps and not maps else 0
-                return self._keep(shard, opened, maps, held, demanded=demanded)
+                took = (time.perf_counter() - begun, time.thread_time() - work) if fetched and far else (0.0, 0.0)
+                held = far and cache.keeps
+                return Loaded.of(shard, info, opened, files, fetched=fetched, held=held, took=took)
             except DatasetChangedError:
                 raise
             except CorruptDataError as error:
@@ -472,14 +516,6 @@ class ShardPool:
                 self.counts.add(Count.RETRIES, 1)
                 logger.warning("%s; fetching it again", error)
         raise AssertionError("unreachable")
-
-    def _note_fetched(self, shard: int, cache: ShardCache) -> None:
-        if cache.store is None:  # decompressed where it lies
-            return
-        with self._lock:
-            if self.fetched is None:
-                self.fetched = np.zeros(len(self.index), dtype=np.bool_)
-            self.fetched[shard] = True
 
     def _fetch(self, info: ShardInfo, cache: ShardCache, *, demanded: bool) -> bool:
         if demanded and cache.settings.limit is not None:

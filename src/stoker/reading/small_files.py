@@ -25,6 +25,7 @@ from stoker.policy import (
     SMALL_BYTES_AT_ONCE,
     SMALL_FILE,
     SMALL_FILES_AT_ONCE,
+    SMALL_OBJECT,
     small_files_open,
 )
 
@@ -63,6 +64,11 @@ class SmallShards:
         size = shard_bytes(stream.shards, number)
         return size if size <= stream.most else None
 
+    def is_object(self, shard: int) -> bool:
+        """Whether a shard may be one small object of a store: the cache tells when it is fetched."""
+        stream = self._streams[self._stream_of(shard)]
+        return stream.far and shard_bytes(stream.shards, shard - stream.first) <= SMALL_OBJECT
+
     def open(self, shards: Sequence[int], threads: int) -> tuple[dict[int, ShardReader], int]:
         """Open those of some small shards that pass all checks.
 
@@ -94,9 +100,10 @@ class _Stream:
         files: the shards, where each is a file that is a sample.
         most: bytes of the largest small shard; 0 where none is opened here.
         parts: whether shards may be parts of files.
+        far: whether they are fetched from a store into a cache without a limit, in which what is open is never to be closed.
     """
 
-    __slots__ = ("_cache", "_kind", "_options", "files", "first", "most", "parts", "shards")
+    __slots__ = ("_cache", "_kind", "_options", "far", "files", "first", "most", "parts", "shards")
 
     def __init__(self, index: Index, cache: ShardCache, first: int, options: ReadOptions) -> None:
         self.shards = index.shards
@@ -105,6 +112,7 @@ class _Stream:
         here = cache.small_files is not None and not options.checksums
         self.most = 0 if not here else READ_WHOLE if self.files is None else SMALL_FILE
         self.parts = not isinstance(index.shards, LazyShards) and bool(len(index.shards)) and _is_part(index.shards[0])
+        self.far = cache.store is not None and cache.settings.limit is None
         self._kind = None if self.files is None else FileKind.of(self.files.format, self.files.spec, options)
         self._cache = cache
         self._options = options

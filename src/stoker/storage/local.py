@@ -21,12 +21,14 @@ from stoker.storage.files import open_regular, walk_files, walk_named
 from stoker.storage.store import Store
 from stoker.storage.transfer.stream import Made
 from stoker.storage.types import (
+    Arrival,
     BufferLike,
     Chunks,
     NewHash,
     ObjectInfo,
     PutData,
     as_parts,
+    at_hand,
     check_range,
     check_ranges,
     check_size,
@@ -49,6 +51,9 @@ class LocalStore(Store):
             check_size(size, max_bytes, path)
             info = file_info(key, os.fstat(fd), path)
             return bytes(self._part(fd, 0, size)), info
+
+    def request(self, key: str, *, max_bytes: int) -> Arrival:
+        return at_hand(self.read(key, max_bytes=max_bytes))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         path = self._path(key)

@@ -15,6 +15,9 @@ BufferLike: TypeAlias = bytes | memoryview
 Chunks: TypeAlias = Callable[[], Iterator[BufferLike]]
 """Makes an iterator of what follows each other. Each chunk may be written over when the next is asked for."""
 
+Arrival: TypeAlias = Callable[[], "tuple[BufferLike, ObjectInfo]"]
+"""Gives an object that has arrived, and what the store said of it. Its bytes may be in memory of the client's."""
+
 NewHash: TypeAlias = Callable[[], Any]
 """Makes an object with ``update`` and ``hexdigest``, as those of hashlib. Picklable."""
 
@@ -53,6 +56,7 @@ class Backend(Protocol):
     """Methods of a way to ask an object store. Keys and ranges are checked before; methods run in many threads."""
 
     def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]: ...
+    def request(self, key: str, max_bytes: int) -> Arrival: ...
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]: ...
     def read_into(
         self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
@@ -66,6 +70,11 @@ class Backend(Protocol):
     def head(self, key: str) -> ObjectInfo: ...
     def exists(self, key: str) -> bool: ...
     def delete(self, key: str) -> None: ...
+
+
+def at_hand(found: tuple[BufferLike, ObjectInfo]) -> Arrival:
+    """The answer to a request of which nothing is left to be done."""
+    return lambda: found
 
 
 def as_parts(data: Any) -> list[memoryview]:

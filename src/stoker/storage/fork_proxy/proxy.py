@@ -34,7 +34,7 @@ from stoker.storage.copying import fill
 from stoker.storage.file_errors import file_errors
 from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
 from stoker.storage.transfer.stream import Made, first_part
-from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo
+from stoker.storage.types import Arrival, BufferLike, Chunks, NewHash, ObjectInfo, at_hand
 from stoker.types import HeldBytes
 
 # A fresh interpreter finds modules where this one does, even where sys.path was changed by hand.
@@ -261,6 +261,9 @@ class ProxyStore:
     def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
         found: tuple[bytes, ObjectInfo] = self._call("read", key, max_bytes)
         return found
+
+    def request(self, key: str, max_bytes: int) -> Arrival:
+        return at_hand(self.read(key, max_bytes))
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
         parts: list[BufferLike] = self._call("get_ranges", key, list(starts), list(ends), version)

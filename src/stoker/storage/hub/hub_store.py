@@ -25,7 +25,17 @@ from stoker.storage.remote.faults import Fault, error_for, exhausted
 from stoker.storage.remote.response_bodies import AnswerError, read_ranges
 from stoker.storage.retry import RetryPolicy, TransientError, run
 from stoker.storage.store import Store
-from stoker.storage.types import Backend, BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
+from stoker.storage.types import (
+    Arrival,
+    Backend,
+    BufferLike,
+    Chunks,
+    NewHash,
+    ObjectInfo,
+    at_hand,
+    check_range,
+    check_size,
+)
 
 if TYPE_CHECKING:
     from stoker.types import StorageOptions
@@ -244,6 +254,9 @@ class _HubFolder:
             return b"".join(self._body(key, file, 0, file.info.size)), file.info
 
         return self._run(key, attempt)
+
+    def request(self, key: str, max_bytes: int) -> Arrival:
+        return at_hand(self.read(key, max_bytes))
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
         def read(start: int, end: int) -> bytes:

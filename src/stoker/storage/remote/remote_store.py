@@ -34,7 +34,7 @@ from stoker.storage.remote.response_bodies import (
 from stoker.storage.retry import RetryPolicy, TransientError, run
 from stoker.storage.transfer.settings import Transfer, over_parts
 from stoker.storage.transfer.stream import PART, Made, first_part
-from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
+from stoker.storage.types import Arrival, BufferLike, Chunks, NewHash, ObjectInfo, at_hand, check_range, check_size
 from stoker.storage.url import UNSENDABLE, Location
 
 if TYPE_CHECKING:
@@ -108,6 +108,31 @@ class RemoteStore:
         info = self._first(key, take, brief=max_bytes <= SMALL_OBJECT)
         rest = over_parts(len(parts[0]), info.size, self._transfer, partial(self._range, key, info.version))
         return (b"".join([*parts, *rest]) if rest else parts[0]), info
+
+    def request(self, key: str, max_bytes: int) -> Arrival:
+        if self._transfer.part_size is not None or max_bytes > SMALL_OBJECT:
+            return at_hand(self.read(key, max_bytes))
+        path = self._path(key)
+        failed: BaseException | None = None
+        if len(self._clients) == 1 and observer() is None:
+            try:
+                return self._request(key, path, max_bytes)
+            except BaseException as error:  # noqa: BLE001 - the retry policy judges it
+                failed = error
+        return self._run(
+            key,
+            lambda _: self._request(key, path, max_bytes),
+            lambda answer: sum(map(len, answer.args[2])),
+            failed,
+        )
+
+    def _request(self, key: str, path: str, max_bytes: int) -> partial[tuple[BufferLike, ObjectInfo]]:
+        result = self._next.get(path, brief=True)
+        meta = result.meta
+        size = meta["size"]
+        if size > max_bytes:
+            check_size(size, max_bytes, self._url(key))
+        return partial(_answer, key, meta, tuple(body(result, size, self._stall_timeout, brief=True)))
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
         def read(start: int, end: int) -> bytes:
@@ -390,13 +415,20 @@ class RemoteStore:
             max_concurrency=self._at_once(number),
         )
 
-    def _run(self, key: str, attempt: Callable[[int], T], size_of: Callable[[T], int] | None = None) -> T:
+    def _run(
+        self,
+        key: str,
+        attempt: Callable[[int], T],
+        size_of: Callable[[T], int] | None = None,
+        failed: BaseException | None = None,
+    ) -> T:
         """``attempt`` under the retry policy, its exceptions turned into stoker's.
 
         Args:
             key: the object.
             attempt: makes one request; its argument counts the attempts from 0.
             size_of: of a request for data, the bytes that it gave, by what ``attempt`` returned; such requests are counted.
+            failed: the error of a first attempt that was made already.
         """
 
         turn = next(self._turns)
@@ -404,6 +436,8 @@ class RemoteStore:
         def translated(number: int) -> T:
             begun, self._asking.turn = time.perf_counter_ns(), turn + number
             try:
+                if failed is not None and not number:
+                    raise failed
                 found = attempt(number)
                 if size_of is not None and (counts := observer()) is not None:
                     counts.add(ServedBy.NETWORK, time.perf_counter_ns() - begun, size_of(found))
@@ -465,3 +499,7 @@ class RemoteStore:
 
     def _url(self, key: str) -> str:
         return f"{self._location.url}/{key}" if key else self._location.url
+
+
+def _answer(key: str, meta: Mapping[str, Any], pieces: Sequence[bytes]) -> tuple[BufferLike, ObjectInfo]:
+    return (memoryview(pieces[0]) if len(pieces) == 1 else b"".join(pieces)), answer_info(key, meta)
