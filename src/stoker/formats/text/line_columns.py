@@ -253,9 +253,12 @@ def _has_hexadecimal(lines: LineText) -> bool:
     """Whether there is a number such as 0x1F, or text with such a beginning."""
     octets = lines.octets
     for letter in b"xX":
-        if letter in lines.text:
-            found = np.flatnonzero(octets == letter)
-            if (octets[found - (found > 0)] == ord("0")).any():
+        if letter not in lines.text:
+            continue
+        # Two characters are one number, of which every other one begins at an even place.
+        for first in (0, 1):
+            pairs = octets[first : first + (len(octets) - first) // 2 * 2].view("<u2")
+            if (pairs == ord("0") + (letter << 8)).any():
                 return True
     return False
 
