@@ -1,17 +1,20 @@
-"""Measure the cost of on_bad_sample="skip" and "replace" on data without bad samples, against "raise".
+"""Measure the cost of on_bad_sample="skip" and "replace" on data without bad samples, against "raise", with each loader.
 
     python benchmarks/bad_samples.py
     python benchmarks/bad_samples.py --rounds 41 --cases "token batches" "single samples"
+    python benchmarks/bad_samples.py --cases shard tokens
 
-All three read the same shards of a local directory, in alternation, one after the other in each round, in an order that
-changes from round to round. A round's figure is the processor time of one to all of an epoch; the table has the median of the
-ratios to "raise" of the same round, and the quartiles of these ratios. ``raise again`` is a second dataset that raises: the
-ratio of two that are the same, which says how exact the others are.
+All read the same local files in one process, in alternation: one epoch (or a part of one) of each, one after the other, in an
+order that changes from turn to turn. A round is some such turns, and its figure is their processor time, of all threads;
+Python's collector of garbage runs in between. The table has the median of the ratios to "raise" of the same round with the
+quartiles of these ratios, and the ratio of the least times of a turn. ``raise again`` is a second loader that raises: the
+ratio of two that are the same, which says how exact the others are. ``--cases`` takes names, or beginnings of names.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import platform
@@ -21,13 +24,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import stoker
-from stoker import BadSamples, MDSWriter, StreamingDataset
+from stoker import (
+    Adaptive,
+    BadSamples,
+    MDSWriter,
+    StreamingConfig,
+    StreamingDataset,
+    StreamingParquetLoader,
+    StreamingShardLoader,
+)
 from stoker.writers import ParquetWriter
 
 KINDS: Final = ("raise", "raise again", "skip", "replace")
@@ -40,14 +54,18 @@ class Case:
     Attributes:
         data: which data set.
         read: reads about an epoch.
-        settings: of the dataset.
-        epochs: how often, so that a measurement takes a tenth of a second.
+        settings: of the dataset or the loader.
+        epochs: how often in a round.
+        make: makes what is read, of the folder of the data set, of what becomes of bad samples and of the settings.
     """
 
     data: str
-    read: Callable[[StreamingDataset], object]
+    read: Callable[[Any], object]
     settings: dict[str, Any]
     epochs: int = 8
+    make: Callable[..., Any] = lambda folder, treatment, **settings: StreamingDataset(
+        folder, batch_size=64, on_bad_sample=treatment, **settings
+    )
 
 
 def samples_of(dataset: StreamingDataset) -> None:
@@ -70,6 +88,25 @@ def single(dataset: StreamingDataset) -> None:
         dataset[number]
 
 
+def all_of(loader: Any) -> None:
+    for _ in loader:
+        pass
+
+
+def shard_loader(folder: Path, treatment: Any, **settings: Any) -> StreamingShardLoader:
+    if "partition" in settings:  # a run of its own
+        settings["coordinator"] = f"memory://bad-samples-{next(_runs)}"
+    dataset = StreamingDataset(folder, shuffle=True, on_bad_sample=treatment)
+    return StreamingShardLoader(dataset, StreamingConfig(checkpoint_interval=None, **settings))
+
+
+def token_loader(folder: Path, treatment: Any, **settings: Any) -> StreamingParquetLoader:
+    return StreamingParquetLoader(folder, None, 8, 2048, on_bad_sample=treatment, pad_id=0, **settings)
+
+
+_runs = count()
+
+
 def length_of(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "length": len(sample["text"])}
 
@@ -84,6 +121,14 @@ CASES: Final = {
     "single samples": Case("tokens", single, {}),
     "Parquet batches": Case("parquet", batches_of, {"format": "parquet", "shuffle": True}),
     "Parquet samples": Case("parquet", samples_of, {"format": "parquet", "shuffle": True}),
+    "shard loader, batches": Case("tokens", all_of, {"batch_size": 64}, make=shard_loader),
+    "shard loader, samples": Case("tokens", all_of, {}, make=shard_loader),
+    "shard loader, by a plan": Case("tokens", all_of, {"global_batch_size": 64}, make=shard_loader),
+    "shard loader, leased": Case("tokens", all_of, {"partition": Adaptive(), "batch_size": 64}, make=shard_loader),
+    "shard loader, leased samples": Case("tokens", all_of, {"partition": Adaptive()}, 2, make=shard_loader),
+    "tokens, joined": Case("documents", all_of, {}, make=token_loader),
+    "tokens, packed": Case("documents", all_of, {"layout": "pack"}, make=token_loader),
+    "tokens, a row each": Case("documents", all_of, {"layout": "truncate"}, make=token_loader),
     # Last: a process that has read images looks for some in all samples.
     "image and text samples": Case("images", pictures_of, {"shuffle": True}, 1),
     "text samples, after images": Case("texts", samples_of, {"shuffle": True}),
@@ -111,51 +156,67 @@ def write(folder: Path) -> None:
         out.write_batch({"id": np.arange(len(texts)), "text": texts})
     with ParquetWriter({"id": "int", "text": "str"}, folder / "parquet") as table:
         table.write_batch({"id": np.arange(len(texts)), "text": texts})
+    documents = [chance.integers(0, 50_000, int(length), np.uint16) for length in chance.integers(1, 3000, 2500)]
+    (folder / "documents").mkdir()
+    for number in range(2):
+        some = pa.array(documents[number::2], pa.list_(pa.uint16()))
+        pq.write_table(pa.table({"tokens": some}), folder / "documents" / f"{number}.parquet", row_group_size=250)
     images = [picture(number) for number in range(16)]
     with MDSWriter({"image": "jpeg", "text": "str"}, folder / "images", size_limit="4MB") as out:
         for number in range(1200):
             out.write({"image": images[number % 16], "text": texts[number]})
 
 
-def rounds(case: Case, folder: Path, count: int) -> Iterator[dict[str, float]]:
-    """Processor seconds of each kind, round by round."""
-    datasets = {}
+def rounds(case: Case, folder: Path, count: int) -> Iterator[dict[str, list[float]]]:
+    """Processor seconds of each turn of each kind, round by round."""
+    made: dict[str, Any] = {}
     for kind in KINDS:
         treatment: Any = "raise" if kind.startswith("raise") else BadSamples(kind)  # type: ignore[arg-type]
-        datasets[kind] = StreamingDataset(folder / case.data, batch_size=64, on_bad_sample=treatment, **case.settings)
+        made[kind] = case.make(folder / case.data, treatment, **case.settings)
     for number in range(count + 1):
-        found = {}
-        for turn in range(len(KINDS)):
-            kind = KINDS[(turn + number) % len(KINDS)]
-            dataset = datasets[kind]
-            dataset.set_epoch(0)
-            begun = time.process_time()
-            for _ in range(case.epochs):
-                case.read(dataset)
-            found[kind] = time.process_time() - begun
+        found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        for turn in range(case.epochs):
+            for place in range(len(KINDS)):
+                kind = KINDS[(place + turn + number) % len(KINDS)]
+                if isinstance(made[kind], StreamingDataset):
+                    made[kind].set_epoch(0)
+                gc.collect()
+                gc.disable()
+                begun = time.process_time()
+                case.read(made[kind])
+                found[kind].append(time.process_time() - begun)
+                gc.enable()
         if number:  # the first one opens the shards
             yield found
+    for one in made.values():
+        one.close()
 
 
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=24, help="default: 24")
-    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES), metavar="CASE")
+    parser.add_argument("--cases", nargs="*", default=[""], metavar="CASE")
     chosen = parser.parse_args()
+    cases = [name for name in CASES if name.startswith(tuple(chosen.cases))]
+    if not cases:
+        parser.error(f"--cases: there are {', '.join(map(repr, CASES))}")
     print(
         f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}, NumPy {np.__version__}, "
         f"stoker {stoker.__version__}, {time.strftime('%Y-%m-%d')}, {chosen.rounds} rounds"
     )
-    print(f"{'case':28}{'ms':>8}" + "".join(f"{kind:>26}" for kind in KINDS[1:]))
+    print(f"{'case':29}{'ms':>7}" + "".join(f"{kind:>32}" for kind in KINDS[1:]))
+    print(f"{'':36}" + f"{'median (quartiles)   least':>32}" * 3)
     with tempfile.TemporaryDirectory() as scratch:
         write(Path(scratch))
-        for name in chosen.cases:
+        for name in cases:
             found = list(rounds(CASES[name], Path(scratch), chosen.rounds))
-            said = f"{name:28}{1000 * statistics.median(one['raise'] for one in found):8.1f}"
+            least = {kind: min(min(one[kind]) for one in found) for kind in KINDS}
+            said = f"{name:29}{1000 * statistics.median(sum(one['raise']) for one in found):7.1f}"
             for kind in KINDS[1:]:
-                low, middle, high = statistics.quantiles([one[kind] / one["raise"] - 1 for one in found], n=4)
-                said += f"{middle:+12.2%} ({low:+.1%} {high:+.1%})"
+                ratios = [sum(one[kind]) / sum(one["raise"]) - 1 for one in found]
+                low, middle, high = statistics.quantiles(ratios, n=4)
+                said += f"{middle:+10.2%} ({low:+.1%} {high:+.1%}){least[kind] / least['raise'] - 1:+8.2%}"
             print(said, flush=True)
 
 

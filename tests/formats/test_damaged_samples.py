@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from format_table import OTHERS, ROWS, WRITTEN, sample_of
 
-from stoker import BadSamples, StreamingDataset
+from stoker import Adaptive, BadSamples, StreamingConfig, StreamingDataset, StreamingShardLoader
 from stoker.cluster import World
 from stoker.errors import StokerError, TooManyBadSamplesError
 from stoker.formats.registry import format_names
@@ -116,6 +116,7 @@ def test_good_samples_of_damaged_files_come_once(name: str, tmp_path: Path) -> N
             with pytest.raises(TooManyBadSamplesError):
                 list(opened(on_bad_sample=BadSamples("skip", max_share=None, max_bad=lost - 1)))
             check_ranks_and_resume(opened, wanted)
+            check_shard_loader(opened, wanted, f"memory://{folder}")
     assert bool(met) != (name in UNSEEN)
 
 
@@ -131,3 +132,40 @@ def check_ranks_and_resume(opened: Any, wanted: list[Any]) -> None:
         again.load_state_dict(first.state_dict())
         found = [*taken, *(batch["its id"].tolist() for batch in again.batches())]
         assert found == [[number for number in step if wanted[number] is not None] for step in steps]
+
+
+def check_shard_loader(opened: Any, wanted: list[Any], engine: str) -> None:
+    """Workers of all kinds deliver all good samples once, in their places, and resume."""
+    for settings in ({}, {"global_batch_size": 14}, {"partition": Adaptive(), "coordinator": engine}):
+        config = StreamingConfig(checkpoint_interval=None, prefetch_buffer_size=16, **settings)
+        with StreamingShardLoader(opened(batch_size=1), config) as loader:
+            if "global_batch_size" in settings:
+                lengths = [len(next(iter(batch.values()))) for batch in loader]
+                steps = [wanted[first : first + 14] for first in range(0, len(wanted) // 14 * 14, 14)]
+                assert lengths == [sum(sample is not None for sample in step) for step in steps]
+                continue
+            found: dict[int, Any] = {}
+            while (sample := loader.next()) is not None:
+                found[loader.last_positions()[0] if "coordinator" in settings else len(found)] = sample
+            bad = loader.stats().bad_samples
+        good = {number: sample for number, sample in enumerate(wanted) if sample is not None}
+        assert bad == len(wanted) - len(good)
+        assert len(found) == len(good)
+        if "coordinator" in settings:
+            assert all(same(found[number], sample) for number, sample in good.items())
+        else:
+            assert all(map(same, found.values(), good.values()))
+    whole, halves = [], []
+    for rank in range(2):
+        config = StreamingConfig(2, rank, batch_size=7, checkpoint_interval=None)
+        settings = {"batch_size": 7, "ids": "its id", "remainder": "drop", "shuffle": True}
+        whole.append([batch["its id"].tolist() for batch in StreamingShardLoader(opened(**settings), config)])
+        first, again = (StreamingShardLoader(opened(**settings), config) for _ in range(2))
+        taken = [batch["its id"].tolist() for batch in islice(first, 2)]
+        again.load_state_dict(first.state_dict())
+        halves.append(taken + [batch["its id"].tolist() for batch in again])
+    assert whole == halves
+    assert len(whole[0]) == len(whole[1])
+    numbers = [number for part in whole for step in part for number in step]
+    assert len(numbers) == len(set(numbers))
+    assert all(wanted[number] is not None for number in numbers)

@@ -452,7 +452,7 @@ class EpochReader:
             settings,
             worker,
             skip,
-            log=notes or self.bad_sample_log(passed),
+            log=self.bad_sample_log(passed) if notes is None else notes,
             epoch=epoch,
             one_by_one=one_by_one,
             as_columns=as_columns,

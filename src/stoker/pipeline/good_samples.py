@@ -317,7 +317,7 @@ class GoodSampleReader(GoodRowReader):
             values = self._batch_steps(values, found.positions[kept], shards[kept], rows[kept])
         if self._empty is None:
             self._empty = {name: column[:0].copy() for name, column in values.items()}
-        return replace(found, values=values)
+        return found if values is found.values else replace(found, values=values)
 
     def _batch(self, positions: Ids, shards: Ids, rows: Ids, own: Any, others: OtherIds | None) -> GoodSamples:
         if (

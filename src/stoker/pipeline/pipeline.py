@@ -217,6 +217,8 @@ class Pipeline:
         chunk, good = found
         if self._reader.one_batch:
             return BatchGroup(good.values, [batch_length(good.values)])
+        if not good.bad and len(good.kept) == len(chunk.rows):
+            return BatchGroup(good.values, chunk.lengths)
         ends = np.searchsorted(good.kept, np.cumsum(chunk.lengths))
         return BatchGroup(good.values, np.diff(ends, prepend=0).tolist())
 

@@ -150,6 +150,11 @@ class BadSampleNotes:
         """See :class:`BadSampleSink`."""
         self._noted.append((self._before + number, error))
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are some that were not taken."""
+        return bool(self._noted)
+
     def take(self, begin: int, end: int) -> list[tuple[int, SampleError]]:
         """Those with numbers ``[begin, end)`` in the run, by their numbers from ``begin`` on; earlier ones are forgotten."""
         found: list[tuple[int, SampleError]] = []

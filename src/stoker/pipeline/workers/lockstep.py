@@ -166,7 +166,7 @@ class _LockstepReader:
             batch: Batch = found.values
             if joined:
                 filler = batch if batch_length(batch) else filler
-                found = replace(found, values={**batch, FILLER: _flags(batch, of=False)})  # noqa: PLW2901
+                found = found._replace(values={**batch, FILLER: _flags(batch, of=False)})  # noqa: PLW2901
             yield self._chunk(steps, found)
             steps += 1
         if joined:

@@ -6,10 +6,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,8 +36,7 @@ def in_order(shards: Ids) -> list[int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSamples:
+class ReadSamples(NamedTuple):
     """Samples of places that follow each other in a run.
 
     Attributes:
@@ -179,7 +178,7 @@ class PoolSource(SampleSource):
                 if not found:
                     break
                 first, done = max(done, skip), done + len(found)
-                bad = notes.take(first, done)
+                bad = notes.take(first, done) if notes.waiting else ()
                 if first < done:
                     yield ReadSamples(found[first - done :], done - first, bad)
 
@@ -188,6 +187,9 @@ class PoolSource(SampleSource):
         skips = self.bad_samples is not None and self.bad_samples.on_bad_sample == "skip"
         size = run.plan.batch_size
         for number, batch in enumerate(self._pipeline(run, notes, one_by_one=False).batches()):
+            if not notes.waiting:
+                yield ReadSamples(batch, batch_length(batch))
+                continue
             bad = notes.take(number * size, (number + 1) * size)
             yield ReadSamples(batch, batch_length(batch) + (len(bad) if skips else 0), bad)
 

@@ -32,7 +32,7 @@ _KEPT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """A batch, and the bad rows of it.
+    """A batch of which some rows are bad.
 
     Attributes:
         batch: the rows that come.
@@ -42,7 +42,7 @@ class RowBatch:
 
     batch: LMBatch
     rows: int
-    bad: Sequence[tuple[int, SampleError]] = ()
+    bad: Sequence[tuple[int, SampleError]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +80,9 @@ class _Rows:
     batch: LMBatch
     bad: Mapping[int, DecodeError]
 
+    def __len__(self) -> int:
+        return len(self.batch)
+
     def part(self, layout: TokenLayout, first: int, count: int) -> LMBatch:
         """Some of the rows, none of which is bad."""
         inside = self.inside + first * layout.step
@@ -111,7 +114,7 @@ class GoodRowBuilder:
 
     def batches(
         self, run: Run, worker: LoaderWorker, begun: int, batch_size: int, threads: int
-    ) -> Generator[RowBatch, None, None]:
+    ) -> Generator[LMBatch | RowBatch, None, None]:
         """Read what is left of an epoch; arguments as those of the builder's method."""
         order, source = run.order, self._builder.source
         assert isinstance(order, TokenOrder)
@@ -120,14 +123,12 @@ class GoodRowBuilder:
         source.rest()
         try:
             for parts in read_ahead(steps, epoch.load, epoch.make, threads):
-                if not any(part.bad for part in parts):
-                    whole = LMBatch.concat([part.batch for part in parts])
-                    parts.clear()  # its blocks may go
-                    for batch in whole.split(batch_size):
-                        yield RowBatch(batch, len(batch))
+                good = [part for part in parts if isinstance(part, LMBatch)]
+                if len(good) == len(parts):
+                    yield from LMBatch.concat(good).split(batch_size)
                     continue
-                rows = [(part, number) for part in parts for number in range(len(part.batch))]
-                parts.clear()
+                rows = [(part, number) for part in parts for number in range(len(part))]
+                parts.clear()  # its blocks may go
                 for first in range(0, len(rows), batch_size):
                     yield epoch.good_batch(rows[first : first + batch_size])
                 del rows
@@ -135,10 +136,14 @@ class GoodRowBuilder:
             source.rest()
 
 
-def noted(found: Generator[RowBatch, None, None], log: BadSampleLog) -> Generator[LMBatch, None, None]:
+def noted(found: Generator[LMBatch | RowBatch, None, None], log: BadSampleLog) -> Generator[LMBatch, None, None]:
     """Batches, of which bad rows are counted and listed as they are delivered."""
     with closing(found):
         for one in found:
+            if isinstance(one, LMBatch):
+                log.enter(len(one))
+                yield one
+                continue
             log.enter(one.rows)
             for number, error in one.bad:
                 log.note(number, error)
@@ -172,25 +177,36 @@ class _EpochRows:
         other = Ragged(values, documents.offsets, column=documents.column, where=documents.where, rows=documents.rows)
         return _CheckedBlock(block, sequence, number, lost, replace(block, documents=other))
 
-    def make(self, blocks: Sequence[_CheckedBlock], inside: int, count: int) -> _Rows:
-        """Make rows, and find those that are bad."""
-        batch = self._layout.batch([one.block for one in blocks], inside, count)
-        if all(one.other is None for one in blocks):
-            return _Rows(blocks, inside, batch, {})
+    def make(self, blocks: Sequence[_CheckedBlock], inside: int, count: int) -> LMBatch | _Rows:
+        """Make rows, and find those that are bad; a batch where there are none."""
+        plain, lossy = [], False
+        for one in blocks:
+            plain.append(one.block)
+            lossy = lossy or one.other is not None
+        batch = self._layout.batch(plain, inside, count)
+        if not lossy:
+            return batch
         other = self._layout.batch([one.other or one.block for one in blocks], inside, count)
         differ = (batch.input_ids != other.input_ids).any(axis=1)
         if batch.given_labels is not None:
             differ |= (batch.labels != other.labels).any(axis=1)
         bad = {number: self._error(blocks, batch, number) for number in np.flatnonzero(differ).tolist()}
-        return _Rows(blocks, inside, batch, bad)
+        return _Rows(blocks, inside, batch, bad) if bad else batch
 
-    def good_batch(self, rows: Sequence[tuple[_Rows, int]]) -> RowBatch:
-        """A batch of rows, of which some are bad: without these, or with others in their places."""
+    def good_batch(self, rows: Sequence[tuple[LMBatch | _Rows, int]]) -> RowBatch:
+        """A batch of rows, of which some are bad: without these, or with others in their places.
+
+        Steps of several parts are one batch; so a part without bad rows is in it whole.
+        """
         parts: list[LMBatch] = []
         bad: list[tuple[int, SampleError]] = []
         number = 0
         while number < len(rows):
             part, first = rows[number]
+            if isinstance(part, LMBatch):
+                parts.append(part)
+                number += len(part)
+                continue
             error = part.bad.get(first)
             if error is not None:
                 bad.append((number, error))
@@ -203,7 +219,7 @@ class _EpochRows:
                 stop += 1
             parts.append(part.part(self._layout, first, stop - number))
             number = stop
-        batch = LMBatch.concat(parts) if parts else _no_rows(rows[0][0].batch)
+        batch = LMBatch.concat(parts) if parts else _no_rows(rows[0][0])
         return RowBatch(batch, len(rows), bad)
 
     # -- other rows ------------------------------------------------------------------------------------------------
@@ -242,9 +258,9 @@ class _EpochRows:
             at_hand.get((sequence, number)) or self._kept_block(sequence, number) for number in range(first, last + 1)
         ]
         made = self.make(blocks, amount - int(way.starts[first]), 1)
-        for error in made.bad.values():
-            raise error
-        return made.batch
+        if isinstance(made, _Rows):
+            raise made.bad[0]
+        return made
 
     def _kept_block(self, sequence: int, number: int) -> _CheckedBlock:
         found = self._kept.get((sequence, number))
@@ -287,8 +303,9 @@ class _EpochRows:
         return error
 
 
-def _no_rows(batch: LMBatch) -> LMBatch:
-    """A batch of no rows, of the width and the dtypes of another."""
+def _no_rows(rows: LMBatch | _Rows) -> LMBatch:
+    """A batch of no rows, of the width and the dtypes of some."""
+    batch = rows if isinstance(rows, LMBatch) else rows.batch
     none: Any = np.zeros(0, dtype=np.int64)
     labels = None if batch.given_labels is None else batch.labels[:0]
     return LMBatch(
