@@ -83,6 +83,8 @@ def batches(
         _check_mask(dataset, plan, mask)
     for number, batch in enumerate(dataset.batches(size)):
         if mask is not None:
+            if mask in batch:
+                raise ConfigError(f"mask={mask!r} is the name of a column: give another")
             real = len(next(iter(batch.values())))
             if plan.padding and number == plan.full_steps:
                 # A sample for each rank, of which those of the last ranks are repeated.

@@ -76,6 +76,21 @@ class GoodSamples:
     bad: list[tuple[int, SampleError]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Samples that have one in each other dataset.
+
+    Attributes:
+        there: their numbers.
+        bad: errors of those that must have one and have none, or whose key can not be read, by number.
+        others: see :data:`~stoker.reading.sample_reader.OtherIds`, of ``there``; ``None``: not all are known.
+    """
+
+    there: Ids
+    bad: dict[int, SampleError]
+    others: OtherIds | None
+
+
 class GoodSampleReader(GoodRowReader):
     """Reads samples and deals with bad and filtered ones.
 
@@ -180,6 +195,10 @@ class GoodSampleReader(GoodRowReader):
     def _decoded(
         self, shards: Ids, rows: Ids, own: list[Any] | None, others: OtherIds | None
     ) -> tuple[list[Any], dict[int, SampleError]]:
+        if isinstance(self._reader, JoinedReader) and others is not None and not self._strict:
+            missing = self._reader.missing(others, shards, rows)
+            if missing:
+                return self._decoded_beside(missing, shards, rows, own, others)
         found: list[Any] = []
         try:
             # What comes before an error is kept.
@@ -195,6 +214,25 @@ class GoodSampleReader(GoodRowReader):
                 bad[number] = error
                 found.append(BAD)
         return found, bad
+
+    def _decoded_beside(
+        self,
+        missing: dict[int, SampleError],
+        shards: Ids,
+        rows: Ids,
+        own: list[Any] | None,
+        others: OtherIds,
+    ) -> tuple[list[Any], dict[int, SampleError]]:
+        """The same, where some have no sample in another dataset."""
+        found: list[Any] = [BAD] * len(rows)
+        there = np.setdiff1d(np.arange(len(rows)), list(missing))
+        if not len(there):
+            return found, missing
+        mine = None if own is None else [own[number] for number in there.tolist()]
+        decoded, bad = self._decoded(shards[there], rows[there], mine, tuple(ids[there] for ids in others))
+        for number, sample in zip(there.tolist(), decoded, strict=True):
+            found[number] = sample
+        return found, missing | {int(there[number]): error for number, error in bad.items()}
 
     def _make(self, found: list[Any], positions: Ids, shards: Ids, rows: Ids, bad: dict[int, SampleError]) -> None:
         """Put what the steps make of samples in their place, and add to the bad ones."""
@@ -370,33 +408,41 @@ class GoodSampleReader(GoodRowReader):
         """See :meth:`parts`; samples that a join leaves out are in none."""
         if not isinstance(self._reader, JoinedReader):
             return self.parts(shards, rows)
-        if not self._filters:
-            return self.parts(shards, rows, others=others, own=own)
-        there, bad = self._present(shards, rows)
-        self._pool.counts.add(Count.FILTERED, len(rows) - len(there) - len(bad))
+        found = self._found(shards, rows, own, others)
+        there, bad = found.there, found.bad
+        if self._filters:
+            self._pool.counts.add(Count.FILTERED, len(rows) - len(there) - len(bad))
         if not len(there):
             return [], bad
-        own = own and {name: _rows_of(column, there) for name, column in own.items()}
+        some = len(there) < len(rows)
+        own = {name: _rows_of(column, there) for name, column in own.items()} if own and some else own
         if self._strict:
-            return [(there, self._reader.batch(shards[there], rows[there], own=own))], bad
-        parts, more = self.parts(shards[there], rows[there], own=own)
+            return [(there, self._reader.batch(shards[there], rows[there], others=found.others, own=own))], bad
+        parts, more = self.parts(shards[there], rows[there], others=found.others, own=own)
         return [(there[at], part) for at, part in parts], bad | {int(there[at]): error for at, error in more.items()}
 
-    def _present(self, shards: Ids, rows: Ids) -> tuple[Ids, dict[int, SampleError]]:
-        """Numbers of the samples that no join leaves out, and errors of those whose key can not be read."""
+    def _found(self, shards: Ids, rows: Ids, own: Batch | None, others: OtherIds | None) -> _Found:
+        """The samples that have one in each other dataset, and errors of those that must and have none."""
+        assert isinstance(self._reader, JoinedReader)
         try:
             if len(rows) == 1:
                 self._open(int(shards[0]))
-            mask = self._reader.present(shards, rows)
-            return np.arange(len(rows)) if mask is None else np.flatnonzero(mask), {}
+            others = self._reader.others(shards, rows, own) if others is None else others
         except Exception as error:
             if self._strict or not is_of_sample(error):
                 raise
             if len(rows) == 1:
-                return np.zeros(0, np.int64), {0: self.named(int(shards[0]), int(rows[0]), error)}
-        half = len(rows) // 2
-        (first, bad), (rest, more) = (self._present(shards[at], rows[at]) for at in (slice(half), slice(half, None)))
-        return np.concatenate([first, rest + half]), bad | {number + half: error for number, error in more.items()}
+                return _Found(np.zeros(0, np.int64), {0: self.named(int(shards[0]), int(rows[0]), error)}, None)
+            half = len(rows) // 2
+            one, two = (self._found(shards[at], rows[at], None, None) for at in (slice(half), slice(half, None)))
+            bad = one.bad | {number + half: why for number, why in two.bad.items()}
+            return _Found(np.concatenate([one.there, two.there + half]), bad, None)
+        bad = {} if self._strict else self._reader.missing(others, shards, rows)
+        mask = self._reader.present_among(others)
+        mask = np.ones(len(rows), np.bool_) if mask is None else mask
+        mask[list(bad)] = False
+        there = np.flatnonzero(mask)
+        return _Found(there, bad, tuple(ids[there] for ids in others))
 
     def _where(self, shards: Ids, rows: Ids, at: Ids) -> str:
         return str(location_at(self._pool, shards, rows, int(at[0])))

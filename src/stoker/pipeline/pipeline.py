@@ -153,6 +153,9 @@ class Pipeline:
             return reader.good_samples(chunk)
         if self._settings.bad_samples is None:
             return self._transformed_lazily(chunk)
+        chunk, missing = reader.find_others(chunk)
+        if missing:
+            return reader.good_samples(chunk)
         images = first or left_to_load()  # after the first ones it is known whether there are any
         if images and reader.filters:
             return reader.good_samples(chunk)

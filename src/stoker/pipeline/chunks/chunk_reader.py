@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,12 @@ from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.columns import batch_length, stack_samples
 from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
+from stoker.pipeline.joins.ahead import known_others
+from stoker.pipeline.joins.joined_reader import JoinedReader
 from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override, bind_batch_steps
+from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.chain_steps import split_steps, stored_names
 from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import SampleRun
@@ -71,6 +75,20 @@ class ChunkReader:
                 filters=self.filters,
                 as_stored=stored_names(steps, self.sample_reader.names) if self.filters else {},
             )
+
+    def find_others(self, chunk: Chunk) -> tuple[Chunk, bool]:
+        """The chunk with the ids of the samples beside its own, and whether some that must be there are not."""
+        reader = self.sample_reader
+        if not isinstance(reader, JoinedReader):
+            return chunk, False
+        try:
+            others = chunk.other_ids
+            others = reader.others(chunk.shards, chunk.rows, chunk.values) if others is None else others
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+            return chunk, True
+        return replace(chunk, others=known_others(others)), bool(reader.missing(others, chunk.shards, chunk.rows))
 
     def sample_run(self, chunk: Chunk) -> SampleRun:
         """The samples, each made when it is asked for."""

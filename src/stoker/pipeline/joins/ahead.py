@@ -34,7 +34,7 @@ class ChunkOthers:
         self.work: Future[Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _known, (self.await_ids(),)
+        return known_others, (self.await_ids(),)
 
     def await_ids(self) -> OtherIds | None:
         """The ids, once they are found; ``None`` where that failed: reading the samples raises the error."""
@@ -46,8 +46,8 @@ class ChunkOthers:
         return self.ids
 
 
-def _known(ids: OtherIds | None) -> ChunkOthers:
-    """The same in another process: only the ids."""
+def known_others(ids: OtherIds | None) -> ChunkOthers:
+    """Those of which only the ids are known, as in another process."""
     chunk = ChunkOthers()
     chunk.ids = ids
     return chunk
@@ -77,6 +77,7 @@ class OthersAhead:
         self._threads = Threads(1, "join") if self.active and keyed else None
         self._lock = threading.Lock()
         self._waiting: deque[ChunkOthers] = deque()
+        self._closed = False
         self._needed: list[dict[int, int]] = [{} for _ in self._others]
         self._most = [max(1, other.amounts.most_shards // sharers) for other in self._others]
         if self.active:
@@ -107,24 +108,24 @@ class OthersAhead:
             self._waiting.append(chunk)
         self._fetch()
 
+    def _exceeds(self, chunk: ChunkOthers) -> bool:
+        """Whether more shards would be open with those of a chunk than may be."""
+        return any(
+            needed and len(needed) + len(shards) > most and len(needed.keys() | set(shards)) > most
+            for shards, needed, most in zip(chunk.shards, self._needed, self._most, strict=True)
+        )
+
     def _fetch(self) -> None:
         """Have the shards of further chunks fetched, as far as those of all that wait may be open."""
         asked: list[list[list[int]]] = []
         with self._lock:
-            while self._waiting:
-                chunk = self._waiting[0]
-                for shards, needed, most in zip(chunk.shards, self._needed, self._most, strict=True):
-                    if needed and len(needed.keys() | set(shards)) > most:
-                        break
-                else:
-                    self._waiting.popleft()
-                    chunk.counted = True
-                    for shards, needed in zip(chunk.shards, self._needed, strict=True):
-                        for shard in shards:
-                            needed[shard] = needed.get(shard, 0) + 1
-                    asked.append(chunk.shards)
-                    continue
-                break
+            while self._waiting and not self._closed and not self._exceeds(self._waiting[0]):
+                chunk = self._waiting.popleft()
+                chunk.counted = True
+                for shards, needed in zip(chunk.shards, self._needed, strict=True):
+                    for shard in shards:
+                        needed[shard] = needed.get(shard, 0) + 1
+                asked.append(chunk.shards)
         for each in asked:
             for other, shards in zip(self._others, each, strict=True):
                 other.pool.prefetch(shards)
@@ -150,6 +151,7 @@ class OthersAhead:
 
     def close(self) -> None:
         """End the iteration."""
+        self._closed = True
         if self._threads is not None:
             self._threads.close(patience=0.0)
         if self.active:

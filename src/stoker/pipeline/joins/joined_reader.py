@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.spans.recorder import recorder
 from stoker.concurrency.spans.sample_clock import StretchClock
-from stoker.errors import TransformError
+from stoker.errors import SampleError, TransformError
 from stoker.pipeline.joins.other_dataset import OtherReader
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.chain_steps import LeadingJoin, Step
@@ -73,7 +73,7 @@ class JoinedReader(SampleReader):
 
     # -- which samples ---------------------------------------------------------------------------------------------
 
-    def others(self, shards: Ids, rows: Ids, own: Batch | None = None) -> OtherIds:
+    def others(self, shards: Ids, rows: Ids, own: Batch | list[Any] | None = None) -> OtherIds:
         """For each zip and join, the ids of the samples that belong to these; -1 where there is none.
 
         Only columns of keys are read, and of those only such as are not in ``own``, which was read already.
@@ -89,8 +89,10 @@ class JoinedReader(SampleReader):
             source, column = join.key
             if source:
                 keys = self._keys_of(source, found, column)
-            elif own is not None and column in own:
+            elif isinstance(own, dict) and column in own:
                 keys = own[column]
+            elif isinstance(own, list) and column in own[0]:
+                keys = [sample[column] for sample in own]
             else:
                 keys = self._own_keys(shards, rows, column)
             found.append(reader.find(join.step.on[1], keys, f"{join.step.told}: column {join.step.on[0]!r}"))
@@ -114,9 +116,10 @@ class JoinedReader(SampleReader):
 
     def present(self, shards: Ids, rows: Ids) -> NDArray[np.bool_] | None:
         """See :meth:`~stoker.reading.sample_reader.SampleReader.present`: those that a join does not leave out."""
-        return self._present(self.others(shards, rows)) if self._leaves_out else None
+        return self.present_among(self.others(shards, rows)) if self._leaves_out else None
 
-    def _present(self, others: OtherIds) -> NDArray[np.bool_] | None:
+    def present_among(self, others: OtherIds) -> NDArray[np.bool_] | None:
+        """The same, given the ids of the others' samples."""
         left_out = [
             ids < 0
             for join, ids in zip(self.joins, others, strict=True)
@@ -124,6 +127,20 @@ class JoinedReader(SampleReader):
         ]
         gone: NDArray[np.bool_] | None = np.logical_or.reduce(left_out) if left_out else None
         return None if gone is None or not gone.any() else ~gone
+
+    def missing(self, others: OtherIds, shards: Ids, rows: Ids) -> dict[int, SampleError]:
+        """Errors of the samples that must have one in another dataset and have none, by number.
+
+        Args:
+            others: ids of the others' samples.
+            shards, rows: of the samples.
+        """
+        found: dict[int, SampleError] = {}
+        for number, (join, ids) in enumerate(zip(self.joins, others, strict=True)):
+            if join.known and join.step.missing == "raise" and len(ids) and int(ids.min()) < 0:
+                for at in np.flatnonzero(ids < 0).tolist():
+                    found.setdefault(at, self._missing(number, int(shards[at]), int(rows[at])))
+        return found
 
     def _check(self, others: OtherIds, shards: Ids, rows: Ids) -> None:
         """See that the samples are there that must be."""
@@ -172,7 +189,7 @@ class JoinedReader(SampleReader):
         timed: bool = True,
     ) -> SampleRun:
         """See the base class. :data:`~stoker.reading.apply_chain.LEFT_OUT` stands for each sample that a join leaves out."""
-        others = self.others(shards, rows) if others is None else others
+        others = self.others(shards, rows, own) if others is None else others
         run = super().iterate(shards, rows, own=own, timed=False)
         known = [
             (number, reader, ids)

@@ -141,9 +141,14 @@ class OtherDataset:
                 f"on={column!r}: keys are read once, from a stored column of {self.name!r} itself, and this is none"
             )
         if column not in names:
+            given = self.settings.columns is not None
             raise ConfigError(
-                f"{self.name!r} has no column {column!r}; there are {', '.join(self.pool.index.columns)}. on= takes two "
-                "names, that here and that of the other dataset"
+                f"{self.name!r} has no column {column!r}; there are {', '.join(self.pool.index.columns)}. "
+                + (
+                    "Name it in columns= of that dataset, too"
+                    if given
+                    else "on= takes two names, that here and that there"
+                )
             )
         self._indexes[column] = KeyIndex(self._streams.locations, stored, self.pool.options)
         for cache in self.pool.caches:
