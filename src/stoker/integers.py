@@ -89,7 +89,7 @@ def mix_array(key: int, values: NDArray[np.integer]) -> U64:
 def mix_arrays(keys: Sequence[int], values: NDArray[np.integer]) -> U64:
     """:func:`mix_array` of ``values``, shape ``(k,)``, with each of several keys; shape ``(len(keys), k)``."""
     states = np.array([(key + GOLDEN) & MASK for key in keys], dtype=np.uint64)
-    return finalise_array(states[:, None] + values.astype(np.uint64))
+    return finalise_array(states[:, None] + values.astype(np.int64, copy=False).view(np.uint64))
 
 
 def ranges(starts: Ids, lengths: Ids) -> Ids:

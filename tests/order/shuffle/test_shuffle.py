@@ -14,7 +14,7 @@ from stoker.errors import ConfigError
 from stoker.order import ShardTable
 from stoker.order.quality import cache_need, download_peak
 from stoker.order.shuffle import shuffle as shuffle_module
-from stoker.order.shuffle.blocks import cut_blocks
+from stoker.order.shuffle.blocks import _next_borders, cut_blocks
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.order.shuffle.shuffle import SHUFFLES, ShuffledStream, ShuffleSettings
 from stoker.types import Ids
@@ -232,6 +232,23 @@ def test_blocks_of_shards_of_one_size_go_equally_far_up_to_shards_of_other_sizes
     assert np.isin(cuts, borders).all()
     assert np.diff(cuts)[:-1].max() <= 30
     assert cuts[-1] == borders[-1]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40)
+    | st.tuples(st.integers(1, 30), st.integers(1, 40)).map(lambda one: [one[0]] * one[1]),
+    size=st.integers(1, 1500),
+)
+def test_a_block_ends_at_the_border_that_is_nearest(lengths: list[int], size: int) -> None:
+    starts = np.cumsum([0, *lengths])
+    size = min(size, int(starts[-1]))
+    numbers, step, alike = _next_borders(starts, size)
+    last = len(lengths)
+    for border in range(last):
+        # Of two that are equally near, the second.
+        nearest = min(range(last + 1), key=lambda at: (abs(starts[at] - starts[border] - size), -at))
+        found = min(border + step, last) if border < alike else numbers[border]
+        assert found == max(nearest, border + 1)
 
 
 def one_other(length: int, count: int, at: int, other: int) -> list[int]:

@@ -94,11 +94,14 @@ class Domain:
         sizes: n, as int64. Whether words have 32 bits or 64 depends on the largest.
         bits: b, for all or of each; default: half the bits of each n.
         rounds: number of rounds.
+        taken: the sizes of elements are given to each call of :meth:`move`: what follows from all sizes is not kept.
     """
 
     __slots__ = ("_bits", "_factors", "_half", "_last", "_rest", "_row_mask", "_rows", "_sizes", "_whole", "word")
 
-    def __init__(self, sizes: np.int64 | Ids, bits: int | Ids | None = None, rounds: int = len(_ROUNDS)) -> None:
+    def __init__(
+        self, sizes: np.int64 | Ids, bits: int | Ids | None = None, rounds: int = len(_ROUNDS), *, taken: bool = False
+    ) -> None:
         # Half the bits of n, so that there are about as many rows as columns. The number of powers of two up to n is its
         # bit length, without floating point.
         width = np.asarray(np.searchsorted(_POWERS, sizes, side="right") >> 1 if bits is None else bits)
@@ -115,6 +118,8 @@ class Domain:
         self._row_mask: Words = None
         if self._whole and not self._rows.ndim and not int(self._rows) & (int(self._rows) - 1):
             self._row_mask = np.asarray(int(self._rows) - 1, dtype=word)
+        if taken:
+            self._rows = self._rest = None
         mask = np.iinfo(word).max
         self._factors = [np.asarray(factor & mask, dtype=word) for factor in _ROUNDS[:rounds]]
         self._half = np.asarray(word(0).itemsize * 4, dtype=word)

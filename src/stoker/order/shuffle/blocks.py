@@ -55,13 +55,8 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
     size = max(size, -(-total // max(_MOST_BLOCKS, _MOST_BLOCKS_PER_SHARD * (shard_starts.size - 1))))
     begins = span_starts[:-1]
     first = _nearest(shard_starts, begins + size * np.arange(1, spans + 1) // spans).tolist()
-    shards = np.arange(1, shard_starts.size)
-    after = np.maximum(_nearest(shard_starts, shard_starts[:-1] + size), shards)
-    # From shards of one size, which are the first here, all go equally far.
-    step = int(after[0])
-    others = np.flatnonzero(after != shards + (step - 1))
-    alike = int(others[0]) if others.size else after.size
-    next_border = after.data  # a list takes five times its memory
+    next_border, step, alike = _next_borders(shard_starts, size)
+    last = shard_starts.size - 1
     # The first border of each span is the next border that is not before it, and of the next span.
     borders = np.searchsorted(shard_starts, span_starts, side="right").tolist()
     taken, stepped = array("q"), []
@@ -69,10 +64,10 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
         at = max(border, low)
         if at < min(high, alike):
             stepped.append(np.arange(at, min(high, alike), step))
-            at = int(stepped[-1][-1]) + step
+            at = min(int(stepped[-1][-1]) + step, last)
         while at < high:
             taken.append(at)
-            at = next_border[at] if at < after.size else high
+            at = next_border[at] if at < last else high
     cuts = np.concatenate([begins, shard_starts[np.concatenate([*stepped, np.frombuffer(taken, np.int64)])]])
     cuts.sort()
     new = cuts[1:] > cuts[:-1]
@@ -87,6 +82,25 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
     drop[1:] |= close & ~fixed[1:]
     drop[:-1] |= close & fixed[1:] & ~fixed[:-1]
     return cuts[~drop]
+
+
+def _next_borders(shard_starts: Ids, size: int) -> tuple[memoryview, int, int]:
+    """The borders that blocks which begin at each border would end at.
+
+    Returns:
+        Their numbers; how many borders further it is from the first ones, which are before shards of one size; and how many
+        these are. Of the last border, and where all shards are of one size, there are no numbers: none is further than it.
+    """
+    lengths = shard_starts[1:] - shard_starts[:-1]
+    if bool((lengths == lengths[0]).all()):
+        step = max(1, int(_nearest(shard_starts, np.array([size]))[0]))
+        return memoryview(b""), step, lengths.size
+    shards = np.arange(1, shard_starts.size)
+    after = np.maximum(_nearest(shard_starts, shard_starts[:-1] + size), shards)
+    step = int(after[0])
+    others = np.flatnonzero(after != shards + (step - 1))
+    # As memory of its own, of which a list takes five times as much.
+    return after.data, step, int(others[0]) if others.size else after.size
 
 
 def _nearest(borders: Ids, offsets: Ids) -> Ids:
@@ -139,7 +153,7 @@ class BlockPass(ShardOrderPass):
 
     @cached_property
     def _domains(self) -> Domain:
-        return Domain(self._block_sizes, bits=self._bits, rounds=_ROUNDS)
+        return Domain(self._block_sizes, bits=self._bits, rounds=_ROUNDS, taken=True)
 
     @cached_property
     def _key_factor(self) -> Array:

@@ -246,5 +246,5 @@ class ShuffledStream:
             return np.tile(shards, (len(keys), 1))
         # The hashes of different shards differ, so the order does not depend on how the sort treats equals.
         orders = np.argsort(mix_arrays([mix(key, _TAG_SHARDS) for key in keys], shards), axis=1)
-        found: Ids = shards[orders]
+        found: Ids = orders if shards.size == self._sizes.size else shards[orders]
         return found
