@@ -5,6 +5,7 @@ Nothing here changes which sample comes when. ``docs/scale.md`` has the same as 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -151,6 +152,67 @@ _MOST_PARSERS: Final = 4
 _AHEAD_SAMPLES: Final = 1 << 20
 # Shards at hand are opened ahead no further than this: a process may have only so many maps.
 _AHEAD_NEAR_SHARDS: Final = 1 << 12
+
+
+# The part of the memory that is free when reading begins which the tuner may use, on all processes of a node together.
+_TUNED_PART: Final = 4
+# Where nothing says how much that is.
+_USUAL_FREE: Final = 4 << 30
+
+MOST_CHUNKS_AHEAD: Final = 64
+"""Steps of reading that may wait for the consumer, beyond those that threads work at."""
+
+STEP_SECONDS: Final = 0.04
+"""A step of reading is cut where its samples would take longer, as seen, to be read or until the consumer has had them: steps
+are what threads take one after the other, what waits for its last shard, and what waits in memory. One costs some 50 µs."""
+
+MOST_TIMES_AHEAD: Final = 8
+"""The tuner looks ahead no further than this many times what is usual, where that takes no memory of the process."""
+
+
+def most_read_threads(processes: int) -> int:
+    """Threads that may read ahead in one of some processes of a node: twice its processors, or more, as some of them wait."""
+    return min(64, max(16, 2 * len(os.sched_getaffinity(0)) // processes))
+
+
+def tuned_memory(processes: int) -> int:
+    """Bytes that the tuner may use in one of some processes of a node: a quarter of what is free now."""
+    free = [_USUAL_FREE]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")] or free
+    free += _free_of_groups()
+    return max(0, min(free)) // _TUNED_PART // max(1, processes)
+
+
+def _free_of_groups() -> list[int]:
+    """Bytes that each control group of this process may still take; a container is one."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, kinds, name = line.split(":", 2)
+        if kinds not in ("", "memory"):
+            continue
+        root = Path("/sys/fs/cgroup") / kinds
+        names = ("memory.max", "memory.current") if not kinds else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        inside = root / name.lstrip("/")
+        # In a container the names may be those outside of it; its own group is the root there.
+        for folder in {root, *(one for one in (inside, *inside.parents) if one.is_relative_to(root))}:
+            with contextlib.suppress(OSError, ValueError):
+                limit, used = (int((folder / name).read_text()) for name in names)
+                found.append(limit - used + _page_cache(folder))
+    return found
+
+
+def _page_cache(folder: Path) -> int:
+    """Bytes of a control group's use that are files, which the system drops when memory is needed."""
+    with contextlib.suppress(OSError, ValueError):
+        numbers = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return int(numbers.get("inactive_file") or numbers.get("total_inactive_file") or 0)
+    return 0
 
 
 def spare_bytes(limit: int | None, sharers: int) -> int:

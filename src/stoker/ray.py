@@ -216,7 +216,7 @@ def _blocks(dataset: StreamingDataset, samples: _ChosenSamples, begin: int, end:
     plan = BatchPlan(begin, end, max(1, min(_BLOCK_SAMPLES, _BLOCK_BYTES // each)), 0, 1)
     # Tasks on the other processors of the node share its cache.
     pipeline = dataset.epoch_reader.pipeline(
-        Run(samples, plan), LoaderWorker(), sharers=os.cpu_count() or 1, threads=0, as_columns=True
+        Run(samples, plan), LoaderWorker(), sharers=os.cpu_count() or 1, threads=0, as_columns=True, tune=False
     )
     for batch in pipeline.batches():
         yield pa.table({name: _arrow(name, values) for name, values in batch.items()})

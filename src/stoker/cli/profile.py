@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,10 @@ from stoker.cli.terminal import make_console, make_table, print_table
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from stoker.pipeline.stats.bottleneck import Profile
+    from stoker.pipeline.tuning.decisions import TuningDecision
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,6 +60,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     dataset.add_argument("--columns", nargs="+", metavar="NAME", help="read only these")
     dataset.add_argument("--read-threads", type=integer(0), metavar="N", help="see ReadOptions(read_threads=)")
     dataset.add_argument("--download-threads", type=integer(1), metavar="N", help="see ReadOptions(download_threads=)")
+    dataset.add_argument("--tune", choices=("auto", "off"), default=None, help="see ReadOptions(tune=)")
+    dataset.add_argument("--tune-memory", type=byte_size, metavar="SIZE", help="see ReadOptions(tune_memory=)")
     add_format(parser)
     add_storage_options(parser)
     add_json(parser)
@@ -75,7 +81,8 @@ def run(chosen: argparse.Namespace) -> None:
     transform = None if chosen.transform is None else _imported(chosen.transform)
     with Trace(chosen.out) as trace, contextlib.closing(_open(chosen, transform)) as loader:
         _consume(loader if chosen.workers else loader.batches(), chosen)
-    _show(trace.profile(), chosen, str(trace.path))
+        tuning = loader.stats().tuning
+    _show(trace.profile(), chosen, str(trace.path), tuning)
 
 
 def _open(chosen: argparse.Namespace, transform: Any) -> Any:
@@ -110,9 +117,11 @@ def _consume(batches: Iterable[Any], chosen: argparse.Namespace) -> None:
             break
 
 
-def _show(profile: Profile, chosen: argparse.Namespace, path: str | None) -> None:
+def _show(
+    profile: Profile, chosen: argparse.Namespace, path: str | None, tuning: Sequence[TuningDecision] = ()
+) -> None:
     if chosen.json:
-        print_json({**profile.as_dict(), "trace": path})
+        print_json({**profile.as_dict(), "trace": path, "tuning": [asdict(one) for one in tuning]})
         return
     from rich.text import Text
 
@@ -132,6 +141,26 @@ def _show(profile: Profile, chosen: argparse.Namespace, path: str | None) -> Non
         ranks.add_row(str(rank.rank), *times, f"{100 * rank.share:.0f} %")
     print_table(console, ranks)
     console.print()
+    if tuning:
+        print_table(console, _tuning_table(tuning))
+        console.print()
     console.print(Text(profile.sentence))
     if path is not None:
         console.print(Text(f"The trace is in {path}: open it at https://ui.perfetto.dev"))
+
+
+def _tuning_table(tuning: Sequence[TuningDecision]) -> Table:
+    left = ["process", "setting", "outcome", "why"]
+    table = make_table(["process", "at", "setting", "from", "to", "outcome", "gain", "why"], title="tuning", left=left)
+    for one in tuning:
+        table.add_row(
+            "main" if one.worker is None else f"worker {one.worker}",
+            f"{one.seconds:.1f} s",
+            one.setting,
+            f"{one.before:,}",
+            f"{one.after:,}",
+            "kept" if one.kept else "withdrawn",
+            f"{100 * one.gain:+.0f} %",
+            one.why,
+        )
+    return table

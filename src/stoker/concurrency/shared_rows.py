@@ -1,7 +1,7 @@
 """Rows of counters in memory that processes share: each process adds in a row of its own, so no two ever write the same.
 
-A sum over rows is the count (:class:`~stoker.concurrency.shared_file.SharedFile` is the memory). Rows of processes that are
-gone are added up in row 0 when their row is needed.
+A sum over rows is the count, or each row is something of its own process (:class:`~stoker.concurrency.shared_file.SharedFile`
+is the memory). Rows of processes that are gone are added up in row 0, or cleared, when their row is needed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ class SharedRows:
         cells: int64 counters of a row.
     """
 
+    adds_up: ClassVar = True
+    """Whether the row of a process that is gone is added up where another needs it; otherwise it is cleared."""
+
     _memory: mmap.mmap
     _pid: int
     _row: memoryview
@@ -42,6 +45,13 @@ class SharedRows:
             used = rows[:, 0] != 0
             used[0] = True
             found: NDArray[np.int64] = rows[used].sum(axis=0)[1:]
+        return found
+
+    def rows(self) -> NDArray[np.int64]:
+        """The counters of each process, shape ``(processes, cells)``, where rows are no sums: see ``adds_up``."""
+        with self._shared.locked():
+            rows = np.frombuffer(self._memory, dtype=np.int64).reshape(_ROWS, self._cells + 1)
+            found: NDArray[np.int64] = rows[rows[:, 0] != 0, 1:].copy()
         return found
 
     def _mine(self) -> memoryview:
@@ -72,7 +82,8 @@ class SharedRows:
         for number in range(1, _ROWS):
             if not _exists(owners[number]):
                 for cell in range(1, width):
-                    cells[cell] += cells[number * width + cell]
+                    if self.adds_up:
+                        cells[cell] += cells[number * width + cell]
                     cells[number * width + cell] = 0
                 return number
         return _ROWS - 1  # more processes than rows: two share one, and may lose counts

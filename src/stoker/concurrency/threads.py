@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import count
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from stoker.concurrency.forks import reset_in_children
 
@@ -29,7 +29,37 @@ _PATIENCE = 10.0
 _AT_HAND = 0.0005
 _TRIED = 20
 
-_Queue: TypeAlias = "queue.SimpleQueue[_Work[Any] | None]"
+
+class _Queue(queue.SimpleQueue[Any]):
+    """Work for threads; ``None`` wakes one that waits, so that it sees whether it is to end."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._surplus = 0
+        self._lock = threading.Lock()
+
+    def dismiss(self, threads: int) -> None:
+        """Have so many threads end: those that do so first, before they begin anything else."""
+        with self._lock:
+            self._surplus += threads
+        for _ in range(threads):
+            self.put(None)
+
+    def retain(self, threads: int) -> int:
+        """Have up to so many threads not end that were told to, and have not yet. Returns how many stay."""
+        with self._lock:
+            stay = min(threads, self._surplus)
+            self._surplus -= stay
+            return stay
+
+    def ends_one(self, *, woken: bool) -> bool:
+        """Whether the thread that asks is to end. It was woken, or has done some work: then it ends if there are too many."""
+        if self._surplus:
+            with self._lock:
+                if self._surplus:
+                    self._surplus -= 1
+                    return True
+        return woken and self.ended
 
 
 class _Work(Future[_T]):
@@ -157,7 +187,7 @@ class Threads:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._queue: _Queue = queue.SimpleQueue()
+        self._queue = _Queue()
         self._threads: list[threading.Thread] = []
         # Threads that were not told to end.
         self._serving = 0
@@ -170,20 +200,25 @@ class Threads:
             if count <= self.count or self._closed:
                 return
             self.count = count
+            self._serving += self._queue.retain(count - self._serving)
             for _ in range(min(count - self._serving, self._queue.qsize())):
                 self._start()
 
     def resize(self, count: int) -> None:
-        """Have up to ``count`` threads from now on. Of more than that, some end after the work that is in the queue."""
+        """Have up to ``count`` threads from now on. Of more than that, those end that first have done what they are at."""
         self.widen(count)
         with self._lock:
             if count >= self.count or self._closed:
                 return
             self.count = count
-            while self._serving > count:
-                self._serving -= 1
-                self._queue.put(None)
+            self._queue.dismiss(max(0, self._serving - count))
+            self._serving = min(self._serving, count)
             self._threads = [thread for thread in self._threads if thread.is_alive()]
+
+    @property
+    def waits(self) -> bool:
+        """Whether work waits for a thread."""
+        return not self._queue.empty()
 
     def _start(self) -> None:
         thread = threading.Thread(target=_serve, args=(self._queue,), name=f"stoker-{self._name}", daemon=True)
@@ -223,7 +258,7 @@ class Threads:
         """Drop what has not begun, wait up to ``patience`` seconds for what has."""
         dropped = []
         with self._lock:
-            self._closed = True
+            self._closed = self._queue.ended = True
             threads, self._threads = self._threads, []
             while True:
                 try:
@@ -245,6 +280,7 @@ class Threads:
     def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
         # The threads hold the queue, not the pool: tell them to end.
         if self._pid == getpid() and not self._closed:
+            self._queue.ended = True
             for _ in self._threads:
                 self._queue.put(None)
 
@@ -278,9 +314,14 @@ def _waited() -> float:
 
 
 def _serve(work_queue: _Queue) -> None:
-    while (work := work_queue.get()) is not None:
-        work.serve()
+    while True:
+        work = work_queue.get()
+        woken = work is None
+        if not woken:
+            work.serve()
         del work  # a thread that waits for work holds no result
+        if work_queue.ends_one(woken=woken):
+            return
 
 
 _pools: weakref.WeakSet[Threads] = weakref.WeakSet()

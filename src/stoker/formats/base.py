@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
@@ -152,6 +152,11 @@ class ReadOptions:
             Ranks that are out of step are a warning.
         checksums: compare the checksums that a shard carries in itself (arrays of NPZ, records of TFRecord, chunks of PNG,
             pages of Parquet) when it is opened, which reads all of it. Hashes of an index are compared in any case.
+        tune: ``"auto"``: threads, steps read ahead, lookahead and downloads are chosen anew while the consumer waits, by
+            what the waiting is for, and kept where it becomes less; those that are set stay as they are. ``"off"``: all stay
+            as they are at the beginning. See :class:`~stoker.pipeline.tuning.tuner.Tuner`.
+        tune_memory: bytes (int or ``"2gb"``) that what is read and fetched ahead may take in a rank, its DataLoader workers
+            included. ``None``: a quarter of what is free when reading begins, divided among the processes of the node.
         decoded_bytes: ``decoded_limit`` as a number.
 
     Raises:
@@ -165,6 +170,8 @@ class ReadOptions:
     download_threads: int | None = None
     compare_ranks: bool = True
     checksums: bool = False
+    tune: Literal["auto", "off"] = "auto"
+    tune_memory: int | str | None = None
     decoded_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -173,6 +180,13 @@ class ReadOptions:
             raise ConfigError(f"read_threads must be at least 0, got {self.read_threads}")
         if self.download_threads is not None and self.download_threads < 1:
             raise ConfigError(f"download_threads must be at least 1, got {self.download_threads}")
+        if self.tune_memory is not None and self.tuned_bytes < 1:
+            raise ConfigError(f"tune_memory must be at least 1 byte, got {self.tune_memory}")
+
+    @property
+    def tuned_bytes(self) -> int:
+        """``tune_memory`` as a number; 0: it is not given."""
+        return 0 if self.tune_memory is None else parse_bytes(self.tune_memory)
 
 
 class ShardReader(Protocol):

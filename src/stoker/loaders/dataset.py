@@ -564,7 +564,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         :func:`~stoker.pipeline.stats.metrics.register_with_prometheus` and
         :func:`~stoker.pipeline.stats.metrics.observe_with_opentelemetry` take it as it is.
         """
-        return StreamStats.of(self.counts)
+        return StreamStats.of(self.counts, self._epoch_reader.decisions)
 
     # -- checks, copies, end -----------------------------------------------------------------------------------------
 

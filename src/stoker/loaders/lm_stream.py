@@ -61,6 +61,7 @@ class DatasetLike(Protocol):
     def check_alone(self) -> None: ...
     def state_after(self, start: EpochPosition, batches: int) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def stats(self) -> StreamStats: ...
     def close(self) -> None: ...
 
 
@@ -232,7 +233,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
 
     def stats(self) -> StreamStats:
         """Statistics of the dataset's reading, and of the tokens that were delivered."""
-        return StreamStats.of(self._dataset.counts)
+        return self._dataset.stats()
 
     def close(self) -> None:
         """Close the dataset. Iterating again opens its files anew."""

@@ -445,7 +445,7 @@ class StreamingShardLoader(CloseOnExit):
 
     def stats(self) -> StreamStats:
         """Statistics of loading; cheap, at any time, from any thread."""
-        return StreamStats.of(self._counts, buffered=True)
+        return StreamStats.of(self._counts, self._sample_source.decisions, buffered=True)
 
     def get_stats(self) -> StreamStats:
         """The same as :meth:`stats`."""

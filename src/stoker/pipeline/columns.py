@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.image.batch_rows import BatchRows
 from stoker.reading.sample_errors import SampleLocation, returned_error, transform_error
 from stoker.types import Batch, Column
+
+# Values of a long list whose size in memory is looked at.
+_LOOKED_AT: Final = 64
 
 
 def split_batch(batch: Batch, lengths: Sequence[int]) -> list[Batch]:
@@ -63,3 +68,18 @@ def _stack(values: list[Any], rows: BatchRows) -> Column:
         joined = rows.joined(values)
         return np.stack(values) if joined is None else joined
     return values
+
+
+def bytes_of(values: object) -> int:
+    """Bytes that a value takes in memory, about; of long lists by some of their values."""
+    if isinstance(values, np.ndarray) and not values.dtype.hasobject:
+        return int(values.nbytes)
+    if isinstance(values, dict):
+        return sys.getsizeof(values) + sum(map(bytes_of, values.values()))
+    if isinstance(values, list | tuple | np.ndarray):
+        some = values[:: max(1, len(values) // _LOOKED_AT)]
+        return sys.getsizeof(values) + sum(map(bytes_of, some)) * len(values) // max(1, len(some))
+    bands = getattr(values, "getbands", None)  # an image of Pillow, which may be decoded by its user
+    if bands is not None:
+        return math.prod(getattr(values, "size", ())) * len(bands())
+    return sys.getsizeof(values)

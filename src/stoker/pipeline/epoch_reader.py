@@ -55,6 +55,8 @@ from stoker.pipeline.transforms import (
     loading_steps,
     with_steps,
 )
+from stoker.pipeline.tuning.decisions import DecisionLog
+from stoker.pipeline.tuning.tuner import Tuner
 from stoker.policy import FETCHED_FOR_WORKER, FEW_LINES, parsers
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
@@ -84,6 +86,9 @@ class EpochReader:
         settings: how they are read.
         rank_finder: finds this process's data rank, each time that iteration starts.
         quarantine: names samples that are left out.
+
+    Attributes:
+        decisions: those of tuners, of all processes; ``None``: nothing is tuned.
     """
 
     def __init__(
@@ -111,6 +116,8 @@ class EpochReader:
             quarantine=None if quarantine is None else (quarantine, pool),
         )
         self._ring = Ring()
+        self.decisions = DecisionLog() if pool.options.tune == "auto" else None
+        self._tuner = None if self.decisions is None else Tuner(pool, self.decisions)
         self._bad_counts = None if settings.bad_samples is None else Counts()
         self._division: OuterDivision | None = None
         self._ranks = 1
@@ -352,6 +359,8 @@ class EpochReader:
             one_by_one=by_sample and not threads,
             as_columns=not by_sample,
             override=override,
+            # Samples that are made as they are asked for are made in the consumer's thread.
+            tune_threads=self.settings.read_threads is None and worker.token is None and bool(threads or not by_sample),
         )
         return point.partial or inside, self._resume.deliver(point, run.plan, begun), pipeline
 
@@ -424,6 +433,8 @@ class EpochReader:
         as_columns: bool = False,
         override: Override | None = None,
         notes: BadSampleSink | None = None,
+        tune: bool = True,
+        tune_threads: bool = False,
     ) -> Pipeline:
         """The samples of a run, as one process or DataLoader worker reads them.
 
@@ -439,6 +450,8 @@ class EpochReader:
             as_columns: whether batches are asked for, and not samples.
             override: changes samples as they are made, given their ids.
             notes: takes note of bad samples as they are read, in place of a log.
+            tune: whether a tuner may change how it is read, where there is one.
+            tune_threads: whether it may change how many threads read ahead.
         """
         steps = self.settings.steps
         check_positions(steps, run)
@@ -457,6 +470,8 @@ class EpochReader:
             one_by_one=one_by_one,
             as_columns=as_columns,
             override=override,
+            tuner=self._tuner if tune else None,
+            tune_threads=tune_threads,
         )
 
     def bad_sample_log(self, passed: int = 0) -> BadSampleLog | None:

@@ -22,13 +22,14 @@ from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.by_shard import ShardByShard
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
-from stoker.pipeline.chunks.located import Chunk, located_chunks
+from stoker.pipeline.chunks.located import Chunk, cut_chunk, located_chunks
 from stoker.pipeline.columns import batch_length
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
 from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image
 from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
+from stoker.pipeline.tuning.tuner import TunedRun, Tuner
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleSink, is_of_sample
@@ -56,6 +57,8 @@ class Pipeline:
         one_by_one: whether samples are made as they are asked for.
         as_columns: whether batches are asked for, and not samples.
         override: changes samples as they are asked for, given their ids.
+        tuner: chooses threads, steps ahead, lookahead and downloads while an iteration runs; ``None``: they stay.
+        tune_threads: whether it may choose how many threads there are.
 
     Attributes:
         runner: executes the chunks while an iteration runs; ``None`` before and after.
@@ -74,6 +77,8 @@ class Pipeline:
         one_by_one: bool = False,
         as_columns: bool = False,
         override: Override | None = None,
+        tuner: Tuner | None = None,
+        tune_threads: bool = False,
     ) -> None:
         self._pool, self._run = pool, run
         self._settings = settings
@@ -86,6 +91,12 @@ class Pipeline:
         self._threads = 0 if alone else settings.read_threads or 0
         self._lookahead = settings.amounts.lookahead(batch_size)
         self._chunk = settings.amounts.chunk(batch_size, one_by_one=one_by_one and not settings.takes_chunks)
+        self._tuner = None if settings.by_shard else tuner
+        self._tunes_threads = tune_threads and not alone
+        # Functions that run in the consumer's thread may draw from generators of it: the same numbers in each run.
+        self._cuts = bool(self._threads or self._tunes_threads or not (settings.calls_functions or override))
+        if self._tuner is not None and self._cuts:
+            self._chunk = min(self._chunk, self._tuner.most_chunk(settings.amounts, worker))
         self._chunk_bytes = max(self._chunk, batch_size) * settings.amounts.sample_bytes
         self._worker_takes_groups = False
         self._reader = ChunkReader(pool, run, settings, epoch, as_columns=as_columns, override=override)
@@ -93,6 +104,7 @@ class Pipeline:
         if self._reader.one_batch:
             self._chunk = 1  # one batch is read at a time
         self._first = True
+        self._is_full = False
 
     def sample_runs(self) -> Iterator[SampleRun]:
         """The samples in order, transformed; :data:`~stoker.pipeline.good_samples.LEFT_OUT` for each that is left out."""
@@ -234,37 +246,84 @@ class Pipeline:
         # One chunk is delivered while the next one is read.
         self._pool.expect(needed.keys(), 2 * self._chunk_bytes)
         execute = partial(self._counted, read)
-        runner: Runner[_T] = InThreads(execute, self._threads) if self._threads else InTurn(execute)
+        tuned = self._begin_tuning()
+        runner: Runner[_T]
+        if self._threads or (tuned is not None and self._tunes_threads):
+            runner = InThreads(execute, self._threads if tuned is None else tuned.threads)
+        else:
+            runner = InTurn(execute)
         self.runner = runner
         running: deque[tuple[Chunk, Callable[[], _T]]] = deque()
         try:
             whole = read in (self._reader.group, self._reader.good_batch) and self._reader.stored
             ready = self._read_by_shard(whole) if self._settings.by_shard else self._fetched_ahead(needed)
+            # Groups of workers stay whole, as all of them cut all batches alike.
+            if tuned is not None and self._cuts and not (self._worker_takes_groups or self._others.active):
+                ready = self._cut(ready, needed, tuned)
             for chunk in chain(ready, repeat(None)):
                 if chunk is not None:
                     running.append((chunk, runner.submit(chunk)))
-                    if len(running) <= runner.ahead:
-                        continue
                 elif not running:
                     break
-                done, take = running.popleft()
-                begun = time.perf_counter_ns()
-                found = take()
-                counts.waited(time.perf_counter_ns() - begun)
-                yield done, found
-                del found, take  # frees their memory for the next chunk
-                # Shards that no chunk ahead needs may be closed.
-                for shard in done.distinct:
-                    needed[shard] -= 1
-                    if not needed[shard]:
-                        del needed[shard]
-                        self._pool.done_with(shard)
-                self._others.done(done.others)
+                while running and (chunk is None or len(running) > runner.ahead):
+                    done, take = running.popleft()
+                    begun = time.perf_counter_ns()
+                    found = take()
+                    waited = time.perf_counter_ns() - begun
+                    counts.waited(waited)
+                    if tuned is not None and tuned.took(len(done.rows), waited, found, full=self._is_full):
+                        self._tune(tuned, runner)
+                    yield done, found
+                    del found, take  # frees their memory for the next chunk
+                    # Shards that no chunk ahead needs may be closed.
+                    for shard in done.distinct:
+                        needed[shard] -= 1
+                        if not needed[shard]:
+                            del needed[shard]
+                            self._pool.done_with(shard)
+                    self._others.done(done.others)
         finally:
             self.runner = None
+            if tuned is not None:
+                tuned.end()
             runner.close()
             self._others.close()
             self._pool.expect(())
+
+    def _cut(self, chunks: Iterator[Chunk], needed: dict[int, int], tuned: TunedRun) -> Iterator[Chunk]:
+        """The chunks, those in parts that would take long to read or to be consumed."""
+        for chunk in chunks:
+            if len(chunk.rows) <= tuned.step_samples or len(chunk.lengths) == 1:
+                yield chunk
+                continue
+            parts = cut_chunk(chunk, tuned.step_samples, len(self._pool.index))
+            for shard in chain.from_iterable(part.distinct for part in parts):
+                needed[shard] += 1
+            for shard in chunk.distinct:
+                needed[shard] -= 1
+            yield from parts
+
+    def _begin_tuning(self) -> TunedRun | None:
+        if self._tuner is None:
+            return None
+        settings, worker = self._settings, self._worker
+        tuned = self._tuner.begin(
+            settings.amounts,
+            batch_size=self._run.plan.batch_size,
+            chunk_bytes=self._chunk_bytes,
+            threads=self._threads,
+            tune_threads=self._tunes_threads,
+            worker=worker,
+        )
+        self._lookahead = tuned.lookahead
+        return tuned
+
+    def _tune(self, tuned: TunedRun, runner: Runner[_T]) -> None:
+        self._lookahead = tuned.lookahead
+        if isinstance(runner, InThreads):
+            runner.spare = tuned.chunks_ahead
+            if runner.workers != tuned.threads:
+                runner.resize(tuned.threads)
 
     def _counted(self, read: Callable[[Chunk], _T], chunk: Chunk) -> _T:
         with self._pool.counted(chunk.shards, chunk.distinct):
@@ -272,12 +331,12 @@ class Pipeline:
 
     def _fetched_ahead(self, needed: dict[int, int]) -> Iterator[Chunk]:
         """Chunks in order, while shards of the next ones are fetched; ``needed`` counts the chunks that need each."""
-        lookahead, most_shards = self._lookahead, self._settings.amounts.most_shards
+        most_shards = self._settings.amounts.most_shards
         window: deque[Chunk] = deque()
         ahead, allowed, allowed_shards = 0, FIRST_SAMPLES, FIRST_MOST_SHARDS
 
         def enough() -> bool:
-            if ahead > lookahead or len(needed) > min(most_shards, allowed_shards):
+            if ahead > self._lookahead or len(needed) > min(most_shards, allowed_shards):
                 return True
             return ahead > allowed and (len(needed) >= FIRST_SHARDS or ahead > FIRST_SAMPLES_OF_FEW_SHARDS)
 
@@ -287,7 +346,8 @@ class Pipeline:
             for shard in chunk.distinct:
                 needed[shard] = needed.get(shard, 0) + 1
             while len(window) > 1 and enough():
-                full = begin_span() if ahead > lookahead or len(needed) > most_shards else 0
+                self._is_full = ahead > self._lookahead
+                full = begin_span() if self._is_full or len(needed) > most_shards else 0
                 first = window.popleft()
                 ahead -= len(first.rows)
                 allowed += (_GROWTH - 1) * len(first.rows)

@@ -32,11 +32,13 @@ class FetchWidth:
 
     Attributes:
         sharers: processes on this node that read through the same cache.
+        tuned: the number that a tuner sets instead; 0: none. The bound holds for it, too.
     """
 
     def __init__(self, fixed: int | None) -> None:
         self.fixed = fixed
         self.sharers = 1
+        self.tuned = 0
         self._seen = 0
         self._time = math.inf
         self._work = self._bytes = 0.0
@@ -46,10 +48,17 @@ class FetchWidth:
         """Shards to be fetched at once."""
         if self.fixed is not None:
             return self.fixed
+        if self.tuned:
+            return min(self.tuned, self.most)
         if self._seen < _LEAST_SEEN:
             return USUAL_FETCHES
         enough = math.ceil(_SPARE * self._time / max(self._work, _LEAST_WORK))
-        return min(max(USUAL_FETCHES, enough), most_fetches(self._bytes, self.sharers))
+        return min(max(USUAL_FETCHES, enough), self.most)
+
+    @property
+    def most(self) -> int:
+        """The bound, for shards of the sizes that were seen."""
+        return most_fetches(self._bytes, self.sharers)
 
     def saw(self, seconds: float, work: float, size: int) -> None:
         """Note a shard that was fetched and opened.

@@ -20,6 +20,7 @@ from stoker.cache.base import ShardCache
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared_counters import Count, Counts
 from stoker.concurrency.shared_file import spawning
+from stoker.concurrency.spans.read_times import ReadTimes
 from stoker.concurrency.spans.recorder import Stage, join_recording, recorder, span
 from stoker.concurrency.spans.sample_clock import ShortSamples
 from stoker.concurrency.threads import Threads
@@ -66,6 +67,7 @@ class ShardPool:
 
     Attributes:
         width: how many shards are fetched at once.
+        times: what reading took.
         fetched: for each shard whether it was not in the cache when this process first wanted it; ``None`` for no shard.
     """
 
@@ -139,6 +141,7 @@ class ShardPool:
         # Small shards that were asked for ahead.
         self._window = AheadWindow()
         self._fetching: list[Future[None]] = []
+        self.times = ReadTimes()
 
     @property
     def cache(self) -> ShardCache:
@@ -177,10 +180,10 @@ class ShardPool:
                     mine.set_running_or_notify_cancel()  # others wait for it: it can not be cancelled
                     self._coming[shard] = mine
             if coming is None:
-                with span(Stage.OPEN):
+                with span(Stage.OPEN), self.times.awaiting():
                     return self._load_for_all(shard, mine)
             try:
-                with span(Stage.OPEN):
+                with span(Stage.OPEN), self.times.awaiting():
                     found = coming.result().get(shard)
             except CancelledError:
                 found = None
@@ -190,6 +193,17 @@ class ShardPool:
                 raise found
             if found is not None:
                 return found
+
+    @property
+    def saturated(self) -> bool:
+        """Whether more shards are to be fetched or opened ahead than are at once."""
+        return self._threads.waits
+
+    def tune_downloads(self, count: int) -> None:
+        """Fetch so many shards at once, up to the bound for their size; 0: as many as this pool chooses."""
+        if count != self.width.tuned:
+            self.width.tuned = count
+            self._threads.resize(self.width.value)
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`."""
@@ -311,6 +325,7 @@ class ShardPool:
         remote = 0 if self.fetched is None else int(np.count_nonzero(self.fetched[shards]))
         took = time.perf_counter_ns() - begun
         self.counts.read_step(len(shards), remote, ready, len(distinct) - ready, took)
+        self.times.step(len(shards), took)
 
     def expect(self, shards: Collection[int], at_once: int = 0) -> None:
         """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest.

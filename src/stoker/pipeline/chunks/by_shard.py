@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from stoker.formats.common.merge import check_types, scatter
+from stoker.pipeline.columns import bytes_of
 from stoker.policy import GROUP_BYTES
 from stoker.reading.samples import distinct, list_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
@@ -19,8 +19,6 @@ from stoker.types import Batch, Ids
 _GROWTH: Final = 8
 _USUAL_BATCH: Final = 256
 _MOST_SAMPLES: Final = 1 << 20
-# Samples whose size in memory is looked at.
-_LOOKED_AT: Final = 64
 
 
 def expected_fetches(samples: int, shards: int, sample_bytes: int, group_bytes: int = GROUP_BYTES) -> float:
@@ -109,7 +107,7 @@ class ShardByShard:
             others = [n for n, layout in enumerate(layouts) if n == 0 or layout != layouts[0]]
             check_types([parts[n][1] for n in others], [self._name(runs[n][1][0]) for n in others])
         values: Batch | list[Any] = scatter(parts, len(rows)) if self._whole else _in_order(parts, len(rows))
-        each = max(self._sample_bytes, _bytes_of(values) // len(rows), 1)
+        each = max(self._sample_bytes, bytes_of(values) // len(rows), 1)
         self.next_samples = max(1, min(_GROWTH * len(rows), self._most_bytes // each, _MOST_SAMPLES))
         return values
 
@@ -128,18 +126,3 @@ def _in_order(parts: Sequence[tuple[Ids, list[Any]]], count: int) -> list[Any]:
         for number, sample in zip(at.tolist(), samples, strict=True):
             values[number] = sample
     return values
-
-
-def _bytes_of(values: object) -> int:
-    """Bytes that a value takes in memory, about; of long lists by some of their values."""
-    if isinstance(values, np.ndarray) and not values.dtype.hasobject:
-        return int(values.nbytes)
-    if isinstance(values, dict):
-        return sys.getsizeof(values) + sum(map(_bytes_of, values.values()))
-    if isinstance(values, list | tuple | np.ndarray):
-        some = values[:: max(1, len(values) // _LOOKED_AT)]
-        return sys.getsizeof(values) + sum(map(_bytes_of, some)) * len(values) // max(1, len(some))
-    bands = getattr(values, "getbands", None)  # an image of Pillow, which may be decoded by its user
-    if bands is not None:
-        return math.prod(getattr(values, "size", ())) * len(bands())
-    return sys.getsizeof(values)

@@ -44,6 +44,28 @@ class Chunk:
         return None if self.others is None else self.others.await_ids()
 
 
+def cut_chunk(chunk: Chunk, samples: int, shards: int) -> list[Chunk]:
+    """A chunk in parts of whole batches, each of about so many samples.
+
+    Args:
+        chunk: without values.
+        samples: of a part, at most where its batches are no longer.
+        shards: number of shards of the dataset.
+    """
+    parts: list[Chunk] = []
+    first = start = end = 0
+    for number, length in enumerate([*chunk.lengths, samples + 1]):
+        if end > start and end + length - start > samples:
+            here = slice(start, end)
+            present = tuple(distinct(chunk.shards[here], shards)[0].tolist())
+            parts.append(
+                Chunk(chunk.lengths[first:number], chunk.positions[here], chunk.shards[here], chunk.rows[here], present)
+            )
+            first, start = number, end
+        end += length
+    return parts
+
+
 def located_chunks(
     run: Run | OuterRun, shards: int, samples: int, worker: LoaderWorker, skip: int, *, in_groups: bool
 ) -> Iterator[Chunk]:

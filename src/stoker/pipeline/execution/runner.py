@@ -78,25 +78,31 @@ class InThreads(Generic[_T]):
 
     Args:
         execute: reads a chunk; called by several threads at once.
-        workers: threads.
+        workers: threads; 0: the thread that takes the result executes, until it is resized.
+
+    Attributes:
+        spare: chunks that may be done and wait. With one, no thread waits for the consumer to ask.
     """
 
     def __init__(self, execute: Callable[[Chunk], _T], workers: int) -> None:
         self._execute = execute
         self._threads = Threads(workers, "read")
         self.workers = workers
+        self.spare = 1
 
     @property
     def ahead(self) -> int:
-        """One more than there are threads, so that none waits for the consumer to ask."""
-        return self.workers + 1
+        """See :class:`Runner`."""
+        return self.workers + self.spare if self.workers else 0
 
     def submit(self, chunk: Chunk) -> Callable[[], _T]:
         """See :class:`Runner`."""
+        if not self.workers:
+            return partial(self._execute, chunk)
         return self._threads.submit(partial(self._execute, chunk)).result
 
     def resize(self, workers: int) -> None:
-        """See :class:`Runner`."""
+        """See :class:`Runner`; 0 is as with ``workers=0``."""
         self._threads.resize(workers)
         self.workers = workers
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.shared_counters import BUCKETS, Count, Counts, bucket_start
 from stoker.errors import ConfigError
+from stoker.pipeline.tuning.decisions import DecisionLog, TuningDecision
 
 PERCENTILES: Final = (50, 90, 99)
 _OF_BUFFER: Final = (Count.BUFFER_HITS, Count.BUFFER_MISSES, Count.BUFFER_WAIT)
@@ -88,6 +89,8 @@ class StreamStats:
         token_slots: all their slots, those of padding counted.
         cut_documents: documents of which a layout cut something off.
         cut_tokens: tokens that were cut off.
+        tuning: what tuners of its processes tried, kept and withdrew, the latest 32 of each; see
+            :class:`~stoker.formats.base.ReadOptions`.
     """
 
     samples_loaded: int = _metric("Samples read.", Count.SAMPLES, name="samples")
@@ -124,6 +127,7 @@ class StreamStats:
     token_slots: int = _metric("All their slots.", Count.TOKEN_SLOTS)
     cut_documents: int = _metric("Documents of which a layout cut something off.", Count.CUT_DOCUMENTS)
     cut_tokens: int = _metric("Tokens that were cut off.", Count.CUT_TOKENS)
+    tuning: tuple[TuningDecision, ...] = ()
 
     @property
     def padding_waste(self) -> float:
@@ -131,11 +135,12 @@ class StreamStats:
         return 1 - self.tokens / self.token_slots if self.token_slots else 0.0
 
     @classmethod
-    def of(cls, counts: Counts, *, buffered: bool = False) -> StreamStats:
+    def of(cls, counts: Counts, decisions: DecisionLog | None = None, *, buffered: bool = False) -> StreamStats:
         """A snapshot of ``counts``.
 
         Args:
             counts: where reading was counted.
+            decisions: those of tuners.
             buffered: whether a buffer stands between reading and the consumer: then hits and misses, and the time that the
                 consumer waited, are the buffer's.
         """
@@ -160,6 +165,7 @@ class StreamStats:
             worker_utilization=max(0.0, 1.0 - waited / elapsed) if elapsed > 0 else 0.0,
             waited=waited,
             elapsed=elapsed,
+            tuning=() if decisions is None else decisions.decisions(),
             **counted,
         )
 

@@ -23,6 +23,7 @@ from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
 from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.pipeline import Pipeline
+from stoker.pipeline.tuning.decisions import DecisionLog
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
 from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import SampleRun, distinct
@@ -106,6 +107,11 @@ class SampleSource(ABC):
     def chunk(self, batch_size: int) -> int:
         """About how many samples are best read in one step."""
 
+    @property
+    def decisions(self) -> DecisionLog | None:
+        """Those of the tuner; ``None``: nothing is tuned."""
+        return None
+
     def expect(self, shards: Iterable[int]) -> None:  # noqa: B027 - where all is in memory
         """Begin to fetch shards, and keep them; those that were expected before and are not among these may go."""
 
@@ -136,6 +142,11 @@ class PoolSource(SampleSource):
         self._amounts = replace(reader.settings.amounts, sharers=sharers)
         self.pool.share(sharers)
         self._expected: dict[int, None] = {}
+
+    @property
+    def decisions(self) -> DecisionLog | None:
+        """See :class:`SampleSource`."""
+        return self._reader.decisions
 
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
         with self._counted(shards):
@@ -222,6 +233,7 @@ class PoolSource(SampleSource):
             one_by_one=one_by_one and not threads,
             as_columns=not one_by_one,
             notes=None if self.bad_samples is None else notes,
+            tune_threads=self._settings.read_threads is None and not one_by_one,
         )
 
     @contextmanager

@@ -1,0 +1,124 @@
+"""The tuner's rules over simulated pipelines: they find what is slow, keep to the memory, and rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from simulated_pipeline import Simulated, run
+
+from stoker.pipeline.tuning.controller import Controller, Tick, TrialOutcome, Why
+from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+
+SLOW = {
+    "slow decoding": (Simulated(consumer=5e-5, reading=4e-4), Knob.READ_THREADS),
+    "slow store": (Simulated(latency=0.3, consumer=1e-5, reading=1e-5), Knob.DOWNLOAD_THREADS),
+    "short lookahead": (Simulated(late=0.5, latency=0.01, sample_bytes=1 << 12), Knob.PREDOWNLOAD),
+    "uneven reading": (Simulated(uneven=0.5, reading=3e-4, alone=0.25), Knob.CHUNKS_AHEAD),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.1])
+def test_the_knob_of_what_is_slow_is_raised(case: str, noise: float) -> None:
+    simulated, knob = SLOW[case]
+    simulated = replace(simulated, noise=noise)
+    for seed in range(5):
+        found = run(simulated, 250, seed)
+        kept = [one for one in found.changes if one.outcome is TrialOutcome.KEPT]
+        assert knob in {one.knob for one in kept}, found.changes
+        assert simulated.best() >= 0.95 * simulated.times(found.controller.settled)[0], found
+        assert all(one.gain > 0 for one in kept)
+
+
+def random_pipeline(rng: np.random.Generator) -> Simulated:
+    """A pipeline of any times."""
+    return Simulated(
+        consumer=10 ** rng.uniform(-5, -3),
+        reading=10 ** rng.uniform(-5, -3),
+        alone=float(rng.choice([0.0, 0.3, 1.0])),
+        processors=int(rng.choice([1, 2, 4, 8])),
+        latency=float(rng.choice([0.0, 0.01, 0.1, 0.3])),
+        late=float(rng.choice([0.0, 0.0, 0.3, 1.0])),
+        store=float(rng.choice([1e9, 300.0])),
+        uneven=float(rng.choice([0.0, 0.1])),
+        shard=int(rng.choice([8, 64, 512])),
+        sample_bytes=int(rng.choice([0, 1 << 12])),
+        budget=int(rng.choice([8 << 20, 64 << 20, 1 << 30])),
+        noise=float(rng.choice([0.01, 0.03, 0.1])),
+    )
+
+
+def test_a_thousand_pipelines() -> None:
+    """Nearly all come near the best of a grid, none comes over its memory, and none is made slower."""
+    rng = np.random.default_rng(1)
+    ratios = []
+    for seed in range(1000):
+        simulated = random_pipeline(rng)
+        found = run(simulated, 300, seed)
+        begun = {knob: one.start for knob, one in simulated.ranges().items()}
+        assert found.most_memory <= max(simulated.budget, simulated.memory.of(begun)), simulated
+        time = simulated.times(found.controller.settled)[0]
+        assert time <= 1.05 * simulated.times(begun)[0], (simulated, found)
+        ratios.append(simulated.best() / time)
+    assert np.mean(np.array(ratios) >= 0.95) >= 0.92
+    assert min(ratios) >= 0.7
+
+
+def test_a_slow_consumer_changes_nothing() -> None:
+    for seed in range(20):
+        found = run(Simulated(consumer=1e-3, reading=1e-6, noise=0.1), 2000, seed)
+        assert not found.changes
+        assert found.controller.tick_seconds == 1.0
+
+
+def test_noise_makes_no_tuner_wander() -> None:
+    """What no knob helps is tried ever less often: in minutes a few times, each of them withdrawn."""
+    tried, kept = [], 0
+    for seed in range(20):
+        found = run(Simulated(consumer=1e-5, reading=2e-4, alone=1.0, processors=1, noise=0.1), 1500, seed)
+        tried.append(len(found.changes))
+        kept += sum(one.outcome is TrialOutcome.KEPT for one in found.changes)
+        assert found.seconds > 400
+    assert max(tried) < 60, tried
+    assert kept < 2 * len(tried)
+
+
+def test_what_is_set_stays() -> None:
+    """A fixed knob is not changed, and in a vain search nothing else is worse for it."""
+    simulated = Simulated(consumer=1e-5, reading=4e-4, latency=0.3, late=0.5)
+    ranges = {knob: KnobRange.at(one.start) for knob, one in simulated.ranges().items()}
+    controller = Controller(ranges, simulated.memory)
+    assert controller.idle
+    rng = np.random.default_rng(0)
+    for knob in Knob:
+        controller = Controller({**simulated.ranges(), knob: ranges[knob]}, simulated.memory)
+        assert not controller.idle
+        for _ in range(500):
+            controller.observe(simulated.tick(controller.values, controller, rng))
+            assert controller.values[knob] == ranges[knob].start
+
+
+def test_steps_that_are_larger_than_thought_give_memory_back() -> None:
+    memory = MemoryUse(budget=64 << 20, chunk_bytes=1 << 20, sample_bytes=0)
+    ranges = {**Simulated().ranges(), Knob.READ_THREADS: KnobRange(8, 16), Knob.CHUNKS_AHEAD: KnobRange(16, 64)}
+    controller = Controller(ranges, memory)
+    tick = Tick(1.0, 0.0, 100, chunk_bytes=5 << 20)
+    changes = controller.observe(tick)
+    assert [(one.knob, one.why) for one in changes] == [(Knob.CHUNKS_AHEAD, Why.MEMORY)]
+    assert replace(memory, chunk_bytes=5 << 20).of(controller.values) <= memory.budget
+    for _ in range(3):
+        controller.observe(replace(tick, chunk_bytes=40 << 20))
+    assert controller.values[Knob.READ_THREADS] == 1, "one thread and one step are the least"
+
+
+def test_an_iteration_that_begins_anew_withdraws_what_is_on_trial() -> None:
+    simulated = Simulated(consumer=1e-5, reading=4e-4, noise=0.0)
+    controller = Controller(simulated.ranges(), simulated.memory)
+    rng = np.random.default_rng(0)
+    while controller.values[Knob.READ_THREADS] == 0:
+        controller.observe(simulated.tick(controller.values, controller, rng))
+    assert controller.settled[Knob.READ_THREADS] == 0
+    controller.restarted()
+    assert controller.values[Knob.READ_THREADS] == 0

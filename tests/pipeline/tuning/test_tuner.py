@@ -1,0 +1,249 @@
+"""Tuners of running pipelines: nothing that they set changes a sample, what is set stays, and their decisions are listed."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slow_store import slow_store
+from stoker import (
+    MDSWriter,
+    ReadOptions,
+    StreamingConfig,
+    StreamingDataLoader,
+    StreamingDataset,
+    StreamingShardLoader,
+)
+from stoker.errors import ConfigError
+from stoker.pipeline.tuning.controller import Controller, JudgedChange, Tick, TrialOutcome, Why
+from stoker.pipeline.tuning.decisions import DecisionLog
+from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.tuner import Rules, Tuner
+
+SAMPLES = 3000
+
+
+class RandomRules:
+    """Sets knobs at random, after each chunk."""
+
+    tick_seconds, tick_chunks, idle = 0.0, 1, False
+    made = 0
+
+    def __init__(self, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> None:
+        self._ranges, self._memory = ranges, memory
+        self._rng = np.random.default_rng(RandomRules.made)
+        RandomRules.made += 1
+        self.values = {knob: one.start for knob, one in ranges.items()}
+
+    @property
+    def settled(self) -> dict[Knob, int]:
+        return self.values
+
+    def restarted(self) -> None:
+        pass
+
+    def observe(self, tick: Tick) -> list[JudgedChange]:
+        knob = Knob(int(self._rng.integers(len(Knob))))
+        bounds, before = self._ranges[knob], self.values[knob]
+        if bounds.fixed:
+            return []
+        least = {Knob.READ_THREADS: min(1, bounds.start), Knob.DOWNLOAD_THREADS: 0}.get(knob, 1)
+        self.values[knob] = after = int(self._rng.integers(least, min(bounds.most, 64) + 1))
+        return [JudgedChange(knob, before, after, Why.READING, TrialOutcome.KEPT, 0.0)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 shards of 50 samples."""
+    folder = tmp_path_factory.mktemp("tuned") / "data"
+    rng = np.random.default_rng(0)
+    with MDSWriter({"x": "ndarray:uint8:256", "n": "int"}, folder, size_limit=None) as out:
+        for first in range(0, SAMPLES, 50):
+            out.write_batch({"x": rng.integers(0, 255, (50, 256), np.uint8), "n": list(range(first, first + 50))})
+            out.flush_shard()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bucket(data: Path) -> Iterator[dict[str, Any]]:
+    """The same in a bucket, as arguments of a dataset."""
+    with slow_store(data.parent, 0.0) as options:
+        yield {"remote": "s3://any/data", "storage_options": options}
+
+
+def augment(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": sample["x"] ^ rng.integers(0, 255, 256, np.uint8), "n": sample["n"]}
+
+
+def not_each_fifth(sample: dict[str, Any]) -> bool:
+    return bool(sample["n"] % 5)
+
+
+def even_of_both(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "twice": 2 * np.asarray(batch["n"])}
+
+
+def digest(batches: Any) -> str:
+    found = hashlib.sha256()
+    for batch in batches:
+        found.update(np.ascontiguousarray(batch["x"]).tobytes())
+        found.update(np.asarray(batch["n"]).tobytes())
+    return found.hexdigest()
+
+
+def loaders(data: Path, bucket: dict[str, Any], cache: Path, **read: Any) -> Iterator[tuple[str, Any]]:
+    """Epochs of loaders on the pipeline."""
+    for kind in ("disk", "memory"):
+        given: dict[str, Any] = {
+            "batch_size": 16,
+            "shuffle": True,
+            "read": ReadOptions(**read),
+            "cache": kind,
+            "local": cache / kind if kind == "disk" else None,
+            **bucket,
+        }
+        with StreamingDataset(**given) as plain:
+            yield f"columns {kind}", plain.batches()
+            yield f"samples {kind}", iter(plain)
+        with StreamingDataset(**given).random_map(augment) as chain:
+            yield f"chain {kind}", chain.batches()
+            yield f"chain of samples {kind}", iter(chain)
+        with StreamingDataset(**given).filter(not_each_fifth).batch_map(even_of_both) as filtered:
+            yield f"filtered {kind}", filtered.batches()
+        with StreamingDataset(on_bad_sample="skip", **given) as lenient:
+            yield f"lenient {kind}", lenient.batches()
+    dataset = StreamingDataset(data, read=ReadOptions(**read))
+    with StreamingShardLoader(dataset, StreamingConfig(batch_size=16)) as shards:
+        yield "shard loader", shards
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("seed", range(2))
+def test_random_decisions_change_no_sample(
+    data: Path, bucket: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    untuned = {name: digest(epoch) for name, epoch in loaders(data, bucket, tmp_path / "off", tune="off")}
+    RandomRules.made = 1000 * seed
+    monkeypatch.setattr(Tuner, "rules", lambda _, ranges, memory: RandomRules(ranges, memory))
+    tuned = {name: digest(epoch) for name, epoch in loaders(data, bucket, tmp_path / "on", tune="auto")}
+    assert tuned == untuned
+    assert RandomRules.made > 1000 * seed + 10
+
+
+@pytest.mark.processes
+def test_tuners_of_workers_change_no_sample_and_are_listed(
+    bucket: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tuner, "rules", lambda _, ranges, memory: RandomRules(ranges, memory))
+    found = {}
+    for tune in ("off", "auto"):
+        read = ReadOptions(tune=tune)
+        dataset = StreamingDataset(local=tmp_path / tune, shuffle=True, batch_size=16, read=read, **bucket)
+        found[tune] = digest(StreamingDataLoader(dataset, num_workers=2, columnar=True))
+        decisions = dataset.stats().tuning
+    assert found["auto"] == found["off"]
+    assert {one.worker for one in decisions} == {0, 1}
+    # Workers have threads of their own only where the user says so.
+    assert {one.setting for one in decisions} <= {"predownload", "download_threads"}
+
+
+def seen_rules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Mapping[Knob, KnobRange], MemoryUse]]:
+    """What rules are made for, from now on."""
+    given: list[tuple[Mapping[Knob, KnobRange], MemoryUse]] = []
+    rules = Tuner.rules
+
+    def seen(self: Tuner, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> Rules:
+        given.append((ranges, memory))
+        return rules(self, ranges, memory)
+
+    monkeypatch.setattr(Tuner, "rules", seen)
+    return given
+
+
+@pytest.mark.processes
+def test_what_the_user_sets_is_not_tuned(
+    data: Path, bucket: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = seen_rules(monkeypatch)
+    read = ReadOptions(read_threads=2, download_threads=3)
+    with StreamingDataset(local=tmp_path, predownload=64, batch_size=8, read=read, **bucket) as dataset:
+        next(dataset.batches())
+        assert dataset.epoch_reader.pool.width.value == 3
+    fixed = {knob: one.start for knob, one in given[0][0].items() if one.fixed}
+    assert fixed == {Knob.READ_THREADS: 2, Knob.PREDOWNLOAD: 64, Knob.DOWNLOAD_THREADS: 0}
+    with StreamingDataset(data, batch_size=8, read=ReadOptions(read_threads=0)) as dataset:
+        next(dataset.batches())
+    assert given[1][0][Knob.READ_THREADS] == KnobRange(0, given[1][0][Knob.READ_THREADS].most, 2, fixed=True)
+    assert given[1][0][Knob.CHUNKS_AHEAD].fixed
+    with StreamingDataset(data, batch_size=8, read=ReadOptions(tune="off")) as dataset:
+        next(dataset.batches())
+        assert dataset.stats().tuning == ()
+    assert len(given) == 2
+
+
+@pytest.mark.processes
+def test_memory_that_is_given_bounds_what_is_held(bucket: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = seen_rules(monkeypatch)
+    read = ReadOptions(tune_memory="200kb")
+    with StreamingDataset(cache="memory", batch_size=16, read=read, **bucket) as dataset:
+        assert sum(len(batch["n"]) for batch in dataset.batches()) == SAMPLES
+    ranges, memory = given[0]
+    assert memory.budget == 200 << 10
+    assert 0 < ranges[Knob.PREDOWNLOAD].most * memory.sample_bytes <= memory.budget
+    assert ranges[Knob.PREDOWNLOAD].start == ranges[Knob.PREDOWNLOAD].most // 2
+    for wrong in (0, "0b"):
+        with pytest.raises(ConfigError, match="tune_memory"):
+            ReadOptions(tune_memory=wrong)
+
+
+def slow(sample: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.002)  # as a function that waits for a server: threads help, however many processors there are
+    return sample
+
+
+def test_threads_are_added_for_functions_that_wait(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    with StreamingDataset(data, batch_size=8, transform=slow) as dataset:
+        for _ in itertools.chain.from_iterable(dataset.batches() for _ in range(5)):
+            if any(one.kept for one in dataset.stats().tuning):
+                break
+        [first, *_] = [one for one in dataset.stats().tuning if one.kept]
+    assert (first.setting, first.before, first.after, first.worker) == ("read_threads", 1, 2, None)
+    assert first.gain > 0.2
+    assert first.samples > 0
+    assert "reading" in first.why
+
+
+def test_an_epoch_keeps_what_the_one_before_found(data: Path) -> None:
+    with StreamingDataset(data, batch_size=16) as dataset:
+        next(dataset.batches())
+        tuner = dataset.epoch_reader._tuner
+        assert tuner is not None
+        rules = tuner._rules
+        assert isinstance(rules, Controller)
+        rules.values[Knob.READ_THREADS] = 2
+        batches = dataset.batches()
+        next(batches)
+        assert tuner._rules is rules
+        assert tuner._run is not None
+        assert tuner._run.threads == 2
+        del batches
+
+
+def test_decisions_of_a_process_that_is_gone_make_room() -> None:
+    log = DecisionLog()
+    for number in range(40):
+        change = JudgedChange(Knob.PREDOWNLOAD, number, number + 1, Why.LOOKAHEAD, TrialOutcome.WITHDRAWN, -0.125)
+        log.add(change, samples=10 * number, seconds=float(number), worker=None)
+    found = log.decisions()
+    assert [one.before for one in found] == list(range(8, 40)), "the latest 32"
+    last = found[-1]
+    assert (last.setting, last.after, last.kept, last.gain, last.samples) == ("predownload", 40, False, -0.125, 390)
+    assert (last.seconds, last.worker) == (39.0, None)
