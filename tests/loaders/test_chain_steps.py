@@ -519,3 +519,16 @@ def test_token_batches_of_chosen_and_repeated_documents_resume(data: Path) -> No
         second = made()
         second.load_state_dict(first.state_dict())
         assert begun + [batch.input_ids.tolist() for batch in second] == whole
+
+
+def test_batches_that_get_as_many_samples_as_before_keep_their_own(data: Path) -> None:
+    """Of two batches that are read together one gets a sample more, and the other one less."""
+
+    def moved(sample: dict[str, Any]) -> list[dict[str, Any]]:
+        return [sample] * {24: 2, 39: 0}.get(number_of(sample), 1)
+
+    for treatment in ("raise", "skip"):
+        dataset = opened(data, shuffle=False, size=8, on_bad_sample=treatment).flat_map(moved)
+        batches = [ids_of(batch) for batch in dataset.batches()]
+        assert batches[3] == [24, *range(24, 32)], treatment
+        assert batches[4] == list(range(32, 39))

@@ -55,6 +55,7 @@ _METHODS: Final[Mapping[str, str]] = {
     "rename_columns": "use rename()",
     "select_columns": "use select()",
     "remove_columns": "use select(), or give columns= to the constructor",
+    "add_column": "write it as a dataset of its own, and use zip() or join()",
     "take": "give subset=KeepIds(range(n)) to the constructor",
     "skip": "give subset=SkipIds(range(n)) to the constructor",
     **dict.fromkeys(("batch", "batched", "iter"), _BATCHES),

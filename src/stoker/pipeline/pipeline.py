@@ -232,7 +232,8 @@ class Pipeline:
         chunk, good = found
         if self._reader.one_batch:
             return BatchGroup(good.values, [batch_length(good.values)])
-        if not good.bad and len(good.kept) == len(chunk.rows):
+        # flat_map() may make as many samples as there were, and other numbers of single ones.
+        if not good.bad and not self._reader.filters:
             return BatchGroup(good.values, chunk.lengths)
         ends = np.searchsorted(good.kept, np.cumsum(chunk.lengths))
         return BatchGroup(good.values, np.diff(ends, prepend=0).tolist())

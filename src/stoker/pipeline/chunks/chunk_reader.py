@@ -88,7 +88,7 @@ class ChunkReader:
             if not is_of_sample(error):
                 raise
             return chunk, True
-        return replace(chunk, others=known_others(others)), bool(reader.missing(others, chunk.shards, chunk.rows))
+        return replace(chunk, others=known_others(others)), reader.misses(others)
 
     def sample_run(self, chunk: Chunk) -> SampleRun:
         """The samples, each made when it is asked for."""

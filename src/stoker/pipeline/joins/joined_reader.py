@@ -128,6 +128,13 @@ class JoinedReader(SampleReader):
         gone: NDArray[np.bool_] | None = np.logical_or.reduce(left_out) if left_out else None
         return None if gone is None or not gone.any() else ~gone
 
+    def misses(self, others: OtherIds) -> bool:
+        """Whether any sample must have one in another dataset and has none, given the ids of the others' samples."""
+        return any(
+            join.known and join.step.missing == "raise" and len(ids) and int(ids.min()) < 0
+            for join, ids in zip(self.joins, others, strict=True)
+        )
+
     def missing(self, others: OtherIds, shards: Ids, rows: Ids) -> dict[int, SampleError]:
         """Errors of the samples that must have one in another dataset and have none, by number.
 
@@ -136,18 +143,19 @@ class JoinedReader(SampleReader):
             shards, rows: of the samples.
         """
         found: dict[int, SampleError] = {}
+        if not self.misses(others):
+            return found
         for number, (join, ids) in enumerate(zip(self.joins, others, strict=True)):
-            if join.known and join.step.missing == "raise" and len(ids) and int(ids.min()) < 0:
+            if join.known and join.step.missing == "raise":
                 for at in np.flatnonzero(ids < 0).tolist():
                     found.setdefault(at, self._missing(number, int(shards[at]), int(rows[at])))
         return found
 
     def _check(self, others: OtherIds, shards: Ids, rows: Ids) -> None:
         """See that the samples are there that must be."""
-        for number, (join, ids) in enumerate(zip(self.joins, others, strict=True)):
-            if join.known and join.step.missing == "raise" and len(ids) and int(ids.min()) < 0:
-                at = int(np.argmax(ids < 0))
-                raise self._missing(number, int(shards[at]), int(rows[at]))
+        if self.misses(others):
+            missing = self.missing(others, shards, rows)
+            raise missing[min(missing)]
 
     def _missing(self, number: int, shard: int, row: int) -> TransformError:
         join = self.joins[number]
