@@ -83,6 +83,10 @@ CONNECTIONS: Final = 64
 USUAL_FETCHES: Final = 8
 """Shards that are fetched at once before anything was seen, and at least."""
 
+# Of small ones more at once, as nothing is known of how late the store answers: as many as carry so many bytes, and at most.
+_FIRST_UNDER_WAY: Final = 4 << 20
+_MOST_FIRST_FETCHES: Final = 32
+
 INDEXES_AT_ONCE: Final = 64
 """Indexes of streams, or of parts to merge, that are read at once where storage answers late."""
 
@@ -108,6 +112,12 @@ def most_fetches(shard_bytes: float, sharers: int) -> int:
     """
     of_bytes = int(_MOST_UNDER_WAY / sharers / max(shard_bytes, 1.0))
     return max(USUAL_FETCHES, min(_MOST_FETCHES, _MOST_FETCHES_OF_NODE // sharers, of_bytes))
+
+
+def first_fetches(shard_bytes: int, sharers: int) -> int:
+    """Shards that a process fetches at once before anything was seen; the arguments are those of :func:`most_fetches`."""
+    usual = max(USUAL_FETCHES, min(_MOST_FIRST_FETCHES, _FIRST_UNDER_WAY // max(1, shard_bytes)))
+    return min(usual, most_fetches(shard_bytes, sharers))
 
 
 # -- held, and read in one step ------------------------------------------------------------------------------------------

@@ -48,6 +48,16 @@ def test_waiting_for_each_other_is_no_latency_and_slower_storage_is_noticed() ->
     assert width.value > 100
 
 
+def test_of_small_shards_more_are_fetched_before_anything_was_seen() -> None:
+    assert FetchWidth(None, 16 << 20).value == FetchWidth(None).value == USUAL_FETCHES
+    assert FetchWidth(None, 100_000).value == FetchWidth(None, 1).value == 32
+    assert FetchWidth(None, 256 << 10).value == 16
+    shared = FetchWidth(None, 1000)
+    shared.sharers = 16
+    assert shared.value == 16
+    assert FetchWidth(5, 1000).value == 5
+
+
 def test_clocks_that_show_no_work_divide_by_no_zero() -> None:
     assert width_after(20 * MS, 0.0, 0) == 128
 

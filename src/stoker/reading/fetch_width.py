@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from stoker.policy import USUAL_FETCHES, most_fetches
+from stoker.policy import USUAL_FETCHES, first_fetches, most_fetches
 
 # Fetches that are seen before the first choice: those of the first connections take longer.
 _LEAST_SEEN: Final = 2 * USUAL_FETCHES
@@ -29,14 +29,16 @@ class FetchWidth:
 
     Args:
         fixed: the number, where it is set; ``None`` to choose it.
+        first_bytes: bytes of a shard that is fetched first.
 
     Attributes:
         sharers: processes on this node that read through the same cache.
         tuned: the number that a tuner sets instead; 0: none. The bound holds for it, too.
     """
 
-    def __init__(self, fixed: int | None) -> None:
+    def __init__(self, fixed: int | None, first_bytes: int = 1 << 20) -> None:
         self.fixed = fixed
+        self._first_bytes = first_bytes
         self.sharers = 1
         self.tuned = 0
         self._seen = 0
@@ -51,7 +53,7 @@ class FetchWidth:
         if self.tuned:
             return min(self.tuned, self.most)
         if self._seen < _LEAST_SEEN:
-            return USUAL_FETCHES
+            return first_fetches(self._first_bytes, self.sharers)
         enough = math.ceil(_SPARE * self._time / max(self._work, _LEAST_WORK))
         return min(max(USUAL_FETCHES, enough), self.most)
 

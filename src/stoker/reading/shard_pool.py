@@ -97,7 +97,8 @@ class ShardPool:
                 one.early = []
         self.most_open = most_open
         self.options = options
-        self.width = FetchWidth(threads)
+        self._small = SmallShards(index, self.caches, options)
+        self.width = FetchWidth(threads, self._small.first_object)
         self._threads = Threads(self.width.value, "fetch")
         # The least recently used first.
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
@@ -108,7 +109,6 @@ class ShardPool:
         self._held = 0
         self._held_sizes: dict[int, int] = {}
         self._needed: Collection[int] = ()
-        self._small = SmallShards(index, self.caches, options)
         self._reset()
         reset_in_children(self)
 

@@ -46,6 +46,12 @@ class SmallShards:
         given = zip(parts, caches, firsts, strict=False)
         self._streams = [_Stream(part, cache, first, options) for part, cache, first in given]
 
+    @property
+    def first_object(self) -> int:
+        """Bytes of the first shard, where it is fetched from a store; otherwise more than a small one has."""
+        stream = self._streams[0]
+        return shard_bytes(stream.shards, 0) if stream.far and len(stream.shards) else SMALL_FILE
+
     def _stream_of(self, shard: int) -> int:
         return self._index.part_of(shard) if isinstance(self._index, ConcatIndex) else 0
 
