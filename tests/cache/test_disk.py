@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from stoker.errors import (
     StorageFullError,
 )
 from stoker.storage.files import MappedFile
+from stoker.storage.local import LocalStore
+from stoker.storage.types import Arrival
 from support import cache_of
 
 ROWS = 400
@@ -444,6 +447,40 @@ def test_a_small_shard_whose_claim_stalls_is_fetched_here_too(tmp_path: Path) ->
     assert pool.get(0).samples
     assert (cache_of(tmp_path / "local") / name).read_bytes() == (tmp_path / "remote" / name).read_bytes()
     assert not Claims(str(cache_of(tmp_path / "local") / ".stoker"), 60.0).take(name)  # still theirs
+
+
+def unindexed_pool(folder: Path) -> Any:
+    (folder / "remote").mkdir()
+    for number in range(8):
+        (folder / "remote" / f"{number}.bin").write_bytes(bytes([number]) * 5000)
+    return open_pool(folder, format="files")
+
+
+def test_a_version_that_is_written_otherwise_in_a_listing_is_the_stores_to_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = unindexed_pool(tmp_path)
+    plain, asked = LocalStore.request, []
+
+    def request(store: LocalStore, key: str, *, max_bytes: int) -> Arrival:
+        data, info = plain(store, key, max_bytes=max_bytes)()
+        asked.append(key)
+        return lambda: (data, replace(info, version="another"))
+
+    monkeypatch.setattr(LocalStore, "request", request)
+    pool.prefetch(range(4))
+    assert [pool.get(number).data[:] for number in range(8)] == [bytes([number]) * 5000 for number in range(8)]
+    assert len(asked) == 8
+
+
+@pytest.mark.parametrize("content", [b"x" * 5000, b"longer" * 1000, b"shorter"])
+def test_a_file_without_an_index_that_is_written_anew_is_an_error(tmp_path: Path, content: bytes) -> None:
+    pool = unindexed_pool(tmp_path)
+    (tmp_path / "remote" / "3.bin").write_bytes(content)
+    pool.prefetch(range(8))
+    with pytest.raises(CorruptDataError, match=r"3\.bin was replaced after it was indexed"):
+        pool.get(3)
+    assert pool.get(4).data[:] == bytes([4]) * 5000
 
 
 def test_claims_end_with_an_error_and_with_a_fetch(tmp_path: Path) -> None:

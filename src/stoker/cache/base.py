@@ -302,8 +302,7 @@ class ShardCache(ABC):
         assert self.store is not None
         self._count(Count.BYTES_FETCHED, len(data))
         if file.part is not None:
-            check_whole(self.store, file.part, arrived)
-            return data
+            return check_whole(self.store, file.part, data, arrived)
         self._check_size(file, len(data))
         name = self._hash_of(file)
         if name is not None:

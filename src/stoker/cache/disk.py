@@ -36,7 +36,7 @@ from stoker.cache.base import CacheSettings, IfFull, ShardCache
 from stoker.cache.claims import Claims
 from stoker.cache.decompress import unpack_file
 from stoker.cache.directory import CacheDirectory
-from stoker.cache.in_use import hold
+from stoker.cache.in_use import hold, lock_offset
 from stoker.cache.origin import PRIVATE, remove_origin_part
 from stoker.cache.quota import PART, CacheQuota, claim, part_name, release, remove_unlocked
 from stoker.cache.range_fetch import check_file, fetch_part
@@ -271,7 +271,7 @@ class DiskCache(ShardCache):
     def _write_small(self, name: str, data: BufferLike) -> None:
         """Put a file that is claimed into its place. A killed process leaves a part file, which nobody else writes to."""
         self._have_directories(name)
-        part = f"{self._private}/{part_name(name, f'{os.getpid() & 0xFFFFFFFF:08x}{self._random}')}"
+        part = f"{self._private}/{lock_offset(name):016x}.{os.getpid():x}{self._random}{PART}"
         descriptor = os.open(part, _NEW_FILE, 0o666)
         try:
             try:

@@ -22,7 +22,7 @@ from stoker.errors import (
 from stoker.formats.base import FilePart
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.files import open_own
-from stoker.storage.types import Arrival
+from stoker.storage.types import Arrival, BufferLike
 from stoker.storage.versions import local_version, same_version
 
 # Bytes between ranges are fetched and thrown away where that saves a request: at most so many in a row, and at most this
@@ -82,14 +82,21 @@ def request_whole(store: Store, part: FilePart) -> Arrival:
         return store.request(part.key, max_bytes=part.size)
 
 
-def check_whole(store: Store, part: FilePart, info: ObjectInfo) -> None:
-    """Check what the store said of such a file when it came.
+def check_whole(store: Store, part: FilePart, data: BufferLike, info: ObjectInfo) -> BufferLike:
+    """The bytes of such a file, which came with what the store said of it.
+
+    Some stores write a version otherwise in a listing. Where it differs, the store is asked for the file of that version.
 
     Raises:
         CorruptDataError: the file is not the one that was indexed.
+        StorageError: reading failed.
     """
-    _check_same(store, part, info)
+    same = same_version(part.version.strip('"'), info.version.strip('"'))
+    if info.size != part.size or (part.version and not same):
+        with _explained(store, part):
+            data = store.get_ranges(part.key, [0], [part.size], version=part.version)[0]
     _check_local(store, part)
+    return data
 
 
 def plan_requests(part: FilePart, most: int = _CHUNK) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
