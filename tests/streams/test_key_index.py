@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from stoker import StreamingDataset
+from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError
 from stoker.streams import key_index
 from stoker.streams.key_index import KeyIndex, hash_keys
@@ -96,5 +96,45 @@ def test_keys_of_other_types_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"asked holds text, and .* holds integers"):
         index.find(["1"], "asked")
     assert index.find(np.array([2, 1 << 63], np.uint64), "asked").tolist() == [1, -1]
+    assert index.find([2, -1, 1 << 80, 1 << 63], "asked").tolist() == [1, -1, -1, -1]
     assert index.find([2, 1 << 80], "asked").tolist() == [1, -1]
     assert hash_keys(["\ud800"], "asked").kind == "text"
+
+
+TOP = 1 << 64
+KEYS = {
+    "large": [TOP - 1, 1 << 63, 7, 0, (1 << 63) - 1, TOP - 3],
+    "consecutive and large": [TOP - 2, TOP - 1, TOP - 3],
+    "small": [-(1 << 63), 3 - (1 << 63), (1 << 63) - 1, -1, 0],
+    "consecutive and small": [2 - (1 << 63), -(1 << 63), 1 - (1 << 63)],
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_integers_are_found_up_to_the_ends_of_their_types(tmp_path: Path, name: str) -> None:
+    keys = KEYS[name]
+    signed = min(keys) < 0
+    index = index_of(tmp_path, pa.array(keys, pa.int64() if signed else pa.uint64()))
+    places = {key: number for number, key in enumerate(keys)}
+    asked = sorted({key % TOP for other in KEYS.values() for key in other} | {1, TOP - 4})
+    signed_asked = [key - TOP if key >> 63 else key for key in asked]
+    for values in (np.array(asked, np.uint64), asked, np.array(signed_asked, np.int64), signed_asked):
+        assert index.find(values, "asked").tolist() == [places.get(int(key), -1) for key in values]
+    mixed = [*asked, *signed_asked, 1 << 70, -(1 << 70)]
+    assert index.find(mixed, "asked").tolist() == [places.get(key, -1) for key in mixed]
+
+
+def test_two_samples_of_one_large_key_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"two samples have the key {TOP - 1}: row 1 .* and row 2"):
+        index_of(tmp_path, pa.array([5, TOP - 1, TOP - 1], pa.uint64()))
+
+
+def test_integers_that_fit_in_no_type_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds -1, and others of at least 2⁶³: .* Write them as text"):
+        index_of(tmp_path, [1, -1], pa.array([TOP - 1], pa.uint64()))
+    with MDSWriter({"key": "str_int"}, tmp_path / "decimal") as out:
+        for key in (1, 10**30):
+            out.write({"key": key})
+    location = StreamingDataset(tmp_path / "decimal")._streams.locations[0]
+    with pytest.raises(ConfigError, match=f"holds {10**30}, and others"):
+        KeyIndex([location], "key")

@@ -30,7 +30,9 @@ from stoker.types import Array, Column, Ids
 logger = logging.getLogger(__name__)
 
 _KINDS: Final = {int: "integers", str: "text", bytes: "bytes"}
-_LARGEST: Final = np.iinfo(np.int64).max
+_LARGEST: Final = int(np.iinfo(np.int64).max)
+# Of what is kept.
+_FORM: Final = 2
 # Positions below it take 4 bytes.
 _NARROW: Final = 1 << 32
 
@@ -41,7 +43,8 @@ class HashedKeys:
 
     Attributes:
         kind: ``"integers"``, ``"text"`` or ``"bytes"``; empty where all are null.
-        words: int64 of integers; the first half of the hash of others, uint64.
+        words: integers, int64, or uint64 where one is above 2⁶³ - 1, or objects where they do not fit in one of these; the
+            first half of the hash of others, uint64.
         checks: the second half; ``None`` of integers.
         at: numbers of the keys among the values, without those that are null, which equal no key; int64.
     """
@@ -70,23 +73,39 @@ def hash_keys(values: Column, where: str) -> HashedKeys:
     if isinstance(there, np.ndarray) and there.dtype != object:
         if there.ndim != 1 or there.dtype.kind not in "iu":
             raise ConfigError(_no_keys(where, f"{there.dtype} of shape {there.shape[1:]} a row"))
-        if there.dtype == np.uint64 and int(there.max()) > _LARGEST:
-            fits = there <= np.uint64(_LARGEST)
-            there, at = there[fits], at[fits]
-        return HashedKeys("integers", there.astype(np.int64), None, at)
+        large = there.dtype == np.uint64 and int(there.max()) > _LARGEST
+        return HashedKeys("integers", there.astype(np.uint64 if large else np.int64), None, at)
     types = {int if issubclass(kind, np.integer) else kind for kind in set(map(type, there))}
     kind = types.pop() if len(types) == 1 else None
     if kind is int:
-        fitting = [number for number, value in enumerate(there) if -_LARGEST - 1 <= value <= _LARGEST]
-        if len(fitting) < len(there):
-            there, at = [there[number] for number in fitting], at[fitting]
-        return HashedKeys("integers", np.array(there, dtype=np.int64), None, at)
+        return HashedKeys("integers", _integers(list(map(int, there))), None, at)
     if kind not in (str, bytes):
         found = ", ".join(sorted(one.__name__ for one in set(map(type, there))))
         raise ConfigError(_no_keys(where, found))
     encoded = there if kind is bytes else _encoded(there)
     digests = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, encoded)), "<u8").reshape(-1, 2)
     return HashedKeys(_KINDS[kind], digests[:, 0].copy(), digests[:, 1].copy(), at)
+
+
+def _integers(values: list[int]) -> Array:
+    """Integers as int64, or else as uint64, or else as objects."""
+    low, high = min(values), max(values)
+    for dtype in (np.int64, np.uint64):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return np.array(values, dtype)
+    return np.array(values, object)
+
+
+def _as_keys(words: Array, dtype: np.dtype[Any]) -> tuple[Array, NDArray[np.bool_] | None]:
+    """Integers in the type of an index, and which of them it can hold; ``None``: all."""
+    if words.dtype == dtype:
+        return words, None
+    if words.dtype == object:
+        fits = (words >= int(np.iinfo(dtype).min)) & (words <= int(np.iinfo(dtype).max))
+        fits = fits.astype(np.bool_)
+    else:  # one is int64, the other is uint64: equal bits are equal numbers below 2⁶³
+        fits = words <= np.uint64(_LARGEST) if words.dtype == np.uint64 else words >= 0
+    return words[fits].astype(dtype), fits
 
 
 def _encoded(texts: Any) -> list[bytes]:
@@ -124,7 +143,7 @@ class KeyIndex:
         self._open()
 
     def _open(self) -> None:
-        recipe: dict[str, Any] = {"column": self.column}
+        recipe: dict[str, Any] = {"column": self.column, "form": _FORM}
         if len(self._locations) > 1:
             recipe["streams"] = [digest_of(location, "keys", {}) for location in self._locations]
         found = derived_array(self._locations[0], "keys", self.column, recipe, self._make)
@@ -133,7 +152,8 @@ class KeyIndex:
         self.nbytes = int(found.array.nbytes)
         self._count, self._low, self._dense = about["count"], about["low"], about["dense"]
         words, ends = found.array, 0 if self._dense else self._count
-        self._words: Array = words[:ends].view(np.int64) if self.kind == "integers" else words[:ends]
+        self._dtype = np.dtype(about["dtype"])
+        self._words: Array = words[:ends].view(self._dtype)
         self._checks: U64 | None = None
         if self.kind in ("text", "bytes"):
             self._checks, ends = words[ends : 2 * ends], 2 * ends
@@ -162,17 +182,24 @@ class KeyIndex:
                 f"{where} holds {keys.kind}, and {self.where} holds {self.kind}: no value of one equals one of the other. "
                 "Write both alike, or make one like the other by map()"
             )
-        words = keys.words
+        words, at = keys.words, keys.at
+        if keys.kind == "integers":
+            words, fits = _as_keys(words, self._dtype)
+            at = at if fits is None else at[fits]
         if self._dense:
-            inside = (words >= self._low) & (words - self._low < self._count)
-            found[keys.at[inside]] = self._positions[words[inside] - self._low]
+            low, high = (self._dtype.type(value) for value in (self._low, self._low + self._count - 1))
+            inside = (words >= low) & (words <= high)
+            found[at[inside]] = self._positions[words[inside] - low]
             return found
+        return self._search(words, keys.checks, at, found)
+
+    def _search(self, words: Array, checks: U64 | None, numbers: Ids, found: Ids) -> Ids:
         at = np.searchsorted(self._words, words)
         equal = self._words[np.minimum(at, self._count - 1)] == words
         equal &= at < self._count
-        if keys.checks is not None and self._checks is not None:
-            self._skip_others(at, equal, words, keys.checks)
-        found[keys.at[equal]] = self._positions[at[equal]]
+        if checks is not None:
+            self._skip_others(at, equal, words, checks)
+        found[numbers[equal]] = self._positions[at[equal]]
         return found
 
     def _skip_others(self, at: Ids, equal: NDArray[np.bool_], words: Array, checks: U64) -> None:
@@ -218,7 +245,8 @@ class KeyIndex:
         if narrow and count % 2:
             positions = np.append(positions, np.zeros(1, "<u4"))
         sink.append(positions.view("<u8"))
-        return "<u8", json.dumps({"kind": kind, "count": count, "low": low, "dense": dense, "narrow": narrow}).encode()
+        about = {"kind": kind, "dtype": words.dtype.str, "count": count, "low": low, "dense": dense, "narrow": narrow}
+        return "<u8", json.dumps(about).encode()
 
     def _read(self, sink: ArraySink) -> tuple[str, Array, U64 | None, Ids]:
         words: list[Array] = []
@@ -239,7 +267,26 @@ class KeyIndex:
             sink.beat()
         if not words:
             return kind, np.zeros(0, np.int64), None, np.zeros(0, np.int64)
+        if kind == "integers":
+            words = self._of_one_type(words)
         return kind, np.concatenate(words), np.concatenate(checks) if checks else None, np.concatenate(ids)
+
+    def _of_one_type(self, words: list[Array]) -> list[Array]:
+        """Integers of all chunks as int64, or all as uint64.
+
+        Raises:
+            ConfigError: some fit in neither.
+        """
+        if all(part.dtype == np.int64 for part in words):
+            return words
+        wide = [_as_keys(part, np.dtype(np.uint64)) for part in words]
+        for part, (_, fits) in zip(words, wide, strict=True):
+            if fits is not None and not fits.all():
+                raise ConfigError(
+                    f"{self.where} holds {part[~fits][0]}, and others of at least 2⁶³: integers as keys are all from -2⁶³ to "
+                    "2⁶³ - 1, or all from 0 to 2⁶⁴ - 1. Write them as text on both sides"
+                )
+        return [part for part, _ in wide]
 
     def _columns(self) -> Iterator[tuple[int, Column]]:
         offset = 0
