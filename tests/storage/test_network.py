@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import socket
 import threading
 from collections.abc import Callable
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,7 @@ from stoker.errors import (
     StorageFullError,
     StorageTimeoutError,
 )
+from stoker.policy import SMALL_OBJECT
 from stoker.storage import RetryPolicy, Store, open_store
 
 _STALL = 0.3
@@ -108,6 +110,32 @@ def test_a_server_that_sends_more_than_was_requested_fills_no_more() -> None:
 def test_a_get_survives_two_failures(script: Script) -> None:
     with serve(script, script, status(200, _BODY)) as server:
         assert s3(server).get("a", max_bytes=1 << 30) == _BODY
+
+
+@pytest.mark.parametrize("size", [1000, 60_000])
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_small_object_survives_two_failures(size: int, refused: bool) -> None:
+    def cut_in_half(_: ScriptedServer, connection: socket.socket, __: str) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n"
+        connection.sendall(head.encode() + _BODY[: size // 2])
+
+    script: Script = _SLOW_DOWN if refused else cut_in_half
+    with serve(script, script, status(200, _BODY[:size])) as server:
+        data, info = s3(server).request("a", max_bytes=SMALL_OBJECT)()
+    assert bytes(data) == _BODY[:size]
+    assert (info.key, info.size) == ("a", size)
+    assert len(server.requests) == 3
+
+
+def test_attempts_of_a_small_object_are_as_many_as_of_others() -> None:
+    with serve(_SLOW_DOWN) as server, pytest.raises(StorageTimeoutError, match="3 attempts") as caught:
+        s3(server).request("a", max_bytes=10_000)
+    assert len(server.requests) == 3
+    assert "SlowDown" in str(caught.value)
+    assert "s3://bucket/x/a" in str(caught.value)
+    with serve(status(403)) as server, pytest.raises(AccessDeniedError):
+        s3(server).request("a", max_bytes=10_000)
+    assert len(server.requests) == 1
 
 
 _LISTING = (

@@ -53,6 +53,8 @@ class ReadOnlyStoreTests:
             store = self.filled({"a/b.bin": data})
             assert store.get("a/b.bin", max_bytes=_MOST) == data
             assert store.head("a/b.bin") == ObjectInfo("a/b.bin", size)
+            arrived, about = store.request("a/b.bin", max_bytes=_MOST)()
+            assert (bytes(arrived), about) == (data, ObjectInfo("a/b.bin", size))
             with _folder() as folder:
                 target = folder / "target"
                 target.write_bytes(b"x" * 100)
@@ -110,7 +112,11 @@ class ReadOnlyStoreTests:
         with _folder() as folder:
             assert store.get("a", max_bytes=5) == b"12345"
             assert store.download("a", folder / "t", max_bytes=5).size == 5
-            for call in (lambda: store.get("a", max_bytes=4), lambda: store.download("a", folder / "t", max_bytes=4)):
+            for call in (
+                lambda: store.get("a", max_bytes=4),
+                lambda: store.request("a", max_bytes=4),
+                lambda: store.download("a", folder / "t", max_bytes=4),
+            ):
                 assert "5 bytes, but at most 4" in str(raised(StorageError, call))
 
     def test_a_missing_object_is_named(self) -> None:
@@ -118,6 +124,7 @@ class ReadOnlyStoreTests:
         with _folder() as folder:
             for call in (
                 lambda: store.get("a/nope", max_bytes=_MOST),
+                lambda: store.request("a/nope", max_bytes=_MOST),
                 lambda: store.get_range("a/nope", 0, 1),
                 lambda: store.get_ranges("a/nope", [0, 5], [1, 6]),
                 lambda: store.read_into("a/nope", memoryview(bytearray(2))),
