@@ -20,6 +20,7 @@ from history_cases import History, Place, batches_of, ids_of, make_history
 
 from stoker.cluster import LoaderWorker, World
 from stoker.errors import ConfigError, StateError
+from stoker.formats.base import ReadOptions
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.data_rank import DataRankFinder
@@ -62,7 +63,12 @@ def make_reader(sample_order: SampleOrder, rank: int, place: Place) -> EpochRead
     pool = cast(
         "ShardPool",
         SimpleNamespace(
-            most_open=1, width=FetchWidth(8), share=lambda _: None, index=SimpleNamespace(columns={}), ids=None
+            most_open=1,
+            width=FetchWidth(8),
+            share=lambda _: None,
+            index=SimpleNamespace(columns={}, samples=0),
+            options=ReadOptions(),
+            ids=None,
         ),
     )
     return EpochReader(

@@ -63,6 +63,8 @@ logger = logging.getLogger(__name__)
 
 if not is_child():
     # What opening a dataset needs, so that the first is opened as fast as others. Children are given opened ones.
+    import numpy.random  # noqa: F401  # of what rounding leaves over where streams are mixed
+
     import stoker.catalog.open_format
     import stoker.pipeline.build_order
     import stoker.streams.features  # noqa: F401
