@@ -37,6 +37,7 @@ PINS: dict[str, dict[str, str]] = {
 # operators of the processor need none of the libraries for graphics processors that it requires.
 ALONE = ("dlio_benchmark", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12")
 MORE = {
+    "video": ("aiohttp", "requests"),
     "ffcv": ("pillow",),
     "dali": ("numpy", "astunparse", "gast", "libcst", "makefun", "nvtx", "optree", "packaging", "six", "dm-tree"),
     "dlio": ("mpi4py", "mpich", "h5py", "omegaconf", "hydra-core", "pandas", "psutil", "pillow", "pyyaml"),

@@ -1,20 +1,21 @@
-"""Clips of videos: stoker against bare PyAV, on the same files; frames a second, bytes fetched, memory of 100 open videos.
+"""Clips of videos: stoker against bare PyAV, torchcodec and Hugging Face's ``datasets``, on the same files.
 
-    python benchmarks/video.py /tmp/videos --rounds 5
+    python benchmarks/setup_peers.py video && python benchmarks/video.py /tmp/videos --rounds 5
 
 Makes 16 videos of 640 x 360 pixels, 30 frames a second and 20 s, H.264 with a key frame every second, unless they are there.
-Then 8-frame clips at random times, 64 a round, by these ways in alternation, each in this process with one thread:
+Then 8-frame clips at random times, 64 a round, by these ways in alternation, each with one thread:
 
 * ``bare``: ``av.open(path)``, a seek to the key frame before, decoding to the clip's frames, ``to_ndarray``; the frames'
   times are those of a constant rate, as the caller knows it to be;
 * ``stoker``: a ``StreamingDataset`` of the folder with ``format_options={"media": "video"}``, and ``clip``;
 * ``stoker, bytes``: ``Video`` of the bytes of the file, read before, as of an MDS or Parquet column;
-* ``sequential``: ``av.open(path)``, decoding from the beginning.
+* ``sequential``: ``av.open(path)``, decoding from the beginning;
+* ``torchcodec``: a ``VideoDecoder`` a clip, ``seek_mode="approximate"``, and ``datasets``: a column of Hugging Face's
+  ``Video``, which opens such decoders in its own way. Both in the environment ``video``, where it is there.
 
-Prints frames per second of processor time (median, and its ratio to ``bare`` in the same round), whether frames are equal,
-bytes that a clip reads of a store beside those of a bare decoder over a file object, and what 100 open videos take.
-torchcodec's wheel is built for CUDA and does not load beside a CPU build of torch, and the videos of Hugging Face's
-``datasets`` are decoded by it; both are measured where ``import torchcodec`` works.
+Prints frames per second of processor time (median, and its ratio to ``bare`` in the same round), whether the hashes of frames
+are equal, and what 100 open videos take. Then the same clips of URLs, of a server that counts the bytes it has sent, each
+video opened anew: a whole file is what a library of shards fetches at least, such as litdata.
 """
 
 from __future__ import annotations
@@ -23,22 +24,26 @@ import argparse
 import hashlib
 import importlib.metadata
 import io
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
+from setup_peers import python_of
 
 from stoker import StreamingDataset, Video
-from stoker.formats.media.source import BytesOfFile
-from stoker.storage.local import LocalStore
 
+RUNNER = Path(__file__).parent / "peers" / "run_video.py"
 VIDEOS, SECONDS, RATE, SIZE, FRAMES = 16, 20, 30, (360, 640), 8
 CLIPS = 64
 
@@ -79,55 +84,101 @@ def bare(file: str | io.IOBase, first: int, *, seek: bool = True) -> np.ndarray:
         return np.stack(found)
 
 
-def torchcodec_clip(path: str, first: int) -> np.ndarray:
-    """The same by torchcodec."""
-    from torchcodec.decoders import VideoDecoder
-
-    return (
-        VideoDecoder(path, dimension_order="NHWC", seek_mode="approximate")
-        .get_frames_in_range(first, first + FRAMES)
-        .data.numpy()
-    )
-
-
-class CountedFile(io.FileIO):
-    """A file that counts the bytes that are read."""
-
-    fetched = 0
-
-    def read(self, size: int = -1) -> bytes:
-        found = super().read(size)
-        CountedFile.fetched += len(found)
-        return found
+def peer(way: str, places: list[str], draws: list[tuple[int, int]], *, warm: bool = True) -> dict[str, Any]:
+    """Clips by a peer, in a process of its own: seconds of its processor, hashes, versions."""
+    job = json.dumps({"way": way, "places": places, "draws": draws, "frames": FRAMES, "warm": warm})
+    done = subprocess.run([python_of("video"), RUNNER, job], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{way}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-class CountedStore(LocalStore):
-    """A directory that counts the bytes and requests."""
-
-    fetched = requests = 0
-
-    def get_ranges(self, key, starts, ends, *, version=""):
-        CountedStore.fetched += sum(ends) - sum(starts)
-        CountedStore.requests += len(starts)
-        return super().get_ranges(key, starts, ends, version=version)
+def digest(frames: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(frames)).hexdigest()
 
 
-def bytes_of_a_clip(paths: list[Path], draws: list[tuple[int, int]]) -> None:
-    """Prints what a clip reads of a file, from opening it on."""
-    sizes = statistics.mean(path.stat().st_size for path in paths)
-    for video, first in draws:
-        path = paths[video]
-        with CountedFile(path) as file:
-            expected = bare(file, first)
-        store = CountedStore(path.parent)
-        info = store.head(path.name)
-        found = Video.of(BytesOfFile(store, path.name, info.version, 0, info.size)).clip(first / RATE, FRAMES)
-        assert np.array_equal(found, expected)
-    print(
-        f"bytes of a clip, of a file of {sizes / 1e6:.1f} MB: stoker {CountedStore.fetched / len(draws) / 1e3:.0f} kB in "
-        f"{CountedStore.requests / len(draws):.1f} requests, bare PyAV over a file object "
-        f"{CountedFile.fetched / len(draws) / 1e3:.0f} kB"
-    )
+class CountingServer(ThreadingHTTPServer):
+    """Serves the files of a folder, whole and by ranges, and counts the requests and the bytes that it has sent of files."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), FilesHandler)
+        self.folder = folder
+        self.lock = threading.Lock()
+        self.sent = self.requests = 0
+
+    def handle_error(self, *_: object) -> None:
+        """A client that has enough ends the connection, as decoders do."""
+
+
+class FilesHandler(BaseHTTPRequestHandler):
+    """Answers ``GET`` and ``HEAD``."""
+
+    protocol_version = "HTTP/1.1"
+    server: CountingServer
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, *, body: bool) -> None:
+        path = self.server.folder / Path(self.path).name
+        size = path.stat().st_size
+        first, last = 0, size - 1
+        asked = self.headers.get("Range")
+        if asked:
+            begin, _, end = asked.removeprefix("bytes=").partition("-")
+            if begin:
+                first, last = int(begin), min(int(end or last), last)
+            else:
+                first = size - int(end)
+        self.send_response(206 if asked else 200)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", f'"{path.stat().st_mtime_ns}"')
+        self.send_header("Last-Modified", self.date_time_string(int(path.stat().st_mtime)))
+        self.send_header("Content-Length", str(last + 1 - first))
+        if asked:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+        self.end_headers()
+        with self.server.lock:
+            self.server.requests += 1
+        if not body:
+            return
+        with path.open("rb") as file:
+            file.seek(first)
+            left = last + 1 - first
+            while left:
+                sent = self.wfile.write(file.read(min(left, 1 << 14)))
+                left -= sent
+                with self.server.lock:
+                    self.server.sent += sent
+
+    def log_message(self, *_: object) -> None:
+        """Prints nothing."""
+
+
+def bytes_of_a_clip(paths: list[Path], draws: list[tuple[int, int]], peers: Sequence[str]) -> None:
+    """Prints what a clip fetches of a URL, from opening it on."""
+    server = CountingServer(paths[0].parent)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    urls = [f"http://127.0.0.1:{server.server_address[1]}/{path.name}" for path in paths]
+    expected = [digest(bare(str(paths[video]), first)) for video, first in draws]
+    ways: dict[str, Callable[[], list[str]]] = {
+        "stoker": lambda: [digest(Video(urls[video]).clip(first / RATE, FRAMES)) for video, first in draws],
+        "bare PyAV": lambda: [digest(bare(urls[video], first)) for video, first in draws],
+        **{way: lambda way=way: peer(way, urls, draws, warm=False)["hashes"] for way in peers},  # type: ignore[misc]
+    }
+    print(f"a clip of a file of {statistics.mean(path.stat().st_size for path in paths) / 1e6:.1f} MB, of a URL:")
+    for way, clips in ways.items():
+        server.sent = server.requests = 0
+        equal = "equal" if clips() == expected else "DIFFER"
+        each = f"{server.sent / len(draws) / 1e3:7.0f} kB in {server.requests / len(draws):5.1f} requests"
+        print(f"{way:14} {each}, hashes {equal}", flush=True)
+    server.shutdown()
 
 
 def resident() -> float:
@@ -181,35 +232,37 @@ def main() -> None:
         "stoker, bytes": lambda video, first: Video(files[video]).clip(first / RATE, FRAMES),
         "sequential": lambda video, first: bare(str(paths[video]), first, seek=False),
     }
-    try:
-        import torchcodec  # noqa: F401
-
-        ways["torchcodec"] = lambda video, first: torchcodec_clip(str(paths[video]), first)
-    except Exception as error:
-        print(f"without torchcodec: {str(error).splitlines()[0] if str(error) else error!r}")
+    peers = ("torchcodec", "datasets") if python_of("video").exists() else ()
+    if not peers:
+        print("without torchcodec and datasets: python benchmarks/setup_peers.py video")
     rng = np.random.default_rng(0)
-    rates: dict[str, list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {way: [] for way in (*ways, *peers)}
     for turn in range(chosen.rounds):
         draws = [(int(rng.integers(VIDEOS)), int(rng.integers(SECONDS * RATE - FRAMES))) for _ in range(CLIPS)]
-        seen = set()
+        seen: dict[str, list[str]] = {}
         for way, clip in ways.items():
             count = CLIPS if way != "sequential" else CLIPS // 8
-            digest = hashlib.sha256()
             used = 0.0
-            for number, (video, first) in enumerate(draws[:count]):
+            seen[way] = []
+            for video, first in draws[:count]:
                 begun = time.process_time()
                 frames = clip(video, first)
                 used += time.process_time() - begun
-                if number < CLIPS // 8:
-                    digest.update(frames.tobytes())
+                seen[way].append(digest(frames))
             rates[way].append(count * FRAMES / used)
-            seen.add(digest.hexdigest())
-        print(f"round {turn + 1}: frames {'equal' if len(seen) == 1 else 'DIFFER'}", flush=True)
+        for way in peers:
+            found = peer(way, list(map(str, paths)), draws)
+            rates[way].append(CLIPS * FRAMES / found["seconds"])
+            seen[way] = found["hashes"]
+            if not turn and way == peers[0]:
+                print(", ".join(f"{name} {version}" for name, version in found["versions"].items()))
+        equal = all(hashes == seen["bare"][: len(hashes)] for hashes in seen.values())
+        print(f"round {turn + 1}: hashes of frames {'equal' if equal else 'DIFFER'}", flush=True)
     for way, each in rates.items():
         ratios = [one / other for one, other in zip(each, rates["bare"], strict=True)]
         spread = f"{statistics.median(ratios):.2f} x bare ({min(ratios):.2f} to {max(ratios):.2f})"
         print(f"{way:14} {statistics.median(each):7.0f} frames/s, {spread}")
-    bytes_of_a_clip(paths, [(int(rng.integers(VIDEOS)), int(rng.integers(600 - FRAMES))) for _ in range(40)])
+    bytes_of_a_clip(paths, [(int(rng.integers(VIDEOS)), int(rng.integers(600 - FRAMES))) for _ in range(40)], peers)
     for way in ("bare", "stoker"):
         subprocess.run([sys.executable, __file__, str(chosen.folder), "--memory", way], check=True)
 

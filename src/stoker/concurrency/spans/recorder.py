@@ -251,7 +251,8 @@ class WaitClock:
             if now - self._since > _SUMMED_WAITS:
                 self.flush()
             return
-        self.flush()
+        if begun - self._since > _SUMMED_WAITS:
+            self.flush()
         running.add(Stage.WAIT, begun, now, amount)
 
     def flush(self) -> None:
