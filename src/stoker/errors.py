@@ -135,10 +135,11 @@ class SampleError(StokerError):
         self.sample = sample
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _with_cause, (type(self), self.args, self.__dict__, _picklable(self.__cause__))
+        cause = None if self.__cause__ is self else self.__cause__
+        return _with_cause, (type(self), self.args, self.__dict__, picklable(cause))
 
 
-def _picklable(error: BaseException | None) -> BaseException | None:
+def picklable(error: BaseException | None) -> BaseException | None:
     """The error, or one that says the same where it can not be pickled; its traceback is a note of it."""
     if error is None:
         return None

@@ -149,6 +149,9 @@ TOKENS_AHEAD: Final = 1 << 26
 # processor's cache.
 _CHUNK_BYTES: Final = 2 << 20
 _CHUNK_SAMPLES: Final = 4096
+MADE_AT_ONCE: Final = 512
+"""Samples that functions make in one step: they take longer than reading, and several threads or processes end together."""
+
 # Bytes of samples whose shards are fetched ahead, and where the shards are at hand, opened ahead.
 _AHEAD_BYTES: Final = 1 << 30
 _AHEAD_NEAR_BYTES: Final = 1 << 28

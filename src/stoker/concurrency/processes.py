@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from stoker.errors import StokerError
 
@@ -24,36 +24,55 @@ A = TypeVar("A")
 R = TypeVar("R")
 S = TypeVar("S")
 
+StartMethod: TypeAlias = Literal["spawn", "fork"]
+"""The way to start a process: fresh, or as a copy of this one."""
+
 _STOPPING_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 1.0
 
 
 class WorkerProcess:
-    """A fresh process that serves this one.
+    """A process that serves this one.
 
     Args:
         name: of the process.
-        serve: what it does, a function of a module: called with its end of the pipe and with ``args``, which are pickled.
+        serve: what it does, a function of a module: called with its end of the pipe and with ``args``, which are pickled for
+            a fresh process.
         args: the rest of the arguments.
+        start_method: ``"spawn"``: a fresh process; ``"fork"``: a copy of this one.
     """
 
-    def __init__(self, name: str, serve: Callable[..., None], *args: Any) -> None:
-        context = get_context("spawn")
+    def __init__(self, name: str, serve: Callable[..., None], *args: Any, start_method: StartMethod = "spawn") -> None:
+        context: Any = get_context(start_method)
         self._pid = os.getpid()
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_begin, args=(serve, theirs, args), daemon=True, name=name)
-        with _uninterrupted():
-            self._process.start()
-        theirs.close()
+        self._process = context.Process(target=_begin, args=(serve, theirs, args, self._pid), daemon=True, name=name)
+        self.name = name
+        try:
+            with _uninterrupted():
+                self._process.start()
+        except BaseException:
+            self._pipe.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The system's number of the process."""
+        pid: int | None = self._process.pid
+        return pid
 
     @property
     def ends(self) -> tuple[Any, Any]:
         """The handles to wait for: a message, or the end of the process."""
         return self._pipe, self._process.sentinel
 
-    def join(self) -> int | None:
-        """Wait for the end of the process, a few seconds at most; its exit code, which is below 0 for a signal."""
-        self._process.join(_STOPPING_SECONDS)
-        return self._process.exitcode
+    def join(self, seconds: float = _STOPPING_SECONDS) -> int | None:
+        """Wait for the end of the process, so many seconds at most; its exit code, which is below 0 for a signal."""
+        self._process.join(seconds)
+        code: int | None = self._process.exitcode
+        return code
 
     def send(self, data: bytes) -> None:
         """Send what ``recv_bytes`` is to get. A process that is gone is noticed when it is waited for."""
@@ -66,6 +85,26 @@ class WorkerProcess:
             if not self._pipe.poll() and not self._process.is_alive() and not self._pipe.poll():
                 return None
             return self._pipe.recv()
+        except (EOFError, OSError):
+            return None
+
+    def has_sent(self) -> bool:
+        """Whether a message is there, or the process has ended."""
+        try:
+            return bool(self._pipe.poll())
+        except OSError:
+            return True
+
+    def receive_bytes(self) -> bytes | None:
+        """The next message that was sent as bytes; waits for it. ``None`` at the end of the process."""
+        try:
+            while not self._pipe.poll():
+                # A look now and then, as a process that is forked meanwhile may hold the other end of the sentinel.
+                connection.wait(list(self.ends), _LOOK_SECONDS)
+                if not self._process.is_alive() and not self._pipe.poll():
+                    return None
+            data: bytes = self._pipe.recv_bytes()
+            return data
         except (EOFError, OSError):
             return None
 
@@ -209,20 +248,23 @@ def _uninterrupted() -> Iterator[None]:
 # -- in the process ------------------------------------------------------------------------------------------------------
 
 
-def _begin(serve: Callable[..., None], pipe: Any, args: tuple[Any, ...]) -> None:
+def _begin(serve: Callable[..., None], pipe: Any, args: tuple[Any, ...], starter: int) -> None:
     # A terminal sends Ctrl-C to all of its processes; only the parent knows what is to be told.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a copy of the parent has its handler
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     parent = parent_process()
     assert parent is not None
-    threading.Thread(target=_end_with, args=(parent.sentinel,), name="stoker-parent", daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent.sentinel, starter), name="stoker-parent", daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError):
         serve(pipe, *args)
 
 
-def _end_with(sentinel: int) -> None:
+def _end_with(sentinel: int, parent: int) -> None:
     """End at once where the parent does, however it ends: another run may do our task already."""
-    connection.wait([sentinel])
+    # A process that was forked later may hold the sentinel, too.
+    while not connection.wait([sentinel], _LOOK_SECONDS) and os.getppid() == parent:
+        pass
     os._exit(1)
 
 

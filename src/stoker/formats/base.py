@@ -10,12 +10,16 @@ from __future__ import annotations
 import mmap
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from stoker.arguments import checked
+from stoker.concurrency.processes import StartMethod
 from stoker.errors import ConfigError
 from stoker.types import Batch, Ids
 from stoker.units import parse_bytes
+
+RunIn: TypeAlias = Literal["threads", "processes", "auto"]
+"""Where functions of samples run: threads of the process that reads, processes of stoker's own, or whichever is faster."""
 
 UNKNOWN: Final = -1
 """Size of a file that only decompressing it tells."""
@@ -145,6 +149,12 @@ class ReadOptions:
             and no more than this process's part of the processors, for batches of lines of text, which are parsed; else, and
             in DataLoader workers, none. A transform that draws from a global random generator needs 0, which runs it in the
             consumer's thread, to be reproducible; 1 will do if nobody else draws from it.
+        run_in: where transforms and chains run: ``"threads"`` of this process; ``"processes"`` of stoker's own, for functions
+            that hold Python's lock; ``"auto"``: threads, or processes where these get clearly more done, which is measured
+            with the first batches. See docs/transforms.md. In DataLoader workers, in these.
+        read_processes: processes that read ahead. ``None``: one for each processor, 8 at most.
+        start_method: ``"spawn"``: fresh processes, which import the functions; ``"fork"``: copies of this one, which have
+            them, and are not safe where other threads run or a GPU is in use.
         download_threads: shards fetched at once by this process. ``None``: at least 8, and up to 128 small ones where storage
             answers late: as many as keep this process at work, by the time that fetches take.
         compare_ranks: in an epoch's first batch, see that the ranks of an initialised ``torch.distributed`` read the same
@@ -167,6 +177,9 @@ class ReadOptions:
     views: bool = False
     decoded_limit: int | str = 1 << 30
     read_threads: int | None = None
+    run_in: RunIn = "threads"
+    read_processes: int | None = None
+    start_method: StartMethod = "spawn"
     download_threads: int | None = None
     compare_ranks: bool = True
     checksums: bool = False
@@ -178,6 +191,17 @@ class ReadOptions:
         object.__setattr__(self, "decoded_bytes", parse_bytes(self.decoded_limit))
         if self.read_threads is not None and self.read_threads < 0:
             raise ConfigError(f"read_threads must be at least 0, got {self.read_threads}")
+        if self.read_processes is not None and self.read_processes < 1:
+            raise ConfigError(f"read_processes must be at least 1, got {self.read_processes}")
+        if self.run_in == "threads" and (self.read_processes is not None or self.start_method != "spawn"):
+            raise ConfigError("read_processes= and start_method= are for processes: give run_in='processes' or 'auto'")
+        if self.run_in == "processes" and self.read_threads is not None:
+            raise ConfigError("read_threads= is for threads, and run_in='processes': give read_processes=")
+        if self.run_in == "auto" and self.read_threads == 0:
+            raise ConfigError(
+                "read_threads=0 runs functions in the consumer's thread, and run_in='auto' in threads or processes: leave "
+                "out one of them"
+            )
         if self.download_threads is not None and self.download_threads < 1:
             raise ConfigError(f"download_threads must be at least 1, got {self.download_threads}")
         if self.tune_memory is not None and self.tuned_bytes < 1:

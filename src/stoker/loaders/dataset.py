@@ -101,7 +101,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         ids: name of one column more, of each sample's id: the number that ``dataset[id]`` takes. A transform gets it with the
             others, and hands it on.
         transform: function of a sample, or a :class:`~stoker.reading.chain.Chain` of them, run where samples are read: in the
-            loader's workers, or by several threads at once, see ``ReadOptions.read_threads``.
+            loader's workers, or by several threads or processes at once, see ``ReadOptions.run_in``.
         read: :class:`~stoker.formats.base.ReadOptions`: views instead of copies, the memory for decoded data, threads.
         on_bad_sample: what becomes of samples that are damaged, do not decode, or of which ``transform`` raises an error: an
             error (``"raise"``), ``"skip"``, ``"replace"`` by another, or :class:`~stoker.reading.bad_samples.BadSamples` with
@@ -168,7 +168,10 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         partition="such as RoundRobin(); Adaptive is for a StreamingShardLoader",
         world="such as World(rank=0, world_size=2)",
         mesh="it is replication=",
-        **{name: f"it is in read=ReadOptions({name}=...)" for name in ("views", "decoded_limit", "read_threads")},
+        **{
+            name: f"it is in read=ReadOptions({name}=...)"
+            for name in ("views", "decoded_limit", "read_threads", "run_in")
+        },
         download_threads="it is in read=ReadOptions(download_threads=...)",
         **MOVED,
         **OTHER_ARGUMENTS,
@@ -312,6 +315,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
                     repeats=repeats_samples(sample_order),
                 ),
                 read_threads=options.read_threads,
+                run_in=options.run_in,
+                read_processes=options.read_processes,
+                start_method=options.start_method,
                 bad_samples=BadSamples.of(on_bad_sample),
                 amounts=ReadAmounts(
                     sample_bytes=total_bytes // max(1, self._table.total),
@@ -566,7 +572,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         :func:`~stoker.pipeline.stats.metrics.register_with_prometheus` and
         :func:`~stoker.pipeline.stats.metrics.observe_with_opentelemetry` take it as it is.
         """
-        return StreamStats.of(self.counts, self._epoch_reader.decisions)
+        return StreamStats.of(
+            self.counts, self._epoch_reader.decisions, execution=self._epoch_reader.executor.execution
+        )
 
     # -- checks, copies, end -----------------------------------------------------------------------------------------
 

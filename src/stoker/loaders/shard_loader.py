@@ -554,4 +554,10 @@ def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[Poo
             f"the dataset has replication=, by which {readers.world_size} ranks read different samples, and the config says "
             f"world_size={config.world_size}: give no config, or count in it the ranks that read different samples"
         )
+    planned = config.adaptive is not None or config.global_batch_size is not None
+    if planned and epoch_reader.settings.run_in == "processes":
+        raise ConfigError(
+            "run_in='processes' is for workers in lockstep: those that lease work, or share it by a plan, read in threads of "
+            "their own; use run_in='threads'"
+        )
     return PoolSource(epoch_reader, dataset.world.local_world_size), changed_order(epoch_reader.sample_order, config)

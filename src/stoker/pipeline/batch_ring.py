@@ -180,6 +180,20 @@ class Region:
             row[_STATE] = FREE
 
 
+class _UsedBlock:
+    """Memory that arrays are made on. Views of an array have its base as their own, so the base is this."""
+
+    __slots__ = ("__weakref__", "_memory")
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._memory.__array_interface__
+        return found
+
+
 def receive(block: RingBlock, size: int) -> NDArray[np.uint8]:
     """The bytes of a block that a worker has filled, to be used in place. The block is free again when they are gone.
 
@@ -194,9 +208,9 @@ def receive(block: RingBlock, size: int) -> NDArray[np.uint8]:
         raise RuntimeError("a batch in shared memory came after its worker was replaced")
     row[_STATE] = IN_USE
     begin = int(row[_OFFSET])
-    data = ring.memory(block.region)[begin : begin + size]
-    weakref.finalize(data, _give_back, row, block.generation, os.getpid()).atexit = False
-    return data
+    used = _UsedBlock(ring.memory(block.region)[begin : begin + size])
+    weakref.finalize(used, _give_back, row, block.generation, os.getpid()).atexit = False
+    return np.asarray(used)
 
 
 def _give_back(row: NDArray[np.int64], generation: int, pid: int) -> None:

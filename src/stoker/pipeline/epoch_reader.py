@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,7 @@ from stoker.cluster.outer_division import REMEDY, OuterDivision
 from stoker.concurrency.shared_counters import Counts
 from stoker.concurrency.spans.recorder import WaitClock, recorder
 from stoker.errors import ConfigError, StateError
+from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import load_at_once
 from stoker.formats.registry import get_format
 from stoker.index.concat_index import ConcatIndex
@@ -31,6 +32,8 @@ from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.execution.chunk_process import MakeRun
+from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.iteration_checks import (
     check_as_begun,
     check_by_id,
@@ -88,6 +91,7 @@ class EpochReader:
         quarantine: names samples that are left out.
 
     Attributes:
+        executor: chooses what executes the chunks of its iterations.
         decisions: those of tuners, of all processes; ``None``: nothing is tuned.
     """
 
@@ -116,6 +120,7 @@ class EpochReader:
             quarantine=None if quarantine is None else (quarantine, pool),
         )
         self._ring = Ring()
+        self.executor = Executor(settings, pool, self._ring)
         self.decisions = DecisionLog() if pool.options.tune == "auto" else None
         self._tuner = None if self.decisions is None else Tuner(pool, self.decisions)
         self._bad_counts = None if settings.bad_samples is None else Counts()
@@ -332,7 +337,6 @@ class EpochReader:
         if recording is not None and worker.token is not None:
             recording.note(worker=worker.number)
         sharers = self._sharers(worker)
-        self._limit_open(sharers)
         if worker.token is not None:
             speed_up_worker(self._ring)
             if override is None and not any(step.calls for step in self.settings.steps):
@@ -348,17 +352,21 @@ class EpochReader:
             self.compare_ranks(point, batch_size, self._resume.batches_before)
         run = self._run(point, data_rank, division)
         threads = self._threads(worker, sharers, 0 if by_sample else run.plan.samples)
+        run_in = self.executor.plan(worker, threads, override)
+        self._limit_open(sharers, 0 if run_in == "threads" else self.executor.processes)
         pipeline = self.pipeline(
-            run if division is None else OuterRun(run.order, OuterPlan(run.plan, division)),
+            _divided(run, division),
             worker,
             sharers=sharers,
+            run_in=run_in,
             threads=threads,
             skip=begun,
             passed=point.partial or inside,
             epoch=point.epoch,
-            one_by_one=by_sample and not threads,
+            one_by_one=by_sample and not threads and run_in == "threads",
             as_columns=not by_sample,
             override=override,
+            run_again=partial(_run_again, self._resume, point, data_rank, division),
             # Samples that are made as they are asked for are made in the consumer's thread.
             tune_threads=self.settings.read_threads is None and worker.token is None and bool(threads or not by_sample),
         )
@@ -426,12 +434,14 @@ class EpochReader:
         *,
         sharers: int,
         threads: int,
+        run_in: RunIn = "threads",
         skip: int = 0,
         passed: int = 0,
         epoch: int = 0,
         one_by_one: bool = False,
         as_columns: bool = False,
         override: Override | None = None,
+        run_again: MakeRun | None = None,
         notes: BadSampleSink | None = None,
         tune: bool = True,
         tune_threads: bool = False,
@@ -443,12 +453,14 @@ class EpochReader:
             worker: this process.
             sharers: processes on this node that read through the same cache.
             threads: threads that read ahead.
+            run_in: threads or processes; see :meth:`~stoker.pipeline.execution.executor.Executor.plan`.
             skip: batches of this worker to leave out at the beginning.
             passed: samples of the first batch that were delivered before.
             epoch: number of the epoch, for random numbers.
             one_by_one: whether samples are made one at a time, on request.
             as_columns: whether batches are asked for, and not samples.
             override: changes samples as they are made, given their ids.
+            run_again: makes the run again, in another process.
             notes: takes note of bad samples as they are read, in place of a log.
             tune: whether a tuner may change how it is read, where there is one.
             tune_threads: whether it may change how many threads read ahead.
@@ -458,19 +470,23 @@ class EpochReader:
         if worker.token is not None:
             steps, override = loading_steps(steps), loading_override(override)
         amounts = replace(self.settings.amounts, sharers=sharers)
-        settings = replace(self.settings, steps=steps, amounts=amounts, read_threads=threads, by_shard=self._is_wide())
+        settings = replace(
+            self.settings, steps=steps, amounts=amounts, read_threads=threads, run_in=run_in, by_shard=self._is_wide()
+        )
         return Pipeline(
             self.pool,
             run,
             settings,
             worker,
             skip,
+            executor=self.executor,
+            run_again=run_again if settings.replaces else None,
             log=self.bad_sample_log(passed) if notes is None else notes,
             epoch=epoch,
             one_by_one=one_by_one,
             as_columns=as_columns,
             override=override,
-            tuner=self._tuner if tune else None,
+            tuner=self._tuner if tune and run_in == "threads" else None,
             tune_threads=tune_threads,
         )
 
@@ -491,8 +507,8 @@ class EpochReader:
             return False
         return min(shards_at_once(self.sample_order), len(self.pool.index)) * amounts.shard_bytes > amounts.limit
 
-    def _limit_open(self, sharers: int) -> None:
-        self.pool.share(sharers)
+    def _limit_open(self, sharers: int, readers: int = 0) -> None:
+        self.pool.share(sharers, readers)
         for other in self.others:
             other.share(sharers)
         self.pool.most_open = min(self.pool.most_open, replace(self.settings.amounts, sharers=sharers).most_shards)
@@ -579,3 +595,14 @@ class EpochReader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_by_id": None}
+
+
+def _divided(run: Run, division: OuterDivision | None) -> Run | OuterRun:
+    return run if division is None else OuterRun(run.order, OuterPlan(run.plan, division))
+
+
+def _run_again(
+    resume: ResumeState, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None
+) -> Run | OuterRun:
+    """The same run in a process, which can not be sent an order that is located already."""
+    return _divided(resume.run(point, data_rank), division)

@@ -18,7 +18,7 @@ from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import left_to_load, loaded
 from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
-from stoker.order.spans import spans_of
+from stoker.order.spans import Spans, spans_of
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.joins.join_stage import JoinStage
 from stoker.pipeline.joins.joined_reader import JoinedReader
@@ -96,7 +96,7 @@ class GoodSampleReader(GoodRowReader):
 
     Args:
         reader: reads the samples.
-        run: the positions of the epoch, and where their samples lie.
+        run: the positions of the epoch, and where their samples lie; ``None`` where no sample replaces another.
         steps: what is applied to the samples; ``None`` where nothing is.
         batch_steps: changes columns, given positions, shards and rows of their samples; ``None`` where nothing does.
         override: changes each sample, given its id.
@@ -108,7 +108,7 @@ class GoodSampleReader(GoodRowReader):
     def __init__(
         self,
         reader: SampleReader,
-        run: Run | OuterRun,
+        run: Run | OuterRun | None,
         steps: SampleSteps | None,
         batch_steps: BatchSteps | None,
         override: Override | None,
@@ -121,9 +121,7 @@ class GoodSampleReader(GoodRowReader):
         self._run = run
         self._steps, self._batch_steps, self._override = steps, batch_steps, override
         self._replace, self._strict = on_bad_sample == "replace", on_bad_sample == "raise"
-        plan = run.plan.whole if isinstance(run.plan, OuterPlan) else run.plan
-        setting = "on_bad_sample='replace'" if self._replace else "filter(dropped='replace')"
-        self._spans = cache(partial(spans_of, plan, setting))
+        self._spans = cache(self._find_spans)
         if self._replace:
             self._spans()  # an error is raised here, not when a sample is bad
         self._filters, self._as_stored = filters, as_stored
@@ -132,6 +130,11 @@ class GoodSampleReader(GoodRowReader):
         self._empty: Batch | None = None
         # Shard and row of the sample that replaced another last.
         self._replaced_by: tuple[int, int] | None = None
+
+    def _find_spans(self) -> Spans:
+        assert self._run is not None
+        plan = self._run.plan.whole if isinstance(self._run.plan, OuterPlan) else self._run.plan
+        return spans_of(plan, "on_bad_sample='replace'" if self._replace else "filter(dropped='replace')")
 
     # -- one by one ------------------------------------------------------------------------------------------------
 
@@ -323,7 +326,8 @@ class GoodSampleReader(GoodRowReader):
             self._open(shard)
             return self._reader.one(shard, row)
         except Exception as error:
-            raise self.named(shard, row, error) from error
+            self._raise(shard, row, error)
+            raise
 
     def _sample_at(self, position: int, shard: int, row: int) -> Any:
         found, bad = [self._decoded_at(shard, row)], dict[int, SampleError]()
@@ -333,7 +337,14 @@ class GoodSampleReader(GoodRowReader):
         try:
             return loaded(found[0])
         except Exception as error:
-            raise self.named(shard, row, error) from error
+            self._raise(shard, row, error)
+            raise
+
+    def _raise(self, shard: int, row: int, error: Exception) -> None:
+        """Raise the error of a sample that says which it is; nothing where ``error`` does."""
+        named = self.named(shard, row, error)
+        if named is not error:  # nothing is its own cause
+            raise named from error
 
     # -- as columns ------------------------------------------------------------------------------------------------
 
@@ -496,7 +507,8 @@ class GoodSampleReader(GoodRowReader):
                 return LEFT_OUT
             return self._columns_of(shards, rows)
         except Exception as error:
-            raise self.named(shard, row, error) from error
+            self._raise(shard, row, error)
+            raise
 
     # -- both ------------------------------------------------------------------------------------------------------
 
@@ -525,6 +537,7 @@ class GoodSampleReader(GoodRowReader):
         """
 
         def read_at(candidate: int) -> Any:
+            assert self._run is not None
             shards, rows = self._run.order.locate(np.array([candidate], np.int64))
             made = read(candidate, int(shards[0]), int(rows[0]))
             self._replaced_by = int(shards[0]), int(rows[0])

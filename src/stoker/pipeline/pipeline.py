@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -24,13 +24,15 @@ from stoker.pipeline.chunks.by_shard import ShardByShard
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk, cut_chunk, located_chunks
 from stoker.pipeline.columns import batch_length
+from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun, ReadMethod
+from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
 from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image
 from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.outer_plan import OuterRun
-from stoker.pipeline.transforms import EpochReaderSettings, Override
+from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_steps
 from stoker.pipeline.tuning.tuner import TunedRun, Tuner
-from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS
+from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleSink, is_of_sample
 from stoker.reading.samples import SampleRun
@@ -52,6 +54,8 @@ class Pipeline:
         settings: see :class:`~stoker.pipeline.transforms.EpochReaderSettings`.
         worker: the DataLoader worker that reads; it takes every ``worker.count``-th batch.
         skip: batches of this worker to leave out at the beginning.
+        executor: chooses what executes its chunks.
+        run_again: makes ``run`` again in a process, where samples may replace others.
         log: lists bad samples; ``None`` where they are errors.
         epoch: number of the epoch, for the random numbers of a chain.
         one_by_one: whether samples are made as they are asked for.
@@ -72,6 +76,8 @@ class Pipeline:
         worker: LoaderWorker,
         skip: int = 0,
         *,
+        executor: Executor,
+        run_again: MakeRun | None = None,
         log: BadSampleSink | None = None,
         epoch: int = 0,
         one_by_one: bool = False,
@@ -89,6 +95,9 @@ class Pipeline:
         # A method of a subclass runs in the consumer's thread.
         alone = override is not None and settings.bad_samples is not None
         self._threads = 0 if alone else settings.read_threads or 0
+        self._executor, self._epoch, self._as_columns = executor, epoch, as_columns
+        self._run_again = run_again
+        self._ahead = bool(self._threads) or settings.run_in != "threads"
         self._lookahead = settings.amounts.lookahead(batch_size)
         self._chunk = settings.amounts.chunk(batch_size, one_by_one=one_by_one and not settings.takes_chunks)
         self._tuner = None if settings.by_shard else tuner
@@ -97,6 +106,8 @@ class Pipeline:
         self._cuts = bool(self._threads or self._tunes_threads or not (settings.calls_functions or override))
         if self._tuner is not None and self._cuts:
             self._chunk = min(self._chunk, self._tuner.most_chunk(settings.amounts, worker))
+        if settings.run_in != "threads":
+            self._chunk = min(self._chunk, MADE_AT_ONCE)
         self._chunk_bytes = max(self._chunk, batch_size) * settings.amounts.sample_bytes
         self._worker_takes_groups = False
         self._reader = ChunkReader(pool, run, settings, epoch, as_columns=as_columns, override=override)
@@ -105,13 +116,17 @@ class Pipeline:
             self._chunk = 1  # one batch is read at a time
         self._first = True
         self._is_full = False
+        # Columns of a batch of which nothing is left.
+        self._none: Batch | None = None
 
     def sample_runs(self) -> Iterator[SampleRun]:
         """The samples in order, transformed; :data:`~stoker.pipeline.good_samples.LEFT_OUT` for each that is left out."""
         reader = self._reader
         if reader.good is None:
-            return map(itemgetter(1), self._chunks(reader.sample_list if self._threads else reader.sample_run))
-        if self._threads:
+            if not self._ahead:
+                return map(itemgetter(1), self._chunks(reader.sample_run))
+            return (reader.overridden(chunk, SampleRun.of(made)) for chunk, made in self._chunks(reader.samples))
+        if self._ahead:
             return map(self._run_of, map(itemgetter(1), self._told(self._chunks(reader.good_samples))))
         return self._recoverable()
 
@@ -230,6 +245,10 @@ class Pipeline:
 
     def _group_of(self, found: tuple[Chunk, GoodSamples]) -> BatchGroup:
         chunk, good = found
+        if not len(good.kept) and self._none is not None:
+            good = replace(good, values=dict(self._none))  # a process may not have seen columns yet
+        elif len(good.kept) and self._none is None:
+            self._none = {name: column[:0].copy() for name, column in good.values.items()}
         if self._reader.one_batch:
             return BatchGroup(good.values, [batch_length(good.values)])
         # flat_map() may make as many samples as there were, and other numbers of single ones.
@@ -249,7 +268,10 @@ class Pipeline:
         execute = partial(self._counted, read)
         tuned = self._begin_tuning()
         runner: Runner[_T]
-        if self._threads or (tuned is not None and self._tunes_threads):
+        if self._settings.run_in != "threads":
+            task = partial(self._task, cast(ReadMethod, read.__name__))
+            runner = self._executor.runner(execute, self._settings.run_in, self._threads, task, self._run_again)
+        elif self._threads or (tuned is not None and self._tunes_threads):
             runner = InThreads(execute, self._threads if tuned is None else tuned.threads)
         else:
             runner = InTurn(execute)
@@ -282,6 +304,7 @@ class Pipeline:
                         if not needed[shard]:
                             del needed[shard]
                             self._pool.done_with(shard)
+                            runner.done_with(shard)
                     self._others.done(done.others)
         finally:
             self.runner = None
@@ -326,6 +349,13 @@ class Pipeline:
             if runner.workers != tuned.threads:
                 runner.resize(tuned.threads)
 
+    def _task(self, method: ReadMethod) -> ChunkTask:
+        """The work of a process that reads chunks."""
+        settings, processes = self._settings, self._executor.processes
+        own = replace(settings, steps=loading_steps(settings.steps), transform=None)
+        sharers = settings.amounts.sharers * (1 + processes)
+        return ChunkTask(own, self._epoch, self._as_columns, method, sharers)
+
     def _counted(self, read: Callable[[Chunk], _T], chunk: Chunk) -> _T:
         with self._pool.counted(chunk.shards, chunk.distinct):
             return read(chunk)
@@ -355,7 +385,7 @@ class Pipeline:
                 allowed_shards += (_GROWTH - 1) * len(first.distinct)
                 yield first
                 end_span(Stage.LOOKAHEAD, full, ahead)
-            self._pool.prefetch(chunk.distinct)
+            self._pool.prefetch(chunk.distinct, small_files=self.runner is None or self.runner.reads_here)
             if self._others.active:
                 window[-1] = replace(chunk, others=self._others.begin(chunk.shards, chunk.rows))
         while window:

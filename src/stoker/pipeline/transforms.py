@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from stoker.concurrency.processes import StartMethod
+from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import loaded
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.policy import ReadAmounts
@@ -40,6 +42,7 @@ class EpochReaderSettings:
         transform: applied to each sample, on the reading threads.
         identity: what the random numbers of a chain belong to.
         read_threads: threads that read ahead; 0 reads in the consumer's thread; ``None``: some if there is a transform.
+        run_in, read_processes, start_method: see :class:`~stoker.formats.base.ReadOptions`.
         amounts: how far ahead and how much at a time.
         by_shard: whether many samples are read together, shard by shard, as the order is too wide for the limit.
         bad_samples: what becomes of bad samples; ``None``: they are errors.
@@ -52,6 +55,9 @@ class EpochReaderSettings:
     transform: Transform | None = None
     identity: SampleIdentity = SampleIdentity()  # noqa: RUF009 - frozen
     read_threads: int | None = None
+    run_in: RunIn = "threads"
+    read_processes: int | None = None
+    start_method: StartMethod = "spawn"
     amounts: ReadAmounts = field(default_factory=ReadAmounts)
     by_shard: bool = False
     bad_samples: BadSamples | None = None
@@ -70,6 +76,12 @@ class EpochReaderSettings:
     def takes_chunks(self) -> bool:
         """Whether a zip or join comes after a function of samples, so that all of a chunk are made at once."""
         return any(step.other is not None for step in self.steps)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a sample may come in the place of another."""
+        bad = self.bad_samples is not None and self.bad_samples.on_bad_sample == "replace"
+        return bad or any(step.dropped == "replace" for step in self.steps)
 
     @property
     def leaves_out(self) -> str:

@@ -205,8 +205,13 @@ class ShardPool:
             self.width.tuned = count
             self._threads.resize(self.width.value)
 
-    def prefetch(self, shards: Iterable[int]) -> None:
-        """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`."""
+    def prefetch(self, shards: Iterable[int], *, small_files: bool = True) -> None:
+        """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`.
+
+        Args:
+            shards: their numbers.
+            small_files: also those that are small files of this machine, whose reading another process does not spare.
+        """
         window, small = self._window, self._small
         with self._lock:
             objects: dict[ShardCache, list[int]] = {}
@@ -215,7 +220,8 @@ class ShardPool:
                     continue
                 size = small.size(shard)
                 if size is not None:
-                    window.add(shard, size)
+                    if small_files:
+                        window.add(shard, size)
                 elif small.is_object(shard):
                     objects.setdefault(self.cache_of(shard), []).append(shard)
                 else:
@@ -300,9 +306,15 @@ class ShardPool:
             self._trim(-1, 2 * len(found))
         return found
 
-    def share(self, processes: int) -> None:
-        """Say how many processes of this node read through the same caches, this one included."""
+    def share(self, processes: int, readers: int = 0) -> None:
+        """Say how many processes of this node read through the same caches, this one included.
+
+        Args:
+            processes: that fetch.
+            readers: of each of them, further processes that read what it has fetched.
+        """
         self.width.sharers = processes
+        processes *= 1 + readers
         limits = [cache.settings.limit for cache in set(self.caches)]
         spare = spare_bytes(None if None in limits else sum(limit or 0 for limit in limits), processes)
         for cache in self.caches:
@@ -322,10 +334,23 @@ class ShardPool:
         """
         begun, ready = time.perf_counter_ns(), self.ready(distinct)
         yield
-        remote = 0 if self.fetched is None else int(np.count_nonzero(self.fetched[shards]))
         took = time.perf_counter_ns() - begun
-        self.counts.read_step(len(shards), remote, ready, len(distinct) - ready, took)
+        self.count(shards, distinct, ready, took)
         self.times.step(len(shards), took)
+
+    def count(self, shards: Ids, distinct: Collection[int], ready: int, nanoseconds: int) -> None:
+        """Count a step of reading; args are those of :meth:`counted`, the shards that were open, and the time it took."""
+        remote = 0 if self.fetched is None else int(np.count_nonzero(self.fetched[shards]))
+        self.counts.read_step(len(shards), remote, ready, len(distinct) - ready, nanoseconds)
+
+    def note_fetched(self, shards: Sequence[int]) -> None:
+        """Note shards that another process, which reads for this one, has fetched."""
+        if not shards:
+            return
+        with self._lock:
+            if self.fetched is None:
+                self.fetched = np.zeros(len(self.index), dtype=np.bool_)
+            self.fetched[list(shards)] = True
 
     def expect(self, shards: Collection[int], at_once: int = 0) -> None:
         """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest.

@@ -30,7 +30,7 @@ class ChunkReader:
 
     Args:
         pool: the dataset's open shards.
-        run: the rank's batches, and where their samples lie, for those that replace others.
+        run: the rank's batches, and where their samples lie; ``None`` where no sample replaces another.
         settings: see :class:`~stoker.pipeline.transforms.EpochReaderSettings`.
         epoch: its number, for the random numbers of a chain.
         as_columns: whether batches are asked for, and not samples.
@@ -47,7 +47,7 @@ class ChunkReader:
     def __init__(
         self,
         pool: ShardPool,
-        run: Run | OuterRun,
+        run: Run | OuterRun | None,
         settings: EpochReaderSettings,
         epoch: int,
         *,
@@ -92,11 +92,21 @@ class ChunkReader:
 
     def sample_run(self, chunk: Chunk) -> SampleRun:
         """The samples, each made when it is asked for."""
-        return self._overridden(chunk, self._transformed(chunk))
+        return self.overridden(chunk, self._transformed(chunk))
 
-    def sample_list(self, chunk: Chunk) -> SampleRun:
-        """The samples, all made; but those that a method of a subclass makes, which runs in the consumer's thread."""
-        return self._overridden(chunk, SampleRun.of(self._made(chunk)))
+    def samples(self, chunk: Chunk) -> list[Any]:
+        """The samples, all made, before a method of a subclass has them."""
+        shards, rows, others = chunk.shards, chunk.rows, chunk.other_ids
+        if self._steps is None:
+            return self.sample_reader.samples(shards, rows, others=others, own=chunk.values)
+        return self._steps.samples(self.sample_reader, chunk.positions, shards, rows, others=others, own=chunk.values)
+
+    def overridden(self, chunk: Chunk, run: SampleRun) -> SampleRun:
+        """Samples as a method of a subclass makes them, each when it is asked for."""
+        if self._override is None:
+            return run
+        ids = self._pool.index.table.starts[chunk.shards] + chunk.rows
+        return SampleRun(self._override(ids.tolist(), run.samples), run.remaining)
 
     def group(self, chunk: Chunk) -> BatchGroup:
         """The samples as columns."""
@@ -105,7 +115,7 @@ class ChunkReader:
             batch = self.sample_reader.batch(shards, rows, others=chunk.other_ids, own=chunk.values)
         else:
             with BatchRows(len(rows)) as memory:
-                samples = self._made(chunk)
+                samples = self.samples(chunk)
             with span(Stage.COLLATE, len(samples)):
                 batch = stack_samples(samples, partial(location_at, pool, shards, rows), memory)
         if self._batch_steps is not None:
@@ -124,21 +134,8 @@ class ChunkReader:
         assert self.good is not None
         return self.good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values, chunk.other_ids)
 
-    def _made(self, chunk: Chunk) -> list[Any]:
-        """The samples, all made."""
-        shards, rows, others = chunk.shards, chunk.rows, chunk.other_ids
-        if self._steps is None:
-            return self.sample_reader.samples(shards, rows, others=others, own=chunk.values)
-        return self._steps.samples(self.sample_reader, chunk.positions, shards, rows, others=others, own=chunk.values)
-
     def _transformed(self, chunk: Chunk) -> SampleRun:
         shards, rows, others = chunk.shards, chunk.rows, chunk.other_ids
         if self._steps is None:
             return self.sample_reader.iterate(shards, rows, others=others, own=chunk.values)
         return self._steps.read(self.sample_reader, chunk.positions, shards, rows, others=others, own=chunk.values)
-
-    def _overridden(self, chunk: Chunk, run: SampleRun) -> SampleRun:
-        if self._override is None:
-            return run
-        ids = self._pool.index.table.starts[chunk.shards] + chunk.rows
-        return SampleRun(self._override(ids.tolist(), run.samples), run.remaining)

@@ -1,4 +1,4 @@
-"""Runners: they execute the chunks of an iteration, in this thread or in threads ahead of the consumer.
+"""Runners: they execute the chunks of an iteration, in this thread or in threads or processes ahead of the consumer.
 
 Which sample comes when is settled before a chunk gets here, and results are taken in the order of chunks, so no runner and no
 number of workers changes anything that is delivered.
@@ -7,6 +7,7 @@ number of workers changes anything that is delivered.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -14,17 +15,22 @@ from stoker.concurrency.threads import Threads
 from stoker.pipeline.chunks.located import Chunk
 
 _T = TypeVar("_T")
+_S = TypeVar("_S")
 _T_co = TypeVar("_T_co", covariant=True)
 
 
 class Runner(Protocol[_T_co]):
-    """Executes chunks. One thread at a time calls it, the consumer's; :meth:`resize` may be called by any thread.
+    """Executes chunks. One thread at a time calls it, the consumer's; :meth:`resize` may be called by any thread."""
 
-    Attributes:
-        workers: threads or processes that execute chunks at once; 0: the thread that takes the result.
-    """
+    @property
+    def workers(self) -> int:
+        """Threads or processes that execute chunks at once; 0: the thread that takes the result."""
+        ...
 
-    workers: int
+    @property
+    def reads_here(self) -> bool:
+        """Whether this process reads shards, so that those of small files are read ahead in it."""
+        ...
 
     @property
     def ahead(self) -> int:
@@ -38,6 +44,10 @@ class Runner(Protocol[_T_co]):
             A function that gives the result, or raises the error of the execution; it waits where that is not done. It is
             called once, and those of several chunks in the order of the chunks.
         """
+        ...
+
+    def done_with(self, shard: int) -> None:
+        """Note that no chunk that was submitted and not taken, or comes soon, needs a shard."""
         ...
 
     def resize(self, workers: int) -> None:
@@ -58,6 +68,7 @@ class InTurn(Generic[_T]):
 
     workers = 0
     ahead = 0
+    reads_here = True
 
     def __init__(self, execute: Callable[[Chunk], _T]) -> None:
         self._execute = execute
@@ -65,6 +76,9 @@ class InTurn(Generic[_T]):
     def submit(self, chunk: Chunk) -> Callable[[], _T]:
         """See :class:`Runner`."""
         return partial(self._execute, chunk)
+
+    def done_with(self, shard: int) -> None:
+        """See :class:`Runner`."""
 
     def resize(self, workers: int) -> None:
         """See :class:`Runner`. There is nothing to resize."""
@@ -84,6 +98,8 @@ class InThreads(Generic[_T]):
         spare: chunks that may be done and wait. With one, no thread waits for the consumer to ask.
     """
 
+    reads_here = True
+
     def __init__(self, execute: Callable[[Chunk], _T], workers: int) -> None:
         self._execute = execute
         self._threads = Threads(workers, "read")
@@ -99,7 +115,14 @@ class InThreads(Generic[_T]):
         """See :class:`Runner`."""
         if not self.workers:
             return partial(self._execute, chunk)
-        return self._threads.submit(partial(self._execute, chunk)).result
+        return self.run(partial(self._execute, chunk)).result
+
+    def done_with(self, shard: int) -> None:
+        """See :class:`Runner`."""
+
+    def run(self, action: Callable[[], _S]) -> Future[_S]:
+        """Have something else done by a thread, in its turn."""
+        return self._threads.submit(action)
 
     def resize(self, workers: int) -> None:
         """See :class:`Runner`; 0 is as with ``workers=0``."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.shared_counters import BUCKETS, Count, Counts, bucket_start
 from stoker.errors import ConfigError
+from stoker.pipeline.execution.execution import Execution
 from stoker.pipeline.tuning.decisions import DecisionLog, TuningDecision
 
 PERCENTILES: Final = (50, 90, 99)
@@ -91,6 +92,8 @@ class StreamStats:
         cut_tokens: tokens that were cut off.
         tuning: what tuners of its processes tried, kept and withdrew, the latest 32 of each; see
             :class:`~stoker.formats.base.ReadOptions`.
+        execution: what runs the functions of samples in this process, and why; ``None``: it has not begun to iterate, or its
+            DataLoader's workers do.
     """
 
     samples_loaded: int = _metric("Samples read.", Count.SAMPLES, name="samples")
@@ -128,6 +131,7 @@ class StreamStats:
     cut_documents: int = _metric("Documents of which a layout cut something off.", Count.CUT_DOCUMENTS)
     cut_tokens: int = _metric("Tokens that were cut off.", Count.CUT_TOKENS)
     tuning: tuple[TuningDecision, ...] = ()
+    execution: Execution | None = None
 
     @property
     def padding_waste(self) -> float:
@@ -135,7 +139,14 @@ class StreamStats:
         return 1 - self.tokens / self.token_slots if self.token_slots else 0.0
 
     @classmethod
-    def of(cls, counts: Counts, decisions: DecisionLog | None = None, *, buffered: bool = False) -> StreamStats:
+    def of(
+        cls,
+        counts: Counts,
+        decisions: DecisionLog | None = None,
+        *,
+        buffered: bool = False,
+        execution: Execution | None = None,
+    ) -> StreamStats:
         """A snapshot of ``counts``.
 
         Args:
@@ -143,6 +154,7 @@ class StreamStats:
             decisions: those of tuners.
             buffered: whether a buffer stands between reading and the consumer: then hits and misses, and the time that the
                 consumer waited, are the buffer's.
+            execution: what executes.
         """
         totals, histogram = counts.totals()
 
@@ -166,6 +178,7 @@ class StreamStats:
             waited=waited,
             elapsed=elapsed,
             tuning=() if decisions is None else decisions.decisions(),
+            execution=execution,
             **counted,
         )
 

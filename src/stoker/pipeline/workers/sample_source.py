@@ -225,12 +225,14 @@ class PoolSource(SampleSource):
                 "a StreamingShardLoader reads in its own process: do not iterate over it in DataLoader workers"
             )
         threads = self._settings.read_threads or 0
+        run_in = self._reader.executor.plan(worker, threads)
         return self._reader.pipeline(
             run,
             worker,
             sharers=self._sharers,
+            run_in=run_in,
             threads=threads,
-            one_by_one=one_by_one and not threads,
+            one_by_one=one_by_one and not threads and run_in == "threads",
             as_columns=not one_by_one,
             notes=None if self.bad_samples is None else notes,
             tune_threads=self._settings.read_threads is None and not one_by_one,

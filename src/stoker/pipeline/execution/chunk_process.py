@@ -1,0 +1,217 @@
+"""A process that reads chunks for another one: it is sent their places, and hands back what it made of them."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from stoker.concurrency.spans.recorder import Stage, span
+from stoker.display import with_article
+from stoker.errors import ConfigError, StokerError, TransformError
+from stoker.formats.mds.encodings.images import load_at_once
+from stoker.order.sample_order import Run
+from stoker.pipeline.batch_ring import Region, Ring
+from stoker.pipeline.chunks.chunk_reader import ChunkReader
+from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.execution.hand_over import Parcel, first_refused, pack, pack_error
+from stoker.pipeline.execution.measure import own_time
+from stoker.pipeline.good_samples import GoodSamples
+from stoker.pipeline.outer_plan import OuterRun
+from stoker.pipeline.transforms import EpochReaderSettings
+from stoker.reading.sample_errors import location_at, transform_error
+from stoker.reading.shard_pool import ShardPool
+
+ReadMethod: TypeAlias = Literal["samples", "group", "good_samples", "good_batch"]
+"""The method of a :class:`~stoker.pipeline.chunks.chunk_reader.ChunkReader` that reads a chunk whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTask:
+    """The work of processes that read chunks, without the shards and the order, which they share.
+
+    Attributes:
+        settings: with the functions that are applied to samples.
+        epoch: its number.
+        as_columns: whether batches are asked for, and not samples.
+        method: reads a chunk.
+        sharers: processes on this node that read through the same cache, these included.
+    """
+
+    settings: EpochReaderSettings
+    epoch: int
+    as_columns: bool
+    method: ReadMethod
+    sharers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkAnswer:
+    """The answer of a process: that it is there, the result of a chunk, or an error.
+
+    Attributes:
+        parcel: the result; ``None``: there is none.
+        error: of :func:`~stoker.pipeline.execution.hand_over.pack_error`.
+        took: nanoseconds for which the chunk was read.
+        busy: nanoseconds of that and of packing the result, not disturbed by other processes.
+        ready: shards of it that were open when it was to be read.
+        fetched: shards of it that this process has fetched.
+    """
+
+    parcel: Parcel | None = None
+    error: bytes | None = None
+    took: int = 0
+    busy: int = 0
+    ready: int = 0
+    fetched: tuple[int, ...] = ()
+
+
+MakeRun: TypeAlias = Callable[[], Run | OuterRun]
+"""Makes the batches of a rank again, in another process."""
+
+Request: TypeAlias = tuple[Chunk | None, tuple[int, ...]]
+"""A chunk to be read, and shards that no chunk ahead needs any more."""
+
+
+def serve_chunks(pipe: Any, ring: Ring, pool: ShardPool, run: MakeRun | None, told: bytes | ChunkTask) -> None:
+    """Read the chunks that come through a pipe, until it is closed.
+
+    Args:
+        pipe: this process's end.
+        ring: its memory.
+        pool: the dataset's shards.
+        run: makes the rank's batches, where samples may replace others.
+        told: what to do; pickled for a fresh process, so that what can not be had here is an error that can be sent.
+    """
+    try:
+        task: ChunkTask = pickle.loads(told) if isinstance(told, bytes) else told  # noqa: S301 - of our own parent
+        _seed_anew()
+        if not any(step.calls for step in task.settings.steps):
+            load_at_once()
+        pool.share(task.sharers)
+        reader = ChunkReader(pool, run and run(), task.settings, task.epoch, as_columns=task.as_columns)
+        read: Callable[[Chunk], Any] = getattr(reader, task.method)
+    except Exception as error:  # noqa: BLE001 - raised where the process was asked for
+        told_error = error if isinstance(error, StokerError) else ConfigError(_not_here(error))
+        pipe.send_bytes(pickle.dumps(ChunkAnswer(error=pack_error(told_error))))
+        return
+    pipe.send_bytes(pickle.dumps(ChunkAnswer()))
+    _Chunks(pipe, ring, pool, read).serve()
+
+
+def _not_here(error: Exception) -> str:
+    return (
+        f"the functions of the dataset can not be had in a process ({type(error).__name__}: {error}): define them in a "
+        "module or at the top of the script, not in a notebook or an interactive session, or use "
+        "ReadOptions(start_method='fork') or run_in='threads'"
+    )
+
+
+def _seed_anew() -> None:
+    """Let global generators of copies of one process draw different numbers; and leave torch one thread a process."""
+    random.seed()
+    np.random.seed()  # noqa: NPY002 - that of functions which use it
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(random.getrandbits(63))
+        torch.set_num_threads(1)
+
+
+class _Chunks:
+    """Chunks that were sent, and those that are read."""
+
+    def __init__(self, pipe: Any, ring: Ring, pool: ShardPool, read: Callable[[Chunk], Any]) -> None:
+        self._pipe, self._pool, self._read = pipe, pool, read
+        self._region: Region | None = ring.region()
+        self._arrived: SimpleQueue[Chunk | None] = SimpleQueue()
+        self._ended = False
+        # Shards that a chunk ahead needs, here or in another process.
+        self._needed: dict[int, None] = {}
+
+    def serve(self) -> None:
+        self._pool.expect(self._needed.keys())
+        # Received by a thread: shards of the next chunk are opened while this one is read, and the parent can always send.
+        threading.Thread(target=self._receive, name="stoker-receive", daemon=True).start()
+        while (chunk := self._arrived.get()) is not None and not self._ended:
+            answer, data = self._answer(chunk)
+            del chunk
+            self._pipe.send_bytes(pickle.dumps(answer))
+            if data is not None:
+                self._pipe.send_bytes(data)
+            del answer, data  # frees their memory for the next chunk
+
+    def _answer(self, chunk: Chunk) -> tuple[ChunkAnswer, memoryview | None]:
+        """The answer for a chunk, and what of it is to go through the pipe as it is."""
+        pool, ready = self._pool, self._pool.ready(chunk.distinct)
+        begun, own = time.perf_counter_ns(), own_time()
+        try:
+            value = self._read(chunk)
+            took = time.perf_counter_ns() - begun
+            fetched = pool.fetched
+            parcel, data = self._packed(chunk, value)
+        except BaseException as error:  # noqa: BLE001 - raised where the result is taken
+            return ChunkAnswer(error=pack_error(error)), None
+        here = () if fetched is None else tuple(shard for shard in chunk.distinct if fetched[shard])
+        return ChunkAnswer(parcel, took=took, busy=own_time() - own, ready=ready, fetched=here), data
+
+    def _packed(self, chunk: Chunk, value: Any) -> tuple[Parcel, memoryview | None]:
+        """The same; raises an error that names the sample where a value can not be sent."""
+        try:
+            with span(Stage.SEND):
+                return pack(value, self._region)
+        except Exception as error:
+            number, what = _refused(value)
+            if number is None or number >= len(chunk.rows):
+                raise TransformError(f"{what} can not be sent from a process: {error}. {_INSTEAD}") from error
+            raise transform_error(
+                f"made {what}, which can not be sent from a process ({type(error).__name__}: {error}): {_INSTEAD}",
+                location_at(self._pool, chunk.shards, chunk.rows, number),
+            ) from error
+
+    def _receive(self) -> None:
+        pool, needed = self._pool, self._needed
+        try:
+            while True:
+                request: Request = pickle.loads(self._pipe.recv_bytes())  # noqa: S301 - of our own parent
+                chunk, done = request
+                for shard in done:
+                    if needed.pop(shard, self) is not self:
+                        pool.done_with(shard)
+                if chunk is not None:
+                    needed.update(dict.fromkeys(chunk.distinct))
+                    pool.prefetch(chunk.distinct)
+                    self._arrived.put(chunk)
+        except (EOFError, OSError):
+            self._ended = True
+            self._arrived.put(None)
+
+
+_INSTEAD: Final = "return values that can be pickled, such as arrays, or use ReadOptions(run_in='threads')"
+
+
+def _refused(value: Any) -> tuple[int | None, str]:
+    """The sample of a result that can not be sent, by its number in the chunk where that is known; and what it has."""
+    if isinstance(value, list):
+        number = first_refused(value)
+        return number, "a sample" if number is None else _named(value[number])
+    kept = value.kept.tolist() if isinstance(value, GoodSamples) else None
+    values = value.values if isinstance(value, GoodSamples) else value.columns
+    columns = {"a sample": values} if isinstance(values, list) else values
+    for name, column in columns.items():
+        number = first_refused(column) if isinstance(column, list) else None
+        if number is not None:
+            what = _named(column[number]) if name == "a sample" else f"{_named(column[number])} in column {name!r}"
+            return number if kept is None or name == "a sample" else kept[number], what
+    return None, "a batch"
+
+
+def _named(value: Any) -> str:
+    return with_article(type(value).__name__)

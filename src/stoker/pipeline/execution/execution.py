@@ -1,0 +1,24 @@
+"""The choice of what executes the functions of a dataset, and the reason for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Where: TypeAlias = Literal["consumer", "threads", "processes"]
+"""The thread that asks for samples; threads of its process; processes that stoker starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """The choice of what reads samples and runs the functions of an iteration.
+
+    Attributes:
+        run_in: ``"consumer"`` (the thread that asks for samples), ``"threads"`` or ``"processes"``.
+        workers: how many threads or processes; 0: the consumer's thread.
+        reason: why.
+    """
+
+    run_in: Where
+    workers: int
+    reason: str

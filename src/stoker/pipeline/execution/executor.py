@@ -1,0 +1,179 @@
+"""Chooses what executes the chunks of an iteration: threads or processes, as asked for or by measurement."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeVar
+
+from stoker.cluster import LoaderWorker
+from stoker.errors import ConfigError
+from stoker.formats.base import RunIn
+from stoker.pipeline.batch_ring import Ring
+from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
+from stoker.pipeline.execution.execution import Execution
+from stoker.pipeline.execution.in_processes import InProcesses, check_may_start, pickled_task
+from stoker.pipeline.execution.measured import Measured
+from stoker.pipeline.execution.runner import InThreads, Runner
+from stoker.pipeline.transforms import EpochReaderSettings, Override
+from stoker.reading.shard_pool import ShardPool
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_MOST: Final = 8
+"""Processes where no number is given."""
+
+_JOINED: Final = "zip() and join() read another dataset, in the threads of this process"
+
+
+class Executor:
+    """Gives the iterations of a dataset the runner that executes their chunks.
+
+    Args:
+        settings: what is asked for.
+        pool: the dataset's shards.
+        ring: memory that processes fill.
+
+    Attributes:
+        execution: the choice of the iteration that began last; ``None`` before the first one in this process.
+    """
+
+    def __init__(self, settings: EpochReaderSettings, pool: ShardPool, ring: Ring) -> None:
+        self._settings, self._pool, self._ring = settings, pool, ring
+        self.execution: Execution | None = None
+        self._measured: Execution | None = None
+        self._threads = 0
+
+    def plan(self, worker: LoaderWorker, threads: int, override: Override | None = None) -> RunIn:
+        """Choose where the functions of an iteration run; ``"auto"`` where that is measured.
+
+        Args:
+            worker: this process.
+            threads: that there are if it is threads; 0: the consumer's.
+            override: a method of a subclass.
+
+        Raises:
+            ConfigError: processes are asked for, and can not be used here.
+        """
+        settings = self._settings
+        self.execution = Execution("threads" if threads else "consumer", threads, f"run_in={settings.run_in!r}")
+        if worker.token is not None:
+            return self._stay("a DataLoader's worker reads by itself")
+        if settings.run_in == "processes":
+            if override is not None and settings.bad_samples is not None:
+                raise ConfigError(
+                    "run_in='processes' and on_bad_sample= do not go together with a method of a subclass that makes "
+                    "samples, as it runs in the thread that asks for them: use transform= instead of the method"
+                )
+            if settings.joins:
+                raise ConfigError(f"run_in='processes': {_JOINED}; use run_in='threads'")
+            check_may_start()
+            self.execution = Execution("processes", self.processes, "run_in='processes'")
+            return "processes"
+        if settings.run_in == "threads":
+            return "threads"
+        unfit = self._unfit(threads, override)
+        return self._stay(unfit) if unfit else "auto"
+
+    def _stay(self, reason: str) -> RunIn:
+        assert self.execution is not None
+        self.execution = replace(self.execution, reason=reason)
+        return "threads"
+
+    def _unfit(self, threads: int, override: Override | None) -> str:
+        """The reason for which nothing is to be measured; empty: there is none."""
+        if not self._settings.calls_functions:
+            return "the dataset has no functions to run"
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            return "this Python has no global lock, so that threads run functions at once"
+        if override is not None:
+            return "a method of a subclass makes the samples, in the thread that asks for them"
+        if self._settings.joins:
+            return _JOINED
+        if min(_processors(), threads, self.processes) < 2:
+            return "there is one processor, or one thread or process was asked for"
+        if self._measured is not None and self._measured.run_in == "threads":
+            return self._measured.reason
+        try:
+            check_may_start()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    @property
+    def processes(self) -> int:
+        """Processes, where it is processes that read."""
+        return self._settings.read_processes or min(_MOST, _processors())
+
+    def runner(
+        self,
+        execute: Callable[[Chunk], _T],
+        run_in: RunIn,
+        threads: int,
+        task: Callable[[], ChunkTask],
+        run: MakeRun | None,
+    ) -> Runner[_T]:
+        """The runner of an iteration in processes, or of one that measures.
+
+        Args:
+            execute: reads a chunk in the thread that calls it.
+            run_in, threads: see :meth:`plan`.
+            task: the same as the work of a process.
+            run: makes the batches again, where samples may replace others.
+        """
+        make = partial(self._in_processes, execute, task, run)
+        if run_in == "processes":
+            return make()
+        self._threads = threads
+        if self._settings.start_method == "spawn" and (refused := _refused(task())):
+            self._decided(False, False, refused)
+            return InThreads(execute, threads)
+        self.execution = Execution("threads", threads, "run_in='auto' has not measured enough yet")
+        return Measured(
+            execute,
+            InThreads(execute, threads),
+            make,
+            self.processes,
+            _processors(),
+            self._decided,
+            before="" if self._measured is None else self._measured.reason,
+        )
+
+    def _in_processes(
+        self, execute: Callable[[Chunk], _T], task: Callable[[], ChunkTask], run: MakeRun | None
+    ) -> InProcesses[_T]:
+        return InProcesses(execute, self.processes, task(), self._pool, run, self._ring, self._settings.start_method)
+
+    def _decided(self, processes: bool, there: bool, reason: str) -> None:
+        """Note a choice: processes or threads, and whether processes are there by now."""
+        threads = Execution("threads", self._threads, reason)
+        chosen = self._measured = Execution("processes", self.processes, reason) if processes else threads
+        self.execution = chosen
+        if processes and not there:
+            self.execution = replace(threads, reason=f"{reason}; processes are being started")
+        else:
+            logger.info("run_in='auto' takes %s: %s", chosen.run_in, reason)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _refused(task: ChunkTask) -> str:
+    """The reason for which functions can not be sent to a fresh process; empty: there is none."""
+    try:
+        pickled_task(task)
+    except ConfigError as error:
+        return str(error)
+    main = sys.modules.get("__main__")
+    for step in task.settings.steps:
+        if getattr(step.function, "__module__", "") == "__main__" and not hasattr(main, "__file__"):
+            return f"{step.name} was defined in an interactive session, which a fresh process has not"
+    return ""

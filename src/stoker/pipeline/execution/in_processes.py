@@ -1,0 +1,326 @@
+"""Executes chunks in processes of stoker's own, for functions that hold Python's lock."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+from stoker.concurrency.processes import StartMethod, WorkerProcess, stop_workers
+from stoker.errors import ConfigError, StokerError
+from stoker.pipeline.batch_ring import Ring
+from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, MakeRun, Request, serve_chunks
+from stoker.pipeline.execution.hand_over import unpack, unpack_error
+from stoker.reading.sample_errors import location_at
+from stoker.reading.shard_pool import ShardPool
+
+_T = TypeVar("_T")
+
+_EACH: Final = 2
+"""Chunks that a process has at once: one that it reads, and the next."""
+
+_PATIENCE: Final = 1.0
+"""Seconds for which a process may finish its chunk when it is told to end."""
+
+
+class _Pending:
+    """A chunk that a process was sent, and its answer."""
+
+    __slots__ = ("answer", "chunk", "data")
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self.answer: ChunkAnswer | None = None
+        self.data: bytes | None = None
+
+
+class ChunkProcess:
+    """One of the processes, as the process sees it that it serves."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self.worker = worker
+        # Its answers come in the order of the chunks; the first says that it is there.
+        self.pending: deque[_Pending] = deque()
+        self.done: list[int] = []
+        self.ready = self.retired = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether it can read chunks by now.
+
+        Raises:
+            StokerError: it can not; says why.
+        """
+        if not self.ready and self.worker.has_sent():
+            self._begin()
+        return self.ready
+
+    def look(self) -> None:
+        """Take the answers that are there."""
+        while self.pending and self.begun and self.worker.has_sent() and self._receive():
+            pass
+
+    def send(self, chunk: Chunk) -> _Pending:
+        """Have it read a chunk."""
+        request: Request = (chunk, tuple(self.done))
+        self.done.clear()
+        pending = _Pending(chunk)
+        self.pending.append(pending)
+        self.worker.send(pickle.dumps(request, 5))
+        return pending
+
+    def await_answer(self, pending: _Pending) -> ChunkAnswer:
+        """Wait for an answer.
+
+        Raises:
+            StokerError: the process has ended.
+        """
+        while pending.answer is None:
+            if not self.ready:
+                self._begin()
+            elif not self._receive():
+                raise self._ended(pending.chunk)
+        return pending.answer
+
+    def _begin(self) -> None:
+        message = self.worker.receive_bytes()
+        if message is None:
+            raise StokerError(
+                f"{self._named()} {_end_of(self.worker)} before it could read samples. A fresh process imports the script, "
+                "which needs `if __name__ == \"__main__\":` around what it runs; or use ReadOptions(run_in='threads')"
+            )
+        answer: ChunkAnswer = pickle.loads(message)  # noqa: S301 - of our own process
+        if answer.error is not None:
+            raise unpack_error(answer.error)
+        self.ready = True
+
+    def _receive(self) -> bool:
+        """Receive the next answer; whether there is one."""
+        message = self.worker.receive_bytes()
+        if message is None:
+            return False
+        answer: ChunkAnswer = pickle.loads(message)  # noqa: S301 - of our own process
+        data = None
+        if answer.parcel is not None and answer.parcel.block is None:
+            data = self.worker.receive_bytes()
+            if data is None:
+                return False
+        pending = self.pending.popleft()
+        pending.answer, pending.data = answer, data
+        return True
+
+    def _named(self) -> str:
+        return f"process {self.worker.name} (number {self.worker.pid})"
+
+    def _ended(self, chunk: Chunk) -> StokerError:
+        return StokerError(f"{self._named()}, which was to read {len(chunk.rows)} samples, {_end_of(self.worker)}")
+
+
+def _end_of(worker: WorkerProcess) -> str:
+    code = worker.join()
+    if code is None:
+        return "does not answer"
+    if code >= 0:
+        return f"has ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"was killed by {name}" + (", perhaps for want of memory" if -code == signal.SIGKILL else "")
+
+
+class InProcesses(Generic[_T]):
+    """Executes chunks in processes, which locate nothing: they are sent the places of samples, and read and transform them.
+
+    A process is started when all others have work. This process fetches shards ahead for all of them.
+
+    Args:
+        execute: reads a chunk in this process, for a child that was forked from it in the middle of an iteration.
+        workers: processes.
+        task: their work.
+        pool: the dataset's shards.
+        run: makes the rank's batches, where samples may replace others.
+        ring: memory that they fill.
+        start_method: see :class:`~stoker.formats.base.ReadOptions`.
+
+    Attributes:
+        chunks, rows, busy: chunks and samples that processes have read, and the nanoseconds that they took, all together.
+
+    Raises:
+        ConfigError: processes can not be started here, or not be sent what they need.
+    """
+
+    reads_here = False
+
+    def __init__(
+        self,
+        execute: Callable[[Chunk], _T],
+        workers: int,
+        task: ChunkTask,
+        pool: ShardPool,
+        run: MakeRun | None,
+        ring: Ring,
+        start_method: StartMethod,
+    ) -> None:
+        check_may_start()
+        self._execute, self._pool, self._run, self._ring = execute, pool, run, ring
+        self._start_method: StartMethod = start_method
+        self._task: bytes | ChunkTask = task if start_method == "fork" else pickled_task(task)
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._processes: list[ChunkProcess] = []
+        self._retired: list[ChunkProcess] = []
+        self._started = 0
+        self.workers = workers
+        self.chunks = self.rows = self.busy = 0
+
+    @property
+    def ahead(self) -> int:
+        """Chunks for all processes."""
+        return _EACH * self.workers
+
+    @property
+    def ready(self) -> bool:
+        """Whether all processes can read chunks by now, of which those that are missing are started.
+
+        Raises:
+            StokerError: one can not; says why.
+        """
+        if self._pid != os.getpid():
+            return False
+        with self._lock:
+            while len(self._processes) < self.workers:
+                self._start()
+            begun = [process.begun for process in self._processes]
+            return all(begun)
+
+    def submit(self, chunk: Chunk) -> Callable[[], _T]:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`."""
+        if self._pid != os.getpid():
+            return partial(self._execute, chunk)
+        with self._lock:
+            for process in self._processes:
+                process.look()
+            least = min(self._processes, key=lambda process: len(process.pending), default=None)
+            if least is None or (least.pending and len(self._processes) < self.workers):
+                least = self._start()
+            return partial(self._take, least, least.send(chunk))
+
+    def _start(self) -> ChunkProcess:
+        try:
+            worker = WorkerProcess(
+                f"stoker-read-{self._started}",
+                serve_chunks,
+                self._ring,
+                self._pool,
+                self._run,
+                self._task,
+                start_method=self._start_method,
+            )
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"the dataset can not be sent to a process ({error}): use ReadOptions(start_method='fork') or "
+                "run_in='threads'"
+            ) from error
+        self._started += 1
+        process = ChunkProcess(worker)
+        self._processes.append(process)
+        return process
+
+    def _take(self, process: ChunkProcess, pending: _Pending) -> _T:
+        chunk = pending.chunk
+        if self._pid != os.getpid():  # the processes serve the parent
+            return self._execute(chunk)
+        try:
+            answer = process.await_answer(pending)
+        except StokerError as error:
+            if pending.answer is None and process.ready:
+                error.add_note(
+                    f"the first of them: {location_at(self._pool, chunk.shards, chunk.rows, 0)}. Use fewer processes "
+                    "(ReadOptions(read_processes=)), or run_in='threads'"
+                )
+            raise
+        if process.retired and not process.pending:
+            process.worker.finish()
+        if answer.error is not None:
+            raise unpack_error(answer.error)
+        self.chunks += 1
+        self.rows, self.busy = self.rows + len(chunk.rows), self.busy + answer.busy
+        self._pool.note_fetched(answer.fetched)
+        self._pool.count(chunk.shards, chunk.distinct, answer.ready, answer.took)  # as if it had been read here
+        assert answer.parcel is not None
+        found: _T = unpack(answer.parcel, pending.data)
+        return found
+
+    def done_with(self, shard: int) -> None:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`."""
+        with self._lock:
+            for process in self._processes:
+                process.done.append(shard)
+
+    def resize(self, workers: int) -> None:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`. A process that is not needed ends after its chunks."""
+        with self._lock:
+            self.workers = workers
+            extra, self._processes = self._processes[workers:], self._processes[:workers]
+            self._retired += extra
+            for process in extra:
+                process.retired = True
+                if not process.pending:
+                    process.worker.finish()
+
+    def close(self) -> None:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`. Processes that do not end in a second are terminated."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            processes = [*self._processes, *self._retired]
+            self._processes, self._retired = [], []
+        ending = [process.worker for process in processes]
+        for process in processes:
+            if process.ready:
+                process.worker.finish()
+            else:  # it imports, and has begun nothing
+                process.worker.stop(wait=False)
+        until = time.monotonic() + _PATIENCE
+        for worker in ending:
+            worker.join(max(0.0, until - time.monotonic()))
+        stop_workers(ending)
+
+
+def pickled_task(task: ChunkTask) -> bytes:
+    """The work as it is sent to a fresh process.
+
+    Raises:
+        ConfigError: a function can not be pickled.
+    """
+    try:
+        return pickle.dumps(task)
+    except Exception as error:
+        raise ConfigError(
+            f"the functions of the dataset can not be sent to a process ({error}): define them at the top of a module, and "
+            "not inside of others; or use ReadOptions(start_method='fork') or run_in='threads'"
+        ) from error
+
+
+def check_may_start() -> None:
+    """See that this process may start others.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):
+        raise ConfigError(
+            'the script that reads lacks `if __name__ == "__main__":` around what it runs: a process that was started to '
+            "read samples imports it, and would begin to read as well"
+        )
+    if process.daemon:
+        raise ConfigError(
+            f"process {process.name} is daemonic, and may start no others: use ReadOptions(run_in='threads') in it"
+        )

@@ -1,0 +1,80 @@
+"""An estimate of what threads and processes get done, from the times that the first chunks took."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CLEARLY: Final = 1.3
+"""Processes are taken where they get this many times as much done as threads."""
+
+_AT_ONCE: Final = 1.3
+"""Threads that are busy at once, on average, in a burst that says something."""
+
+_WAITS: Final = Path("/proc/thread-self/schedstat")
+
+
+def own_time() -> int:
+    """Nanoseconds of a clock that stands still while this thread could run and another one has its processor.
+
+    So what is measured by it is not disturbed by other processes of the machine. It goes on while the thread waits for
+    storage, or for Python's lock. Where the system does not tell, it never stands still.
+    """
+    waited = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        waited = int(_WAITS.read_bytes().split()[1])
+    return time.perf_counter_ns() - waited
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Chunks that threads read at once.
+
+    Attributes:
+        rows: samples of all.
+        took: nanoseconds of the thread that took longest.
+        busy: nanoseconds of all threads together.
+    """
+
+    rows: int
+    took: int
+    busy: int
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs of the chunks that were measured.
+
+    Attributes:
+        alone: nanoseconds a sample, of chunks that one thread read alone.
+        bursts: of several threads.
+        packed, unpacked: nanoseconds a sample to send a result from a process, and to receive it.
+    """
+
+    alone: float
+    bursts: Sequence[Burst]
+    packed: float
+    unpacked: float
+
+    def of_threads(self, threads: int) -> float:
+        """The number of times that so many threads get as much done as one.
+
+        Functions that hold Python's lock take turns: a burst takes as long as its chunks one after the other. Where they
+        release it, as many are done at once as threads were busy, on average. In between, the part of the way is taken.
+        """
+        best = 0.0
+        for burst in self.bursts:
+            at_once = burst.busy / burst.took
+            if at_once > _AT_ONCE:
+                best = max(best, (self.alone * burst.rows / burst.took - 1) / (at_once - 1))
+        return 1.0 + min(1.0, best) * (threads - 1)
+
+    def of_processes(self, processes: int, processors: int) -> float:
+        """The same of processes: what each does is packed there, and unpacked by one thread here."""
+        each = self.alone + self.packed
+        most = (processes / each, processors / (each + self.unpacked), 1 / max(self.unpacked, 1e-9))
+        return self.alone * min(most)
