@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,8 +58,7 @@ def loaded_image(sample: Any) -> Any:
         raise ImageNotLoadedError(error) from error
 
 
-@dataclass(frozen=True, slots=True)
-class GoodSamples:
+class GoodSamples(NamedTuple):
     """Samples that were read together.
 
     Attributes:
@@ -360,13 +359,13 @@ class GoodSampleReader(GoodRowReader):
         found = self._batch(positions, shards, rows, own, others)
         kept = found.kept
         if not len(kept):
-            return replace(found, values=self._none())
+            return found._replace(values=self._none())
         values = found.values
         if self._batch_steps is not None:
             values = self._batch_steps(values, found.positions[kept], shards[kept], rows[kept])
         if self._empty is None:
             self._empty = {name: column[:0].copy() for name, column in values.items()}
-        return found if values is found.values else replace(found, values=values)
+        return found if values is found.values else found._replace(values=values)
 
     def _batch(self, positions: Ids, shards: Ids, rows: Ids, own: Any, others: OtherIds | None) -> GoodSamples:
         if (
@@ -396,6 +395,12 @@ class GoodSampleReader(GoodRowReader):
             if here and self._as_stored:
                 self._give_dtypes(stacked, shards[kept], rows[kept])
             return GoodSamples(stacked, kept, found.positions, found.bad)
+        if not isinstance(self._reader, JoinedReader):
+            try:
+                return GoodSamples(self._columns_of(shards, rows), self._everything(len(rows)), positions, [])
+            except Exception as reason:
+                if not is_of_sample(reason):
+                    raise
         parts, bad = self._parts(shards, rows, own, others)
         if len(parts) == 1 and not bad:
             return GoodSamples(parts[0][1], parts[0][0], positions, [])
@@ -418,7 +423,7 @@ class GoodSampleReader(GoodRowReader):
     ) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
         """See :meth:`parts`; samples that a join leaves out are in none."""
         if not isinstance(self._reader, JoinedReader):
-            return self.parts(shards, rows)
+            return self.parts(shards, rows, whole=False)  # was tried
         found = self._found(shards, rows, own, others)
         there, bad = found.there, found.bad
         if self._filters:

@@ -135,11 +135,15 @@ class BadSampleSink(Protocol):
 
 
 class BadSampleNotes:
-    """Bad samples of a run that is read ahead, until the samples beside them are taken."""
+    """Bad samples of a run that is read ahead, until the samples beside them are taken.
+
+    Attributes:
+        waiting: those that were not taken: number in the run, and error.
+    """
 
     def __init__(self) -> None:
         self._before = self._read = 0
-        self._noted: deque[tuple[int, SampleError]] = deque()
+        self.waiting: deque[tuple[int, SampleError]] = deque()
 
     def enter(self, samples: int) -> None:
         """See :class:`BadSampleSink`."""
@@ -148,18 +152,13 @@ class BadSampleNotes:
 
     def note(self, number: int, error: SampleError) -> None:
         """See :class:`BadSampleSink`."""
-        self._noted.append((self._before + number, error))
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there are some that were not taken."""
-        return bool(self._noted)
+        self.waiting.append((self._before + number, error))
 
     def take(self, begin: int, end: int) -> list[tuple[int, SampleError]]:
         """Those with numbers ``[begin, end)`` in the run, by their numbers from ``begin`` on; earlier ones are forgotten."""
         found: list[tuple[int, SampleError]] = []
-        while self._noted and self._noted[0][0] < end:
-            number, error = self._noted.popleft()
+        while self.waiting and self.waiting[0][0] < end:
+            number, error = self.waiting.popleft()
             if number >= begin:
                 found.append((number - begin, error))
         return found

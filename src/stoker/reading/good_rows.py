@@ -26,15 +26,23 @@ class GoodRowReader:
         self._pool, self._columns = reader.pool, reader.columns
         # Shards that can not be opened: each attempt fetches them again.
         self._damaged: dict[int, Exception] = {}
+        self._numbers = np.arange(0)
 
     def parts(
-        self, shards: Ids, rows: Ids, *, others: OtherIds | None = None, own: Batch | None = None
+        self,
+        shards: Ids,
+        rows: Ids,
+        *,
+        others: OtherIds | None = None,
+        own: Batch | None = None,
+        whole: bool = True,
     ) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
         """The good samples as columns, in parts with their numbers, and the errors of the bad ones, by number.
 
         Args:
             shards, rows: int64, shape ``(n,)``, n ≥ 1. A sample's number is its index in them.
             others, own: what is known of them; see :meth:`~stoker.reading.sample_reader.SampleReader.batch`.
+            whole: whether all may be good, and are read together first.
 
         Raises:
             StokerError: something is wrong that is not the samples' fault, such as storage.
@@ -58,12 +66,13 @@ class GoodRowReader:
                 read(at[:half])
                 read(at[half:])
 
-        everything = np.arange(len(rows))
-        try:
-            return [(everything, self._columns_of(shards, rows, others, own))], bad
-        except Exception as error:
-            if not is_of_sample(error):
-                raise
+        everything = self._everything(len(rows))
+        if whole:
+            try:
+                return [(everything, self._columns_of(shards, rows, others, own))], bad
+            except Exception as error:
+                if not is_of_sample(error):
+                    raise
         for shard in distinct(shards, len(self._pool.index))[0].tolist():
             try:
                 self._open(shard)
@@ -76,6 +85,13 @@ class GoodRowReader:
         if len(left):
             read(left)
         return parts, bad
+
+    def _everything(self, count: int) -> Ids:
+        """The numbers of so many samples."""
+        numbers = self._numbers
+        if count > len(numbers):
+            numbers = self._numbers = np.arange(count)
+        return numbers[:count]
 
     def _columns_of(self, shards: Ids, rows: Ids, others: OtherIds | None = None, own: Batch | None = None) -> Batch:
         batch = self._reader.batch(shards, rows, others=others, own=own, named=False)

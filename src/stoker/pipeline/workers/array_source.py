@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -236,7 +235,7 @@ class _GoodArrayReader:
             here = [found.values[number] for number in found.kept.tolist()]
             values = stack_samples(here, partial(_origin, rows[found.kept]), memory)
             self._empty = self._empty or {name: column[:0].copy() for name, column in values.items()}
-        return replace(found, values=dict(values))
+        return found._replace(values=dict(values))
 
     def _instead(self, position: int, error: SampleError) -> tuple[Any, int]:
         """The stand-in for a bad sample, and its position."""

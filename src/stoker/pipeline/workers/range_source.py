@@ -253,6 +253,8 @@ class RangeReader:
             found = good.samples(positions, *located)
             return SampleChunk(*numbers, end - begin, samples=found.values, split=split, bad=found.bad)
         found = good.batch(positions, *located)
+        if not found.bad:
+            return SampleChunk(*numbers, end - begin, batch=found.values, split=split)
         kept = found.kept if len(found.kept) < end - begin else None
         return SampleChunk(*numbers, end - begin, batch=found.values, split=split, bad=found.bad, kept=kept)
 

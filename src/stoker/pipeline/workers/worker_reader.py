@@ -51,6 +51,7 @@ class WorkerReader:
         self._new_log = new_log
         self._log = new_log()
         self._bad: deque[tuple[int, SampleError]] = deque()  # of the chunk, those that were not passed
+        self._unentered = 0  # samples before the chunk of which the log does not know
         self._exceeded: TooManyBadSamplesError | None = None
         self._config = config
         self._counts = counts
@@ -178,9 +179,13 @@ class WorkerReader:
                 raise
             if chunk is not None:
                 self.at, self._chunk = chunk.begin, chunk
-                self._bad.extend(chunk.bad)
-                if self._log is not None:
+                if not chunk.bad:
+                    self._unentered += chunk.count
+                elif self._log is not None:
+                    self._bad.extend(chunk.bad)
+                    self._log.enter(self._unentered)
                     self._log.enter(chunk.count)
+                    self._unentered = 0
                 return chunk
             with self._lock:
                 self.finished = True
@@ -212,7 +217,7 @@ class WorkerReader:
 
     def _go_to(self, at: int) -> None:
         self.at, self._counted = at, 0
-        self._log, self._exceeded = self._new_log(), None
+        self._log, self._exceeded, self._unentered = self._new_log(), None, 0
         self.moves += 1
         self.finished = self.source.ended(at)
 

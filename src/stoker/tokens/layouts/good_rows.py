@@ -138,13 +138,16 @@ class GoodRowBuilder:
 
 def noted(found: Generator[LMBatch | RowBatch, None, None], log: BadSampleLog) -> Generator[LMBatch, None, None]:
     """Batches, of which bad rows are counted and listed as they are delivered."""
+    good = 0
     with closing(found):
         for one in found:
             if isinstance(one, LMBatch):
-                log.enter(len(one))
+                good += one.input_ids.shape[0]
                 yield one
                 continue
+            log.enter(good)
             log.enter(one.rows)
+            good = 0
             for number, error in one.bad:
                 log.note(number, error)
             yield one.batch
