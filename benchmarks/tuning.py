@@ -8,7 +8,8 @@ Each point is a fresh process, in turn with the others and with the tuner, withi
 reads for a warm-up (2 s at a point of the grid, ``--warm`` s with the tuner), then for ``--seconds``; its figure is the
 samples a second after the warm-up, the most of the rounds. ``ratio`` is the tuner's by that of the best point: 0.95 is to be
 reached. ``cost`` are the seconds that the warm-up took longer than at the rate of the best point. ``untuned`` is
-``tune="off"`` with nothing set, by the best point, too.
+``tune="off"`` with nothing set, by the best point, too; it knows no ``tune_memory``, so that it takes more in the case
+``buffer``.
 
 The cases: ``store``: each request takes 100 ms. ``decoding``: a sample is decompressed and summed up in some milliseconds by
 code that leaves the interpreter's lock. ``service``: a function of a sample waits 4 ms. ``consumer``: a training step sleeps

@@ -101,7 +101,7 @@ class Pipeline:
         self._lookahead = settings.amounts.lookahead(batch_size)
         self._chunk = settings.amounts.chunk(batch_size, one_by_one=one_by_one and not settings.takes_chunks)
         self._tuner = None if settings.by_shard else tuner
-        self._tunes_threads = tune_threads and not alone
+        self._tunes_threads = tune_threads and not alone and settings.run_in == "threads"
         # Functions that run in the consumer's thread may draw from generators of it: the same numbers in each run.
         self._cuts = bool(self._threads or self._tunes_threads or not (settings.calls_functions or override))
         if self._tuner is not None and self._cuts:
@@ -335,7 +335,7 @@ class Pipeline:
             settings.amounts,
             batch_size=self._run.plan.batch_size,
             chunk_bytes=self._chunk_bytes,
-            threads=self._threads,
+            threads=self._threads if self._settings.run_in == "threads" else 0,
             tune_threads=self._tunes_threads,
             worker=worker,
         )
