@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.cache.base import CacheSettings
+from stoker.cache.claims import Claims
 from stoker.catalog.location import open_indexed
 from stoker.cluster import World
 from stoker.concurrency.shared_counters import Count
@@ -57,18 +57,16 @@ class HoldingStore(LocalStore):
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when the thread of replicas has found a file locked, which another thread is fetching."""
-    found, flock = threading.Event(), fcntl.flock
+    """Set when the thread of replicas has found a file claimed, which another thread is fetching."""
+    found, take = threading.Event(), Claims.take
 
-    def watched(descriptor: int, operation: int) -> None:
-        try:
-            flock(descriptor, operation)
-        except BlockingIOError:
-            if threading.current_thread().name == "stoker-replicas":
-                found.set()
-            raise
+    def watched(claims: Claims, name: str) -> bool:
+        taken = take(claims, name)
+        if not taken and threading.current_thread().name == "stoker-replicas":
+            found.set()
+        return taken
 
-    monkeypatch.setattr(fcntl, "flock", watched)
+    monkeypatch.setattr(Claims, "take", watched)
     return found
 
 
