@@ -246,7 +246,7 @@ class Pipeline:
     def _group_of(self, found: tuple[Chunk, GoodSamples]) -> BatchGroup:
         chunk, good = found
         if not len(good.kept) and self._none is not None:
-            good = replace(good, values=dict(self._none))  # a process may not have seen columns yet
+            good = good._replace(values=dict(self._none))  # a process may not have seen columns yet
         elif len(good.kept) and self._none is None:
             self._none = {name: column[:0].copy() for name, column in good.values.items()}
         if self._reader.one_batch:
