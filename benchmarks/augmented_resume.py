@@ -3,11 +3,11 @@
     python benchmarks/augmented_resume.py [--stops 100] [--samples 3000]
     python benchmarks/setup_peers.py grain && python benchmarks/augmented_resume.py --speed
 
-Each stop is a random step. A run on a random world, with random workers, saves its state there; from that state, runs with
-0, 2 and 4 workers, as threads, forked and spawned processes, on 1 to 4 ranks, take the next ``--steps`` batches (each tenth
-stop: all of the epoch). Each of their samples is compared byte by byte with those of one run without workers that never
-stopped. Spawned workers take a second to start, so one rank of a world, another at each stop, has them, and its peers have
-none; and at each stop it is one world that has such a rank, in turn.
+Each stop is a random step. A run on a random world, with random workers, saves its state there; from that state, runs
+with 0, 2 and 4 workers, as threads, stoker's own processes, forked and spawned DataLoader workers, on 1 to 4 ranks, take
+the next ``--steps`` batches (each tenth stop: all of the epoch). Each of their samples is compared byte by byte with
+those of one run without workers that never stopped. Spawned workers take a second to start, so one rank of a world,
+another at each stop, has them, and its peers have none; and at each stop it is one world that has such a rank, in turn.
 
 ``--speed``: stoker and Grain, alternating, with the same samples and functions: samples a second, the size of a state, and
 which of the resumes above go on with the same bytes.
@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peers"))
 from augmentation import BATCH, crop, jitter, pictures  # noqa: E402  # as the runner of the peer imports it
 
-METHODS = ("threads", "fork", "spawn")
+METHODS = ("threads", "processes", "fork", "spawn")
 WORKERS = (0, 2, 4)
 WORLDS = (1, 2, 3, 4)
 Batches = list[Counter[bytes]]
@@ -50,18 +50,20 @@ def write(out: Path, samples: int) -> None:
 
 
 def loader(data: Path, rank: int, ranks: int, method: str, workers: int) -> StreamingDataLoader:
-    """A loader of one rank: its workers are threads or processes."""
-    threads = workers if method == "threads" else 0
+    """A loader of one rank: its workers are threads, processes of stoker's own, or a DataLoader's."""
+    read = ReadOptions(read_threads=workers if method == "threads" else 0)
+    if method == "processes" and workers:
+        read = ReadOptions(run_in="processes", read_processes=workers, start_method="fork")
     dataset = StreamingDataset(
         data,
         shuffle=True,
         shuffle_seed=7,
         batch_size=BATCH // ranks,
         world=World(rank, ranks),
-        read=ReadOptions(read_threads=threads),
+        read=read,
     )
     chained = dataset.random_map(crop).random_map(jitter)
-    if method == "threads" or not workers:
+    if method in ("threads", "processes") or not workers:
         return StreamingDataLoader(chained)
     return StreamingDataLoader(chained, num_workers=workers, multiprocessing_context=method)
 
@@ -104,7 +106,7 @@ def compare(data: Path, stops: int, steps: int, seed: int) -> int:
     runs = wrong = 0
     for stop in range(stops):
         step = draw.randrange(len(whole))
-        by = (draw.choice(WORLDS), draw.choice(METHODS[:2]), draw.choice(WORKERS))
+        by = (draw.choice(WORLDS), draw.choice(METHODS[:3]), draw.choice(WORKERS))
         state = json.loads(json.dumps(saved(data, step, *by)))
         most = None if stop % 10 == 0 else steps
         expected = whole[step:] if most is None else whole[step : step + most]

@@ -381,7 +381,8 @@ def _sentence(rank: RankTimes, cores: int) -> str:
         "opening": f"Opening shards{head}it. Write fewer, larger shards, or keep them on a disk that answers sooner.",
         "decoding": f"Decoding{head}it. Read fewer columns (columns=), store values that decode faster, or {more}.",
         "transform": f"The transform{head}it. Do once what is the same in each epoch, by stoker convert, make it faster, "
-        f"or {more}.",
+        f"or {more}."
+        + ("" if rank.workers else " Pure Python gets more done in processes: ReadOptions(run_in='auto') measures it."),
         "collating": f"Collating{head}it. Give samples arrays of one shape, use columnar=True, or {more}.",
         "hand-over": f"Passing batches on{head}what is around them in Python. Use columnar=True or batches(), a larger "
         "batch_size, or fewer workers.",
