@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from stoker.concurrency.threads import Threads, map_in_order
+from stoker.errors import StokerError
 
 
 @pytest.mark.parametrize(
@@ -124,4 +127,51 @@ def test_a_forked_child_does_all_items_itself() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     go.set()
     assert future.result(30) == 6
+    pool.close()
+
+
+def test_what_waits_is_done_where_a_pool_is_to_have_no_threads() -> None:
+    pool, go, begun = Threads(2, "test"), threading.Event(), threading.Semaphore(0)
+
+    def wait(number: int) -> int:
+        begun.release()
+        assert go.wait(30)
+        return number
+
+    futures = [pool.submit(partial(wait, number)) for number in range(5)]
+    assert begun.acquire(timeout=30)
+    assert begun.acquire(timeout=30)
+    pool.resize(0)
+    go.set()
+    assert [future.result(30) for future in futures] == [*range(5)]
+    pool.close()
+
+
+def test_a_pool_that_can_start_no_thread_says_so_and_one_that_has_some_goes_on() -> None:
+    none, some = Threads(2, "none"), Threads(2, "some")
+    assert some.submit(lambda: 1).result(30) == 1
+    before = threading.stack_size(1 << 46)  # more than a process can map
+    try:
+        assert some.submit_each([1, 2, 3], lambda number: number, in_order).result(30) == [1, 2, 3]
+        with pytest.raises(StokerError, match="can start no thread for 'none'"):
+            none.submit(lambda: 1)
+    finally:
+        threading.stack_size(before)
+    assert none.submit(lambda: 2).result(30) == 2
+    none.close()
+    some.close()
+
+
+def test_a_closed_pool_opens_again_and_two_threads_that_open_it_share_it() -> None:
+    pool, together = Threads(4, "test"), threading.Barrier(4, timeout=30)
+    for _ in range(20):
+        pool.close()
+
+        def submit(number: int) -> int:
+            together.wait()
+            return pool.submit(lambda: number).result(30)
+
+        with ThreadPoolExecutor(4) as threads:
+            assert [*threads.map(submit, range(4))] == [*range(4)]
+        assert sum(thread.name == "stoker-test" for thread in threading.enumerate()) <= 4
     pool.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +17,10 @@ import numpy as np
 import pytest
 
 from stoker import MDSWriter, ReadOptions, StreamingDataset
+from stoker.concurrency.processes import WorkerProcess
 from stoker.errors import ConfigError, StokerError
+from stoker.pipeline.batch_ring import Ring
+from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, serve_chunks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -98,6 +102,21 @@ def test_a_process_that_is_killed_while_it_waits_for_work_is_an_error(data: Path
     with pytest.raises(StokerError, match="was killed by SIGKILL"):
         list(batches)
     wait_until_gone(pids)
+
+
+def test_a_process_that_can_not_take_what_it_is_sent_ends_and_is_not_waited_for(
+    data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader = opened(data).epoch_reader
+    task = ChunkTask(reader.settings, 0, True, "group", 1)
+    worker = WorkerProcess("test", serve_chunks, Ring(), reader.pool, None, task, start_method="fork")
+    try:
+        assert pickle.loads(worker.receive_bytes() or b"") == ChunkAnswer()
+        worker.send(b"no request")
+        assert worker.join(30) == 1
+    finally:
+        worker.stop()
+    assert "UnpicklingError" in capfd.readouterr().err
 
 
 def test_processes_end_with_the_iteration_and_when_it_is_dropped(data: Path) -> None:

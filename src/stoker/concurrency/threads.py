@@ -19,6 +19,7 @@ from itertools import count
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from stoker.concurrency.forks import reset_in_children
+from stoker.errors import StokerError
 
 _T = TypeVar("_T")
 _S = TypeVar("_S")
@@ -127,15 +128,20 @@ class _Items(_Work[_T], Generic[_S, _R, _T]):
         self._failed: BaseException | None = None
         # What several threads take from at once is taken whole: by a call of C code each.
         self._waiting = iter(items)
-        self._begun, self._done = count(1), count(1)
-        self._cancelled = False
+        self._done = count(1)
+        self._beginning = threading.Lock()
+        # Whether it runs, and can not be cancelled any more; ``None``: nothing has begun.
+        self._runs: bool | None = None
 
-    def cancel(self) -> bool:
-        self._cancelled = super().cancel()
-        return self._cancelled
+    def _begin(self) -> bool:
+        """Whether items are to be done. The first thread that asks settles it before any other does one."""
+        with self._beginning:
+            if self._runs is None:
+                self._runs = self.set_running_or_notify_cancel()
+            return self._runs
 
     def serve(self) -> None:
-        if self._cancelled or (next(self._begun) == 1 and not self.set_running_or_notify_cancel()):
+        if not (self._runs or self._begin()):
             return
         try:
             self._results.append(self._each(next(self._waiting)))
@@ -187,6 +193,9 @@ class Threads:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._open()
+
+    def _open(self) -> None:
         self._queue = _Queue()
         self._threads: list[threading.Thread] = []
         # Threads that were not told to end.
@@ -205,7 +214,11 @@ class Threads:
                 self._start()
 
     def resize(self, count: int) -> None:
-        """Have up to ``count`` threads from now on. Of more than that, those end that first have done what they are at."""
+        """Have up to ``count`` threads from now on, at least 1: work may be waiting for one.
+
+        Of more than that, those end that first have done what they are at.
+        """
+        count = max(1, count)
         self.widen(count)
         with self._lock:
             if count >= self.count or self._closed:
@@ -221,10 +234,23 @@ class Threads:
         return not self._queue.empty()
 
     def _start(self) -> None:
+        """Start a thread, or where the system allows no more of them, leave the work to those that are there.
+
+        Raises:
+            StokerError: there is none.
+        """
         thread = threading.Thread(target=_serve, args=(self._queue,), name=f"stoker-{self._name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if self._serving:
+                return
+            raise StokerError(
+                f"this process can start no thread for {self._name!r} ({error}): start fewer processes and threads, or raise "
+                "their limit (`ulimit -u`, or pids.max of the control group)"
+            ) from error
         self._threads.append(thread)
         self._serving += 1
-        thread.start()
         _started.add(thread)
 
     def submit(self, action: Callable[[], _T]) -> Future[_T]:
@@ -245,13 +271,13 @@ class Threads:
         return self._put(_Items(items, each, end), len(items))
 
     def _put(self, work: _AnyWork, times: int) -> _AnyWork:
-        if self._closed:
-            self._reset()
         with self._lock:
+            if self._closed:
+                self._open()
             for _ in range(times):
-                self._queue.put(work)
                 if self._serving < self.count:
                     self._start()
+                self._queue.put(work)
         return work
 
     def close(self, patience: float = _PATIENCE) -> None:
@@ -272,8 +298,7 @@ class Threads:
         for work in dropped:
             work.drop()
         for thread in threads:
-            # An interrupt of submit() may have left one that does not run yet.
-            if thread is not threading.current_thread() and thread.is_alive():
+            if thread is not threading.current_thread():
                 thread.join(patience)
 
     # Bound as a default: at the interpreter's end a module's names are gone.

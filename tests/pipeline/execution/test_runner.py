@@ -22,7 +22,7 @@ def _number(chunk: Chunk) -> int:
     return int(chunk.positions[0])
 
 
-@pytest.mark.parametrize("sizes", [[], [1, 4, 2], [3, 1, 1, 3]])
+@pytest.mark.parametrize("sizes", [[], [1, 4, 2], [3, 1, 1, 3], [2, 0, 2, 0]])
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_results_come_in_the_order_of_chunks_while_the_number_of_workers_changes(
     threads: int, sizes: list[int]

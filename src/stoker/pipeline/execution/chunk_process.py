@@ -133,6 +133,7 @@ class _Chunks:
         self._region: Region | None = ring.region()
         self._arrived: SimpleQueue[Chunk | None] = SimpleQueue()
         self._ended = False
+        self._failed: BaseException | None = None
         # Shards that a chunk ahead needs, here or in another process.
         self._needed: dict[int, None] = {}
 
@@ -147,6 +148,8 @@ class _Chunks:
             if data is not None:
                 self._pipe.send_bytes(data)
             del answer, data  # frees their memory for the next chunk
+        if self._failed is not None:
+            raise self._failed
 
     def _answer(self, chunk: Chunk) -> tuple[ChunkAnswer, memoryview | None]:
         """The answer for a chunk, and what of it is to go through the pipe as it is."""
@@ -179,8 +182,8 @@ class _Chunks:
     def _receive(self) -> None:
         pool, needed = self._pool, self._needed
         try:
-            while True:
-                request: Request = pickle.loads(self._pipe.recv_bytes())  # noqa: S301 - of our own parent
+            while (data := self._next()) is not None:
+                request: Request = pickle.loads(data)  # noqa: S301 - of our own parent
                 chunk, done = request
                 for shard in done:
                     if needed.pop(shard, self) is not self:
@@ -189,9 +192,18 @@ class _Chunks:
                     needed.update(dict.fromkeys(chunk.distinct))
                     pool.prefetch(chunk.distinct)
                     self._arrived.put(chunk)
-        except (EOFError, OSError):
+        except BaseException as error:  # noqa: BLE001 - ends the process: the parent waits for chunks that never come
+            self._failed = error
+        finally:
             self._ended = True
             self._arrived.put(None)
+
+    def _next(self) -> bytes | None:
+        try:
+            data: bytes = self._pipe.recv_bytes()
+        except (EOFError, OSError):
+            return None
+        return data
 
 
 _INSTEAD: Final = "return values that can be pickled, such as arrays, or use ReadOptions(run_in='threads')"
