@@ -284,6 +284,33 @@ def test_random_numbers_of_the_other_dataset_are_its_own(data: Path) -> None:
         StreamingShardLoader(opened(data).join(other(data).random_map(draw), "id"))
 
 
+def next_key(sample: Row) -> Row:
+    return {**sample, "id": sample["id"] + 3}
+
+
+def unknown_key(sample: Row) -> Row:
+    return {**sample, "id": sample["id"] + 1}
+
+
+@pytest.mark.parametrize("missing", ["leave_out", "none", "raise"])
+@pytest.mark.parametrize("changes", [next_key, unknown_key])
+def test_functions_of_the_other_dataset_do_not_change_its_keys(data: Path, changes: Any, missing: Any) -> None:
+    joined = opened(data).join(other(data).map(changes), "id", missing=missing)
+    with pytest.raises(ConfigError, match=r"a function of 'notes' changes its keys: .* let the function leave 'id'"):
+        list(joined.batches())
+    # Where no sample of it is met, the first is looked at.
+    far = opened(data).map(unknown_key).join(other(data).map(changes), "id", missing=missing)
+    with pytest.raises(TransformError if missing == "raise" else ConfigError, match=r"has the key|changes its keys"):
+        list(far)
+    # A column that functions drop, or make anew of an equal value, is none that they change.
+    dropped = opened(data).join(other(data).map(without_id), "id", missing="none")
+    assert dropped[5]["text"] == "note 5"
+
+
+def without_id(sample: Row) -> Row:
+    return {"text": sample["text"]}
+
+
 def test_samples_by_id_and_slices_come_joined(data: Path) -> None:
     dataset = opened(data).zip(StreamingDataset(data / "scores")).join(other(data, "table"), "id", missing="none")
     assert [sample["score"] for sample in dataset[3:6]] == [1.5, 2.0, 2.5]

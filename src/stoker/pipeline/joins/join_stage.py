@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import MutableMapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from stoker.errors import SampleError
+from stoker.errors import ConfigError, SampleError
 from stoker.pipeline.joins.joined_reader import missing_error
 from stoker.pipeline.joins.other_dataset import OtherReader
 from stoker.reading.apply_chain import BAD, LEFT_OUT, LeftOut, SeveralSamples
@@ -17,6 +18,13 @@ from stoker.reading.chain_steps import Step, same_name
 from stoker.reading.sample_errors import location_at, transform_error
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except ValueError:  # arrays
+        return False
 
 
 class JoinStage:
@@ -30,6 +38,7 @@ class JoinStage:
 
     def __init__(self, step: Step, reader: OtherReader, *, scalars: bool) -> None:
         self._step, self._reader, self._scalars = step, reader, scalars
+        self._checked = False
 
     def apply(
         self, found: list[Any], pool: ShardPool, shards: Ids, rows: Ids, bad: MutableMapping[int, SampleError] | None
@@ -68,6 +77,7 @@ class JoinStage:
             if number in failed:
                 made.append(BAD)
             elif sample_id < 0 and self._step.missing == "leave_out":
+                self._check_keys()
                 made.append(LEFT_OUT)
             elif sample_id < 0 and self._step.missing == "raise":
                 key = sample[self._step.on[0]]
@@ -128,8 +138,11 @@ class JoinStage:
     def _merged(self, sample: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
         step = self._step
         if other is None:
+            self._check_keys()
             other = dict.fromkeys(self._names)
         elif self._reader.pairs is None:
+            if step.on[1] in other and not _is_same(other[step.on[1]], sample[step.on[0]]):
+                raise self._changed(other[step.on[1]])
             other = self._renamed(other)
         made = {**sample, **other}
         if len(made) < len(sample) + len(other):
@@ -139,6 +152,28 @@ class JoinStage:
     def _renamed(self, other: dict[str, Any]) -> dict[str, Any]:
         step = self._step
         return {step.prefix + name: value for name, value in other.items() if name != step.on[1]}
+
+    def _check_keys(self) -> None:
+        """Where a key is missing, see whether the first sample's is another than what is stored.
+
+        Raises:
+            ConfigError: it is, as the other dataset's functions change keys.
+        """
+        step, reader = self._step, self._reader
+        if self._checked or reader.pairs is not None or step.kind != "join" or not reader.other.samples:
+            return
+        self._checked = True
+        with contextlib.suppress(SampleError):  # it is raised where this sample is asked for
+            key = next(reader.iterate(np.zeros(1, np.int64))).get(step.on[1])
+            if key is not None and int(reader.find(step.on[1], [key], f"{step.told}: what it makes")[0]):
+                raise self._changed(key)
+
+    def _changed(self, key: Any) -> ConfigError:
+        step = self._step
+        return ConfigError(
+            f"{step.told}: a function of {step.name!r} changes its keys: one is {key!r} after it, and was stored as another. "
+            f"Samples are found by what is stored: let the function leave {step.on[1]!r} as it is, or write the keys anew"
+        )
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
