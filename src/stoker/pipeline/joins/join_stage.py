@@ -154,10 +154,10 @@ class JoinStage:
         return {step.prefix + name: value for name, value in other.items() if name != step.on[1]}
 
     def _check_keys(self) -> None:
-        """Where a key is missing, see whether the first sample's is another than what is stored.
+        """Check, when a key is missing, that the first sample has the key that is stored: the join looks keys up there.
 
         Raises:
-            ConfigError: it is, as the other dataset's functions change keys.
+            ConfigError: it has another, as a function of the other dataset changes keys.
         """
         step, reader = self._step, self._reader
         if self._checked or reader.pairs is not None or step.kind != "join" or not reader.other.samples:
