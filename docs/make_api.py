@@ -38,6 +38,7 @@ PAGES = {
     "StreamingDataset": "read",
     "StreamingParquetLoader": "tokens",
     "StreamingShardLoader": "shard_loader",
+    "Trace": "tracing",
     "Video": "media",
     "Where": "order/subsets",
     "World": "read",

@@ -192,6 +192,8 @@ class _Plan:
         owner = self._name
         if self._method and args:
             owner = (args[0] if isinstance(args[0], type) else type(args[0])).__name__
+        elif args and self._names[0] == "self":  # of its class, where a base defines the method
+            owner = f"{type(args[0]).__name__}.{self._name.rpartition('.')[2]}"
         if self._simple:
             given = dict(zip(self._by_place, args, strict=False))
             if len(given) == len(args) and given.keys().isdisjoint(kwargs):
@@ -239,7 +241,8 @@ class _Plan:
                 return self._unknown(name, known)
         if "too many positional" in str(error):
             named = [p.name for p in self._signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
-            return f"{error}; name them, as in {', '.join(f'{name}=...' for name in named[:3])}"
+            known_named = f"name them, as in {', '.join(f'{name}=...' for name in named[:3])}"
+            return f"{error}; {known_named if named else 'known: ' + ', '.join(known)}"
         return str(error)
 
 
@@ -463,7 +466,7 @@ def _described(hint: Any, *, several: bool = False) -> str:
     if isinstance(kind, type) and (kind is tuple or kind.__module__ == "collections.abc" or kind in (list, set)):
         what = f" of {_described(inner[0], several=True)}" if inner and inner[0] is not Any else ""
         return f"{'lists' if several else 'a list'}{what}"
-    name = str(getattr(kind, "__name__", kind))
+    name = str(getattr(kind, "known_as", None) or getattr(kind, "__name__", kind))
     if several:
         return f"{name} objects"
     return with_article(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,15 @@ def test_traces_of_ranks_are_compared(data: Path, tmp_path: Path, capsys: pytest
             list(dataset.batches())
     found = json.loads(profile(capsys, "--traces", *sorted(tmp_path.glob("*.json")), "--json"))
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+
+
+def test_a_function_of_this_folder_is_found(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "profiled_here.py").write_text("def same(sample):\n    return sample\n")
+    monkeypatch.setattr("sys.path", [one for one in sys.path if one not in ("", str(tmp_path))])
+    monkeypatch.chdir(tmp_path)
+    assert "transform" in profile(capsys, data, "--batch-size", 32, "--transform", "profiled_here:same")
 
 
 def test_faults_are_told(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,3 +217,25 @@ def test_errors_and_bad_samples_of_a_chain(data: Path) -> None:
     with pytest.raises(ConfigError, match="StreamingShardLoader"):
         StreamingShardLoader({"x": np.ones(4)}, transform=CHAIN)
     assert StreamingShardLoader(opened(data, transform=Chain().map(doubled))).next()["x"][0, 0] == 2
+
+
+def test_a_function_in_the_wrong_one_of_map_and_random_map_is_told_the_other(data: Path) -> None:
+    dataset: Any = StreamingDataset(data / "a")
+    with pytest.raises(ConfigError, match=r"takes random numbers beside the sample: use random_map\(\)"):
+        dataset.map(lambda sample, rng: sample, "drawing")
+    with pytest.raises(ConfigError, match=r"alone, and no random numbers: use map\(\)"):
+        dataset.random_map(lambda sample: sample, "plain")
+    # One that takes either, and one that does not tell, are called as they are asked to be.
+    chain: Any = Chain()
+    either = chain.map(lambda *both: both, "either").random_map(lambda sample, rng=None: sample, "may draw").map(dict)
+    assert either.names == ("either", "may draw", "dict")
+
+
+def test_messages_of_methods_name_the_class_that_was_called(data: Path) -> None:
+    dataset: Any = StreamingDataset(data / "a")
+    with pytest.raises(ConfigError, match=r"StreamingDataset.zip: other must be a StreamingDataset, got 'x' \(str\)"):
+        dataset.zip("x")
+    with pytest.raises(ConfigError, match=r"StreamingDataset.rename: too many positional arguments; known: columns"):
+        dataset.rename("a", "b")
+    with pytest.raises(ConfigError, match=r"positional arguments; name them, as in name="):
+        dataset.zip(dataset, "b")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.arguments import byte_size, folder, integer, seconds
@@ -46,7 +48,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     run.add_argument("--workers", type=integer(0), default=0, metavar="W", help="of a StreamingDataLoader; default: 0")
     run.add_argument("--no-columns", action="store_true", help="with --workers: samples that are collated, not columns")
-    run.add_argument("--transform", metavar="MODULE:NAME", help="a function of a sample, which Python can import")
+    run.add_argument(
+        "--transform",
+        metavar="MODULE:NAME",
+        help="a function of a sample, which Python can import, also from this folder",
+    )
 
     dataset = parser.add_argument_group("the dataset (as in StreamingDataset; defaults are the same)")
     dataset.add_argument(
@@ -101,6 +107,9 @@ def _open(chosen: argparse.Namespace, transform: Any) -> Any:
 
 def _imported(text: str) -> Any:
     module, _, name = text.partition(":")
+    here = str(Path.cwd())  # as `python -m` has it; a script of pip's has not
+    if here not in sys.path:
+        sys.path.insert(0, here)
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
@@ -24,6 +24,8 @@ class ChainMethods:
     middle of an epoch, or if the step does not fit those before it.
     """
 
+    known_as: ClassVar[str] = "StreamingDataset"
+    """The class that messages name, of arguments that take any with these methods."""
     _epoch_reader: EpochReader
     _streams: Streams
 

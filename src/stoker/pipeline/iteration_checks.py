@@ -88,8 +88,8 @@ def check_by_id(settings: EpochReaderSettings) -> None:
     )
     if unfit is not None:
         raise ConfigError(
-            f"{settings.transform!r}: samples by id come one for one, outside of batches and of an order: iterate, or "
-            "use read(ids), which gives stored columns"
+            f"{settings.transform!r}: samples by id come one for one, without an epoch, and {unfit.told} needs an epoch "
+            "or a batch, or changes how many there are: iterate, or use read(ids), which gives stored columns"
         )
 
 

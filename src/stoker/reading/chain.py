@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from stoker.arguments import checked
 from stoker.display import with_article
@@ -61,9 +62,9 @@ class Chain:
             name: of the step; default, the function's.
 
         Raises:
-            ConfigError: another step has this name.
+            ConfigError: another step has this name, or the function takes random numbers, too.
         """
-        return self._and(Step("map", _name_of(function, name), function))
+        return self._and(Step("map", _fitting_name(function, name, "map"), function))
 
     @checked
     def random_map(
@@ -81,9 +82,9 @@ class Chain:
             generator: ``"numpy"`` or ``"torch"``.
 
         Raises:
-            ConfigError: another step has this name.
+            ConfigError: another step has this name, or the function takes a sample alone.
         """
-        return self._and(Step("random_map", _name_of(function, name), function, generator))
+        return self._and(Step("random_map", _fitting_name(function, name, "random_map"), function, generator))
 
     @checked
     def filter(
@@ -299,6 +300,33 @@ def _other(given: Any, method: str, name: str | None) -> Other:
 
 def _name_of(function: Callable[..., Any], name: str | None) -> str:
     return str(name or getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _fitting_name(function: Callable[..., Any], name: str | None, method: Literal["map", "random_map"]) -> str:
+    """The name of a function that takes a sample alone, or with random numbers, as the method calls it.
+
+    Raises:
+        ConfigError: it takes what the other method gives.
+    """
+    made = _name_of(function, name)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of code in C, which does not tell
+        return made
+    alone, drawing = (_takes(signature, count) for count in (1, 2))
+    if method == "map" and drawing and not alone:
+        raise ConfigError(f"map({made}): the function takes random numbers beside the sample: use random_map()")
+    if method == "random_map" and alone and not drawing:
+        raise ConfigError(f"random_map({made}): the function takes the sample alone, and no random numbers: use map()")
+    return made
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def as_chain(transform: Any) -> Chain:
