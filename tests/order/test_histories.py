@@ -65,7 +65,7 @@ def make_reader(sample_order: SampleOrder, rank: int, place: Place) -> EpochRead
         SimpleNamespace(
             most_open=1,
             width=FetchWidth(8),
-            share=lambda _: None,
+            share=lambda *_: None,
             index=SimpleNamespace(columns={}, samples=0),
             options=ReadOptions(),
             ids=None,

@@ -147,7 +147,7 @@ class ReadOptions:
             its size, unless a column of it is over this, over 1 GiB and over 16 times what is stored: that is refused.
         read_threads: threads that read (and transform) ahead of the consumer. ``None``: up to 8 with a transform; up to 4,
             and no more than this process's part of the processors, for batches of lines of text, which are parsed; else, and
-            in DataLoader workers, none; and then as many as help, see ``tune``. A transform that draws from a global random
+            in DataLoader workers, none; with ``tune="auto"`` then as many as help. A transform that draws from a global random
             generator needs 0, which runs it in the consumer's thread, to be reproducible; 1 will do if nobody else draws.
         run_in: where transforms and chains run: ``"threads"`` of this process; ``"processes"`` of stoker's own, for functions
             that hold Python's lock; ``"auto"``: threads, or processes where these get clearly more done, which is measured
@@ -183,7 +183,7 @@ class ReadOptions:
     download_threads: int | None = None
     compare_ranks: bool = True
     checksums: bool = False
-    tune: Literal["auto", "off"] = "auto"
+    tune: Literal["auto", "off"] = "off"
     tune_memory: int | str | None = None
     decoded_bytes: int = field(init=False, repr=False, compare=False)
 
@@ -206,6 +206,10 @@ class ReadOptions:
             raise ConfigError(f"download_threads must be at least 1, got {self.download_threads}")
         if self.tune_memory is not None and self.tuned_bytes < 1:
             raise ConfigError(f"tune_memory must be at least 1 byte, got {self.tune_memory}")
+        if self.tune_memory is not None and self.tune == "off":
+            raise ConfigError(
+                "tune_memory= bounds what the tuner takes, which is off: say tune='auto', too, or leave it out"
+            )
 
     @property
     def tuned_bytes(self) -> int:

@@ -25,7 +25,7 @@ from stoker.errors import ConfigError
 from stoker.pipeline.tuning.controller import Controller, JudgedChange, Tick, TrialOutcome, Why
 from stoker.pipeline.tuning.decisions import DecisionLog
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
-from stoker.pipeline.tuning.tuner import Rules, Tuner
+from stoker.pipeline.tuning.tuner import Rules, TunedRun, Tuner
 
 SAMPLES = 3000
 
@@ -172,17 +172,17 @@ def test_what_the_user_sets_is_not_tuned(
     data: Path, bucket: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = seen_rules(monkeypatch)
-    read = ReadOptions(read_threads=2, download_threads=3)
+    read = ReadOptions(tune="auto", read_threads=2, download_threads=3)
     with StreamingDataset(local=tmp_path, predownload=64, batch_size=8, read=read, **bucket) as dataset:
         next(dataset.batches())
         assert dataset.epoch_reader.pool.width.value == 3
     fixed = {knob: one.start for knob, one in given[0][0].items() if one.fixed}
     assert fixed == {Knob.READ_THREADS: 2, Knob.PREDOWNLOAD: 64, Knob.DOWNLOAD_THREADS: 0}
-    with StreamingDataset(data, batch_size=8, read=ReadOptions(read_threads=0)) as dataset:
+    with StreamingDataset(data, batch_size=8, read=ReadOptions(tune="auto", read_threads=0)) as dataset:
         next(dataset.batches())
     assert given[1][0][Knob.READ_THREADS] == KnobRange(0, given[1][0][Knob.READ_THREADS].most, 2, fixed=True)
     assert given[1][0][Knob.CHUNKS_AHEAD].fixed
-    with StreamingDataset(data, batch_size=8, read=ReadOptions(tune="off")) as dataset:
+    with StreamingDataset(data, batch_size=8) as dataset:
         next(dataset.batches())
         assert dataset.stats().tuning == ()
     assert len(given) == 2
@@ -191,7 +191,7 @@ def test_what_the_user_sets_is_not_tuned(
 @pytest.mark.processes
 def test_memory_that_is_given_bounds_what_is_held(bucket: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     given = seen_rules(monkeypatch)
-    read = ReadOptions(tune_memory="200kb")
+    read = ReadOptions(tune="auto", tune_memory="200kb")
     with StreamingDataset(cache="memory", batch_size=16, read=read, **bucket) as dataset:
         assert sum(len(batch["n"]) for batch in dataset.batches()) == SAMPLES
     ranges, memory = given[0]
@@ -200,7 +200,9 @@ def test_memory_that_is_given_bounds_what_is_held(bucket: dict[str, Any], monkey
     assert ranges[Knob.PREDOWNLOAD].start == ranges[Knob.PREDOWNLOAD].most // 2
     for wrong in (0, "0b"):
         with pytest.raises(ConfigError, match="tune_memory"):
-            ReadOptions(tune_memory=wrong)
+            ReadOptions(tune="auto", tune_memory=wrong)
+    with pytest.raises(ConfigError, match="say tune='auto', too"):
+        ReadOptions(tune_memory="1gb")
 
 
 def slow(sample: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +212,7 @@ def slow(sample: dict[str, Any]) -> dict[str, Any]:
 
 def test_threads_are_added_for_functions_that_wait(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    with StreamingDataset(data, batch_size=8, transform=slow) as dataset:
+    with StreamingDataset(data, batch_size=8, transform=slow, read=ReadOptions(tune="auto")) as dataset:
         for _ in itertools.chain.from_iterable(dataset.batches() for _ in range(5)):
             if any(one.kept for one in dataset.stats().tuning):
                 break
@@ -221,8 +223,16 @@ def test_threads_are_added_for_functions_that_wait(data: Path, monkeypatch: pyte
     assert "reading" in first.why
 
 
-def test_an_epoch_keeps_what_the_one_before_found(data: Path) -> None:
-    with StreamingDataset(data, batch_size=16) as dataset:
+def test_an_epoch_keeps_what_the_one_before_found(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[TunedRun] = []
+    begin = Tuner.begin
+
+    def seen(*given: Any, **settings: Any) -> TunedRun:
+        begun.append(begin(*given, **settings))
+        return begun[-1]
+
+    monkeypatch.setattr(Tuner, "begin", seen)
+    with StreamingDataset(data, batch_size=16, read=ReadOptions(tune="auto")) as dataset:
         next(dataset.batches())
         tuner = dataset.epoch_reader._tuner
         assert tuner is not None
@@ -232,8 +242,7 @@ def test_an_epoch_keeps_what_the_one_before_found(data: Path) -> None:
         batches = dataset.batches()
         next(batches)
         assert tuner._rules is rules
-        assert tuner._run is not None
-        assert tuner._run.threads == 2
+        assert [run.threads for run in begun] == [0, 2]
         del batches
 
 

@@ -81,7 +81,8 @@ class Tuner:
         self._budgets: dict[int, int] = {}
         self._given: tuple[Mapping[Knob, KnobRange], MemoryUse, int | None] | None = None
         self._rules: Rules | None = None
-        self._run: TunedRun | None = None
+        # A number, not the run: it refers to this tuner, and a circle would keep the pool's files open.
+        self._latest = 0
         self._samples, self._seconds = 0, 0.0
 
     def begin(
@@ -121,8 +122,8 @@ class Tuner:
             self._rules, self._given = self.rules(ranges, memory), given
             self._samples, self._seconds = 0, 0.0
         self._rules.restarted()
-        self._run = TunedRun(self, self._rules, self._pool)
-        return self._run
+        self._latest += 1
+        return TunedRun(self, self._latest, self._rules, self._pool)
 
     def most_chunk(self, amounts: ReadAmounts, worker: LoaderWorker) -> int:
         """Samples that a step of reading may have: an eighth of the memory."""
@@ -139,9 +140,9 @@ class Tuner:
         """New rules for a pipeline."""
         return Controller(ranges, memory)
 
-    def is_latest(self, run: TunedRun) -> bool:
-        """Whether no other pipeline was begun since."""
-        return self._run is run
+    def is_latest(self, number: int) -> bool:
+        """Whether no other pipeline was begun since the one of this number."""
+        return self._latest == number
 
     def observe(self, rules: Rules, tick: Tick) -> None:
         """Hand a tick to the rules, and list what they decide."""
@@ -174,8 +175,8 @@ class TunedRun:
     lookahead: int
     step_samples: int
 
-    def __init__(self, tuner: Tuner, rules: Rules, pool: ShardPool) -> None:
-        self._tuner, self._rules, self._pool = tuner, rules, pool
+    def __init__(self, tuner: Tuner, number: int, rules: Rules, pool: ShardPool) -> None:
+        self._tuner, self._number, self._rules, self._pool = tuner, number, rules, pool
         self._usual = 0.0
         self._seen = self._chunk_bytes = 0
         self._idle = rules.idle
@@ -257,13 +258,13 @@ class TunedRun:
             most_width=width.most,
             chunk_bytes=self._chunk_bytes,
         )
-        if self._tuner.is_latest(self):
+        if self._tuner.is_latest(self._number):
             self._tuner.observe(self._rules, tick)
             self._apply(self._rules.values)
 
     def end(self) -> None:
         """Say that the iteration has ended: what was on trial is withdrawn."""
-        if self._tuner.is_latest(self):
+        if self._tuner.is_latest(self._number):
             self._apply(self._rules.settled)
 
 
