@@ -147,7 +147,7 @@ class ReadOptions:
             its size, unless a column of it is over this, over 1 GiB and over 16 times what is stored: that is refused.
         read_threads: threads that read (and transform) ahead of the consumer. ``None``: up to 8 with a transform; up to 4,
             and no more than this process's part of the processors, for batches of lines of text, which are parsed; else, and
-            in DataLoader workers, none; with ``tune="auto"`` then as many as help. A transform that draws from a global random
+            in DataLoader workers, none; with ``tune="auto"`` as many as help. A transform that draws from a global random
             generator needs 0, which runs it in the consumer's thread, to be reproducible; 1 will do if nobody else draws.
         run_in: where transforms and chains run: ``"threads"`` of this process; ``"processes"`` of stoker's own, for functions
             that hold Python's lock; ``"auto"``: threads, or processes where these get clearly more done, which is measured
