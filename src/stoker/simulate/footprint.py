@@ -40,10 +40,11 @@ _OF_SHARD: Final = 1_850
 _OF_KEPT_SHARD: Final = 280  # of an index that is kept as arrays, which processes share
 _OF_OPEN_SHARD: Final = 2_000
 _OF_OPEN_ROW: Final = 4
-_OF_LOCATED: Final = 16
-# Descriptors of a process that reads from one cache, and of each fetch: a connection and a file, twice.
+_OF_LOCATED: Final = 28
+# Descriptors of a process that reads from one cache, and of each fetch: a connection, and the file of a shard that is not small.
 _DESCRIPTORS: Final = 18
-_OF_FETCH: Final = 3
+_OF_FETCH: Final = 2
+_OF_SMALL_FETCH: Final = 1
 # Bytes of an index: one request of each rank.
 _INDEX_OF_SHARD: Final = 340
 
@@ -224,7 +225,7 @@ def predict(
         cache_needed=round(max(needed)),
         processes=processes,
         open_shards=opened,
-        descriptors=_DESCRIPTORS + _OF_FETCH * ahead.fetches,
+        descriptors=_DESCRIPTORS + (_OF_SMALL_FETCH if as_fetched else _OF_FETCH) * ahead.fetches,
         process_memory=round(memory),
         memory=round(memory) * processes,
     )
