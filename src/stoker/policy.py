@@ -161,7 +161,7 @@ _AHEAD_HELD_BYTES: Final = 1 << 29
 _SPARE_BYTES: Final = 1 << 28
 # Threads that parse text: more of them wait for each other to make Python's strings.
 _MOST_PARSERS: Final = 4
-# Small samples are located ahead no further than this: each takes 16 bytes of memory.
+# Small samples are located ahead no further than this: each takes 28 bytes of memory.
 _AHEAD_SAMPLES: Final = 1 << 20
 # Shards at hand are opened ahead no further than this: a process may have only so many maps.
 _AHEAD_NEAR_SHARDS: Final = 1 << 12

@@ -41,7 +41,7 @@ _OF_KEPT_SHARD: Final = 280  # of an index that is kept as arrays, which process
 _OF_OPEN_SHARD: Final = 2_000
 _OF_OPEN_ROW: Final = 4
 _OF_LOCATED: Final = 28
-# Descriptors of a process that reads from one cache, and of each fetch: a connection, and the file of a shard that is not small.
+# Descriptors of a process that reads from one cache, and of each fetch: a connection, and a file unless the shard is small.
 _DESCRIPTORS: Final = 18
 _OF_FETCH: Final = 2
 _OF_SMALL_FETCH: Final = 1
