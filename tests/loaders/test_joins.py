@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ from stoker import (
     StreamingShardLoader,
 )
 from stoker.cluster import World
-from stoker.errors import ConfigError, SampleError, StateError, TransformError
+from stoker.errors import ConfigError, DatasetChangedError, SampleError, StateError, TransformError
 
 PAGES = 151
 MORE = 53
@@ -589,3 +590,71 @@ def test_left_limited_cache_is_read_shard_by_shard_with_the_join(data: Path, tmp
             assert sorted(map(number_of, found)) == numbers
             assert all(row["text"] == (f"note {number_of(row)}" if has_note(number_of(row)) else None) for row in found)
             assert dataset.stats().bytes_fetched <= 1.3 * alone.stats().bytes_fetched  # keys fetch no shard anew
+
+
+READS: dict[str, Any] = {
+    "batches": lambda dataset: [row for batch in dataset.batches() for row in rows_of(batch)],
+    "samples": list,
+    "ids": lambda dataset: [dataset[number] for number in range(PAGES + MORE)],
+    "slices": lambda dataset: dataset[: PAGES + MORE],
+    "shard loader": lambda dataset: [row for batch in StreamingShardLoader(dataset) for row in rows_of(batch)],
+}
+READS |= {"shard by shard": READS["batches"]}
+JOINS: dict[str, Any] = {
+    "integers": lambda pages, notes: pages.join(notes, "id", missing="none"),
+    "text": lambda pages, notes: pages.join(notes.select(["title", "text"]), ("name", "title"), missing="none"),
+    "bytes unread there": lambda pages, notes: pages.join(notes.select(["text"]), ("raw", "raw_key"), missing="none"),
+    "after a function": lambda pages, notes: pages.map(as_it_is).join(notes, "id", missing="none"),
+    "a function there": lambda pages, notes: pages.join(notes.map(as_it_is), "id", missing="none"),
+    "renamed": lambda pages, notes: pages.join(notes.rename({"id": "key"}), ("id", "key"), missing="none"),
+    "key unread": lambda pages, notes: pages.join(notes, "id", missing="none").select(["x", "text"]),
+}
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_shards_written_over_in_place_give_no_rows_of_other_keys(data: Path, tmp_path: Path, join: str) -> None:
+    numbers = list(range(100, 160))
+
+    def write(out: Path, numbers: list[int]) -> StreamingDataset:
+        with MDSWriter(NOTE_COLUMNS, out, size_limit=1200, hashes=()) as writer:
+            for number in numbers:
+                writer.write(note(number))
+        return StreamingDataset(out)
+
+    ends = np.cumsum(write(tmp_path / "notes", numbers).samples_per_shard)[:-1]
+    turned = np.concatenate([part[::-1] for part in np.split(np.array(numbers), ends)])
+    write(tmp_path / "turned", turned.tolist())
+    assert (tmp_path / "turned" / "index.json").read_bytes() == (tmp_path / "notes" / "index.json").read_bytes()
+
+    def joined(way: str) -> StreamingDataset:
+        if way == "shard by shard":
+            notes = StreamingDataset(f"file://{tmp_path / way}", local=tmp_path / "cache", cache_limit=2500)
+        else:
+            notes = StreamingDataset(tmp_path / way)
+        dataset: StreamingDataset = JOINS[join](opened(data, on_bad_sample="skip"), notes)
+        return dataset
+
+    def check(rows: list[Row]) -> None:
+        assert sum(row["text"] is not None for row in rows) == len(numbers)
+        assert all(row["text"] in (None, f"note {int(row['x'][0])}") for row in rows)
+
+    for way, read in READS.items():
+        shutil.copytree(tmp_path / "notes", tmp_path / way)
+        check(read(joined(way)))
+        for shard in (tmp_path / "turned").glob("*.mds"):
+            (tmp_path / way / shard.name).write_bytes(shard.read_bytes())
+        for part in parts_of(tmp_path / "cache"):
+            part.unlink()
+        told = r"shard\.\d+\.mds.*, row \d+ .* is .*, and was .* removed now: open the dataset again"
+        with pytest.raises(DatasetChangedError, match=told):
+            read(joined(way))
+        check(read(joined(way)))
+
+
+def test_an_other_dataset_without_samples_is_told_as_that(data: Path, tmp_path: Path) -> None:
+    with MDSWriter(NOTE_COLUMNS, tmp_path / "notes"):
+        pass
+    with pytest.raises(
+        ConfigError, match="'notes' has no samples, and so no column 'id' to find them by: write it first"
+    ):
+        opened(data).join(StreamingDataset(tmp_path / "notes"), "id", missing="none")

@@ -138,3 +138,26 @@ def test_integers_that_fit_in_no_type_are_refused(tmp_path: Path) -> None:
     location = StreamingDataset(tmp_path / "decimal")._streams.locations[0]
     with pytest.raises(ConfigError, match=f"holds {10**30}, and others"):
         KeyIndex([location], "key")
+
+
+@pytest.mark.parametrize("kind", ["consecutive", "integers", "text", "bytes"])
+def test_a_sample_whose_key_is_another_now_is_told(tmp_path: Path, kind: str) -> None:
+    keys = drawn(kind, 200, np.random.default_rng(3))
+    index = index_of(tmp_path, keys[:90], keys[90:])
+    ids = np.arange(200)[::-1].copy()
+    stored: list[Any] = keys[::-1]
+    changed = [*stored[:70], stored[71], stored[70], *stored[72:]]
+    for asked in (None, stored):
+        assert index.differs(ids, stored, asked) is None
+        assert index.differs(ids, changed, asked) == 70
+        assert index.differs(ids, [*stored[:5], None, *stored[6:]], asked) == 5
+    if kind in ("consecutive", "integers"):
+        array = np.array(stored)
+        assert index.differs(ids, array, stored) is index.differs(ids, array, array) is None
+        assert index.differs(ids, np.array(changed), array) == 70
+        assert index.key_of(3) == keys[3]
+    else:
+        assert index.key_of(3) is None
+    assert index.discard()
+    assert index.discard()
+    assert not index.path.exists()

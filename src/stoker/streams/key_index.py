@@ -6,8 +6,10 @@ of 10⁹ keys two different ones have the same hash with a probability of 10⁻�
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -108,6 +110,14 @@ def _as_keys(words: Array, dtype: np.dtype[Any]) -> tuple[Array, NDArray[np.bool
     return words[fits].astype(dtype), fits
 
 
+def _are_equal(one: Column, other: Column) -> bool:
+    """Whether two columns of keys are equal as they are; ``False`` where that takes more than one comparison to tell."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype.kind == other.dtype.kind in "iu" and np.array_equal(one, other)
+    mine, theirs = (column.tolist() if isinstance(column, np.ndarray) else column for column in (one, other))
+    return bool(mine == theirs)
+
+
 def _encoded(texts: Any) -> list[bytes]:
     try:
         return list(map(str.encode, texts))
@@ -131,6 +141,12 @@ class KeyIndex:
         column: holds the keys.
         options: how it is read.
 
+    Attributes:
+        where: names the dataset and column in errors.
+        kind: of the keys: ``"integers"``, ``"text"`` or ``"bytes"``.
+        path: the file that is kept.
+        nbytes: its size.
+
     Raises:
         ConfigError: two samples have the same key: names both; or values are no keys.
     """
@@ -148,6 +164,7 @@ class KeyIndex:
             recipe["streams"] = [digest_of(location, "keys", {}) for location in self._locations]
         found = derived_array(self._locations[0], "keys", self.column, recipe, self._make)
         about = json.loads(found.extra())
+        self.path = found.path
         self.kind: str = about["kind"]
         self.nbytes = int(found.array.nbytes)
         self._count, self._low, self._dense = about["count"], about["low"], about["dense"]
@@ -211,6 +228,36 @@ class KeyIndex:
                 place += 1
             equal[number] = place < self._count and self._words[place] == words[number]
             at[number] = place
+
+    def differs(self, ids: Ids, keys: Column, asked: Column | None) -> int | None:
+        """The first sample whose stored key is not the one that it was found by; ``None``: all are.
+
+        The fingerprint of a dataset tells no more than its index does, so a shard that was written over in place is noticed
+        only here.
+
+        Args:
+            ids: of samples that :meth:`find` has found, int64, shape ``(n,)``.
+            keys: what is stored of them now.
+            asked: the keys that they were found by; ``None``: not known, or in part of another type.
+        """
+        if asked is not None and _are_equal(keys, asked):
+            return None
+        # Keys are different in all samples, so a sample has its key if the key finds it.
+        places = np.flatnonzero(self.find(keys, self.where) != ids)
+        return int(places[0]) if len(places) else None
+
+    def key_of(self, number: int) -> int | None:
+        """The key by which a sample was found; ``None`` where only its hash is kept."""
+        place = int(np.flatnonzero(self._positions == number)[0])
+        if self.kind != "integers":
+            return None
+        return self._low + place if self._dense else int(self._words[place])
+
+    def discard(self) -> bool:
+        """Remove the file, so that the next index is made anew; whether it is gone."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        return not self.path.exists()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"locations": self._locations, "column": self.column, "options": self._options}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import ConfigError, SampleError
-from stoker.pipeline.joins.joined_reader import missing_error
+from stoker.pipeline.joins.joined_reader import missing_error, taken
 from stoker.pipeline.joins.other_dataset import OtherReader
 from stoker.reading.apply_chain import BAD, LEFT_OUT, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import is_of_sample
@@ -70,8 +70,8 @@ class JoinStage:
                 raise error
             failed.setdefault(number, error)
 
-        ids = self._ids(flat, pool, shards, rows, fail)
-        beside = self._read(ids, numbers, fail, strict=bad is None)
+        ids, asked = self._ids(flat, pool, shards, rows, fail)
+        beside = self._read(ids, asked, numbers, fail, strict=bad is None)
         made: list[Any] = []
         for (number, sample), sample_id, other in zip(flat, ids.tolist(), beside, strict=True):
             if number in failed:
@@ -102,7 +102,10 @@ class JoinStage:
             assert bad is not None
             bad[number] = error
 
-    def _ids(self, flat: list[tuple[int, Any]], pool: ShardPool, shards: Ids, rows: Ids, fail: Any) -> Ids:
+    def _ids(
+        self, flat: list[tuple[int, Any]], pool: ShardPool, shards: Ids, rows: Ids, fail: Any
+    ) -> tuple[Ids, list[Any] | None]:
+        """The ids of the other dataset's samples, -1 where there is none, and the keys that they were found by."""
         step = self._step
         for number, sample in flat:
             if not isinstance(sample, dict) or (step.kind == "join" and step.on[0] not in sample):
@@ -112,17 +115,21 @@ class JoinStage:
         if step.kind == "zip":
             at = np.array([number for number, _ in flat], np.int64)
             ids: Ids = pool.index.table.starts[shards[at]] + rows[at]
-            return ids
+            return ids, None
         keys = [sample.get(step.on[0]) if isinstance(sample, dict) else None for _, sample in flat]
-        return self._reader.find(step.on[1], keys, f"{step.told}: column {step.on[0]!r}")
+        return self._reader.find(step.on[1], keys, f"{step.told}: column {step.on[0]!r}"), keys
 
-    def _read(self, ids: Ids, numbers: Ids, fail: Any, *, strict: bool) -> list[dict[str, Any] | None]:
+    def _read(
+        self, ids: Ids, asked: list[Any] | None, numbers: Ids, fail: Any, *, strict: bool
+    ) -> list[dict[str, Any] | None]:
         """The other dataset's columns for each sample; ``None`` where there are none."""
         values: list[dict[str, Any] | None] = [None] * len(ids)
         there = np.flatnonzero(ids >= 0)
         try:
             for place, other in zip(
-                there.tolist(), self._reader.iterate(ids[there], scalars=self._scalars), strict=True
+                there.tolist(),
+                self._reader.iterate(ids[there], taken(asked, there), scalars=self._scalars),
+                strict=True,
             ):
                 values[place] = other
         except Exception as error:

@@ -81,10 +81,18 @@ class JoinedReader(SampleReader):
         Raises:
             StokerError: one of these can not be read, or holds no keys.
         """
+        return self._found(shards, rows, own)[0]
+
+    def _found(
+        self, shards: Ids, rows: Ids, own: Batch | list[Any] | None
+    ) -> tuple[OtherIds, tuple[Column | None, ...]]:
+        """The same, and the keys that they were found by."""
         found: list[Ids] = []
+        asked: list[Column | None] = []
         for join, reader in zip(self.joins, self.readers, strict=True):
             if join.key is None:
                 found.append(self._ids(shards, rows))
+                asked.append(None)
                 continue
             source, column = join.key
             if source:
@@ -96,7 +104,12 @@ class JoinedReader(SampleReader):
             else:
                 keys = self._own_keys(shards, rows, column)
             found.append(reader.find(join.step.on[1], keys, f"{join.step.told}: column {join.step.on[0]!r}"))
-        return tuple(found)
+            asked.append(keys)
+        return tuple(found), tuple(asked)
+
+    def _keys_at_hand(self, own: Batch) -> tuple[Column | None, ...]:
+        """The keys of each join that are among columns which were read already."""
+        return tuple(None if join.key is None or join.key[0] else own.get(join.key[1]) for join in self.joins)
 
     def _ids(self, shards: Ids, rows: Ids) -> Ids:
         return self.pool.index.table.starts[shards] + rows
@@ -179,11 +192,11 @@ class JoinedReader(SampleReader):
             TransformError: a sample's key is not in the other dataset, where that is an error.
         """
         found = super().batch(shards, rows, own=own, named=named)
-        others = self.others(shards, rows, found) if others is None else others
+        others, asked = self._found(shards, rows, found) if others is None else (others, self._keys_at_hand(found))
         self._check(others, shards, rows)
         parts: list[Batch] = [found]
-        for join, reader, ids in zip(self.joins, self.readers, others, strict=True):
-            parts.append(_columns(reader, ids) if join.known else {})
+        for join, reader, ids, keys in zip(self.joins, self.readers, others, asked, strict=True):
+            parts.append(_columns(reader, ids, keys) if join.known else {})
         return {name: parts[source][_name(name, source, stored)] for name, source, stored in self.layout}
 
     def iterate(
@@ -197,21 +210,28 @@ class JoinedReader(SampleReader):
         timed: bool = True,
     ) -> SampleRun:
         """See the base class. :data:`~stoker.reading.apply_chain.LEFT_OUT` stands for each sample that a join leaves out."""
-        others = self.others(shards, rows, own) if others is None else others
+        asked: tuple[Column | None, ...] = (None,) * len(self.joins)
+        if others is None:
+            others, asked = self._found(shards, rows, own)
         run = super().iterate(shards, rows, own=own, timed=False)
         known = [
-            (number, reader, ids)
-            for number, (join, reader, ids) in enumerate(zip(self.joins, self.readers, others, strict=True))
+            (number, reader, ids, keys)
+            for number, (join, reader, ids, keys) in enumerate(
+                zip(self.joins, self.readers, others, asked, strict=True)
+            )
             if join.known
         ]
-        there = [ids >= 0 for _, _, ids in known]
-        beside = [reader.iterate(ids[ok]) for (_, reader, ids), ok in zip(known, there, strict=True)]
+        there = [ids >= 0 for _, _, ids, _ in known]
+        beside = [
+            reader.iterate(ids[ok], taken(keys, np.flatnonzero(ok)))
+            for (_, reader, ids, keys), ok in zip(known, there, strict=True)
+        ]
         if all(bool(ok.all()) for ok in there):
             samples = self._whole(run.samples, beside)
         else:
             flags = zip(*(ok.tolist() for ok in there), strict=True)
-            nothing = [{name: None for name, _ in reader.pairs or ()} for _, reader, _ in known]
-            numbers = [number for number, _, _ in known]
+            nothing = [{name: None for name, _ in reader.pairs or ()} for _, reader, _, _ in known]
+            numbers = [number for number, _, _, _ in known]
             samples = self._partly(run.samples, beside, nothing, numbers, flags, shards, rows)
         made = SampleRun(samples, run.remaining)
         return self.transformed(made, shards, rows, transform, self.clock() if timed else None)
@@ -280,10 +300,17 @@ def _name(name: str, source: int, stored: str) -> str:
     return name if source else stored
 
 
-def _columns(reader: OtherReader, ids: Ids) -> Batch:
+def taken(keys: Column | None, at: Ids) -> Column | None:
+    """The keys at these places, which rise."""
+    if keys is None or len(at) == len(keys):
+        return keys
+    return keys[at] if isinstance(keys, np.ndarray) else [keys[place] for place in at.tolist()]
+
+
+def _columns(reader: OtherReader, ids: Ids, keys: Column | None) -> Batch:
     """Columns of another dataset, with ``None`` where it has no sample."""
     there = np.flatnonzero(ids >= 0)
-    batch = reader.batch(ids[there])
+    batch = reader.batch(ids[there], taken(keys, there))
     if len(there) == len(ids):
         return batch
     return {name: _spread(column, there, len(ids)) for name, column in batch.items()}

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stoker.errors import ConfigError, CorruptDataError, DecodeError, SampleError
+from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, DecodeError, SampleError
 from stoker.formats.mds.encodings.images import left_to_load, loaded
 from stoker.image.batch_rows import BatchRows
 from stoker.order.shuffle.shard_table import ShardTable
@@ -22,9 +22,9 @@ from stoker.policy import ReadAmounts
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.chain import as_chain
 from stoker.reading.chain_steps import stored_names
-from stoker.reading.sample_errors import decode_error, location_at, location_of, returned_error
+from stoker.reading.sample_errors import SampleLocation, decode_error, location_at, location_of, returned_error
 from stoker.reading.sample_reader import SampleReader
-from stoker.reading.samples import SampleRun, distinct
+from stoker.reading.samples import SampleRun, distinct, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.key_index import KeyIndex
 from stoker.streams.streams import Streams
@@ -129,6 +129,11 @@ class OtherDataset:
         """
         if column in self._indexes:
             return
+        if not self.pool.index.columns:
+            raise ConfigError(
+                f"{self.name!r} has no samples, and so no column {column!r} to find them by: write it first, or leave the "
+                "join out"
+            )
         names = {name: (0, name) for name in self.pool.index.columns}
         names |= {name: (source, stored) for name, source, stored in self.settings.layout}
         begin = tuple(takewhile(lambda step: not step.calls, self.settings.steps))
@@ -201,15 +206,22 @@ class OtherReader:
     Args:
         other: the dataset.
         pairs: the columns to read; ``None``: all that there are.
+        key: the column that samples are found by; ``None``: they are not found by one.
         epoch: number of the epoch, for the random numbers of its own chain.
         make_reader: makes a reader of its stored columns, of which it may be asked for some.
         apply_steps: applies the functions of its own chain.
     """
 
     def __init__(
-        self, other: OtherDataset, pairs: Pairs | None, epoch: int, make_reader: MakeReader, apply_steps: ApplySteps
+        self,
+        other: OtherDataset,
+        pairs: Pairs | None,
+        key: str | None,
+        epoch: int,
+        make_reader: MakeReader,
+        apply_steps: ApplySteps,
     ) -> None:
-        self.other = other
+        self.other, self._key = other, key
         self._epoch, self._make, self._apply = epoch, make_reader, apply_steps
         self._some: dict[Pairs, OtherReader] = {}
         stored = stored_names(other.settings.steps, other.read_names)
@@ -232,14 +244,16 @@ class OtherReader:
         names = {name for name, _ in self._pairs}
         return tuple(name for name in self._reader.pool.index.columns if name in names)
 
-    def batch(self, ids: Ids) -> Batch:
+    def batch(self, ids: Ids, asked: Column | None = None) -> Batch:
         """Their columns, in this order.
 
         Args:
             ids: int64, shape ``(n,)``; the same may come more than once.
+            asked: the keys that they were found by, where they are at hand: comparing with them is faster.
 
         Raises:
             SampleError: one is bad; it names the URL, shard and row of the other dataset.
+            DatasetChangedError: one has another key now than it was found by.
         """
         if not self._functions and not self._pairs:
             return {}
@@ -248,10 +262,10 @@ class OtherReader:
         shards, rows = self.other.table.locate(ids)
         if self._functions:
             with BatchRows(len(rows)) as memory:
-                samples = list(self.iterate(ids))
+                samples = list(self.iterate(ids, asked))
             return stack_samples(samples, partial(location_at, self.other.pool, shards, rows), memory)
         with _Naming(self, shards, rows):
-            own = self._shard_by_shard(shards, rows, whole=True)
+            own = self._stored(ids, shards, rows, asked, whole=True)
             batch = self._reader.batch(shards, rows, own=own)
             if self.other.pool.reads_cut:  # a bad image is a bad sample here
                 for column in batch.values():
@@ -259,11 +273,11 @@ class OtherReader:
                         loaded(column)
         return {name: batch[theirs] for name, theirs in self._pairs}
 
-    def iterate(self, ids: Ids, *, scalars: bool = False) -> Iterator[dict[str, Any]]:
+    def iterate(self, ids: Ids, asked: Column | None = None, *, scalars: bool = False) -> Iterator[dict[str, Any]]:
         """The same one by one, each made when it is asked for.
 
         Args:
-            ids: as of :meth:`batch`.
+            ids, asked: as of :meth:`batch`.
             scalars: whether numbers stay NumPy's, of which columns are made again.
         """
         if not len(ids):
@@ -271,12 +285,12 @@ class OtherReader:
         if not self._functions and not self._pairs:
             return ({} for _ in range(len(ids)))
         if scalars and not self._functions:
-            batch = self.batch(ids)
+            batch = self.batch(ids, asked)
             lists = (list(column) if isinstance(column, np.ndarray) else column for column in batch.values())
             return (dict(zip(batch, values, strict=True)) for values in zip(*lists, strict=True))
         shards, rows = self.other.table.locate(ids)
         with _Naming(self, shards, rows):  # what can not be opened is an error here, not of the first sample
-            own = self._shard_by_shard(shards, rows, whole=False)
+            own = self._stored(ids, shards, rows, asked, whole=False)
             run = self._reader.iterate(shards, rows, own=own, timed=False)
             if self._functions:
                 run = self._apply(self.other.settings, self.other.pool, self._epoch, run, shards, rows)
@@ -298,7 +312,45 @@ class OtherReader:
                 yield sample
                 number += 1
 
-    def _shard_by_shard(self, shards: Ids, rows: Ids, *, whole: bool) -> Any:
+    def _stored(self, ids: Ids, shards: Ids, rows: Ids, asked: Column | None, *, whole: bool) -> Any:
+        """The stored columns, where they had to be read for a comparison of keys, or shard by shard; otherwise ``None``."""
+        pool, columns = self.other.pool, self._reader.columns
+        if self._key is None:
+            return self._shard_by_shard(shards, rows, columns, whole=whole)
+        index = self.other.index_of(self._key)
+        key = index.column
+        added = columns is not None and key not in columns
+        if columns is not None and added:
+            columns = [*columns, key]
+        own = self._shard_by_shard(shards, rows, columns, whole=whole)
+        if whole:
+            own = read_samples(pool, shards, rows, columns) if own is None else own
+            keys = own[key]
+        elif own is None:
+            keys = read_samples(pool, shards, rows, [key])[key]
+        else:
+            keys = [sample.pop(key) if added else sample[key] for sample in own]
+        at = index.differs(ids, keys, asked)
+        if at is not None:
+            was = index.key_of(int(ids[at])) if asked is None else asked[at]
+            raise self._changed(index, location_of(pool, int(shards[at]), int(rows[at])), keys[at], was)
+        return own
+
+    def _changed(self, index: KeyIndex, origin: SampleLocation, key: Any, was: Any) -> DatasetChangedError:
+        """The error of a sample that has another key than it was found by. The index of keys is removed."""
+        key, was = (one.item() if isinstance(one, np.generic) else one for one in (key, was))
+        before = "another one" if was is None else repr(was)
+        remedy = (
+            "That index is removed now: open the dataset again, and keys are read anew"
+            if index.discard()
+            else f"Remove {index.path}, which this process must not, and open the dataset again"
+        )
+        return DatasetChangedError(
+            f"{origin}: its key {index.column!r} is {key!r}, and was {before} when the keys of {self.other.name!r} were read "
+            f"for the index of keys that is kept: its shards were written over since, which its index does not show. {remedy}"
+        )
+
+    def _shard_by_shard(self, shards: Ids, rows: Ids, columns: Sequence[str] | None, *, whole: bool) -> Any:
         """The samples, where they are of more shards than a limited cache holds; ``None``: they are read at once."""
         other, most = self.other, self.other.most_shards
         if most is None or len(distinct(shards, len(other.table))[0]) <= most:
@@ -313,7 +365,7 @@ class OtherReader:
             )
         reader = ShardByShard(
             other.pool,
-            self._reader.columns,
+            columns,
             whole=whole,
             most_shards=most,
             most_bytes=other.amounts.group_bytes,
@@ -325,7 +377,7 @@ class OtherReader:
         """A reader of some of the columns."""
         found = self._some.get(pairs)
         if found is None:
-            found = self._some[pairs] = OtherReader(self.other, pairs, self._epoch, self._make, self._apply)
+            found = self._some[pairs] = OtherReader(self.other, pairs, self._key, self._epoch, self._make, self._apply)
         return found
 
     def find(self, column: str, values: Column, where: str) -> Ids:

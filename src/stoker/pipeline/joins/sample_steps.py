@@ -48,7 +48,7 @@ def make_reader(
 
 def _other_reader(step: Step, pairs: Pairs | None, epoch: int) -> OtherReader:
     assert isinstance(step.other, OtherDataset)
-    return OtherReader(step.other, pairs, epoch, make_reader, _apply_steps)
+    return OtherReader(step.other, pairs, step.on[1] if step.kind == "join" else None, epoch, make_reader, _apply_steps)
 
 
 def _apply_steps(
