@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -39,7 +40,7 @@ class _Burst(Generic[_T]):
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
-        self.results: list[Future[tuple[_T, int, int]]] = []
+        self.results: list[Future[tuple[_T, int, int, int]]] = []
 
 
 class Measured(Generic[_T]):
@@ -80,6 +81,7 @@ class Measured(Generic[_T]):
         self._burst: _Burst[_T] = _Burst()
         self._bursts: list[Burst] = []
         self._costs: list[tuple[float, float, float]] = []
+        self._took = self._computed = 0
         self._of_threads = self._alone_took = 0.0
         if before:
             self._start()
@@ -137,7 +139,9 @@ class Measured(Generic[_T]):
     # -- measuring -------------------------------------------------------------------------------------------------
 
     def _alone(self, chunk: Chunk) -> _T:
-        found, _, took = self._timed(chunk)
+        found, _, took, computed = self._timed(chunk)
+        self._took += took
+        self._computed += computed
         ends = [own_time()]
         try:
             parcel, data = pack(found, None)
@@ -156,11 +160,11 @@ class Measured(Generic[_T]):
             self._run(burst)
         return burst.results[number].result()[0]
 
-    def _timed(self, chunk: Chunk) -> tuple[_T, int, int]:
-        """A chunk's result, the thread, and how long it took."""
-        begun = own_time()
+    def _timed(self, chunk: Chunk) -> tuple[_T, int, int, int]:
+        """A chunk's result, the thread, how long it took, and the time of the processor."""
+        begun, computed = own_time(), time.thread_time_ns()
         found = self._execute(chunk)
-        return found, threading.get_ident(), own_time() - begun
+        return found, threading.get_ident(), own_time() - begun, time.thread_time_ns() - computed
 
     def _run(self, burst: _Burst[_T]) -> None:
         burst.results = [self._threads.run(partial(self._timed, chunk)) for chunk in burst.chunks]
@@ -169,17 +173,19 @@ class Measured(Generic[_T]):
             return
         rows = sum(len(chunk.rows) for chunk in burst.chunks)
         took: Counter[int] = Counter()
+        computed = 0
         for result in burst.results:
-            _, thread, nanoseconds = result.result()
+            _, thread, nanoseconds, of_processor = result.result()
             took[thread] += nanoseconds
-        self._bursts.append(Burst(rows, max(took.values()), took.total()))
+            computed += of_processor
+        self._bursts.append(Burst(rows, max(took.values()), took.total(), computed))
         enough = len(self._bursts) > 1 and sum(one.took for one in self._bursts) >= _ENOUGH
         if enough or len(self._bursts) == _ROUNDS:
             self._judge()
 
     def _judge(self) -> None:
         alone, packed, unpacked = (min(found) for found in zip(*self._costs, strict=True))
-        costs = Costs(alone, self._bursts, packed, unpacked)
+        costs = Costs(alone, self._computed / self._took, self._bursts, packed, unpacked)
         threads, count = self._threads.workers, self._count
         self._of_threads = costs.of_threads(threads)
         of_processes = costs.of_processes(count, self._processors)
