@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,23 @@ from rich.console import Console
 
 from s3server import Bucket
 from stoker.bench.compare.compare import compare_runs
+from stoker.bench.loaders import LoaderJob, get_loader
 from stoker.bench.loaders.decode import read_counted
+from stoker.bench.loaders.listing import list_split
+from stoker.bench.measure.generation import make_data
 from stoker.bench.measure.requests import Moment, latency_summary, request_record
 from stoker.bench.measure.storage_series import COLUMNS, MOST_BINS, StorageSeries, block_device
 from stoker.bench.results.report_files import RunFiles, find_runs
 from stoker.bench.results.requests import merged_requests, told_requests
 from stoker.bench.results.results import RESULTS
 from stoker.bench.results.storage_over_time import storage_series
+from stoker.bench.settings.sources import read_workload
 from stoker.cli.bench.page import bench_page
 from stoker.cli.bench.requests_table import SERVED_BY, show_requests
-from stoker.concurrency.request_counts import WIDTH, RequestCounts
+from stoker.cluster import World
+from stoker.concurrency.request_counts import BYTES, COUNT, WIDTH, RequestCounts
 from stoker.concurrency.request_observer import ServedBy, observe
+from stoker.policy import READ_WHOLE, SMALL_OBJECT
 from stoker.storage.files import MappedFile, map_file
 
 FILES, SIZE = 6, 200_000
@@ -115,20 +122,96 @@ def test_the_wait_for_headers_is_in_the_first_request_of_a_file(
 
 
 @pytest.mark.s3
-def test_requests_over_the_network_and_to_the_cache_directory_stand_apart(bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [SMALL_OBJECT - 1000, SMALL_OBJECT + 1])
+def test_requests_over_the_network_and_to_the_cache_directory_stand_apart(
+    size: int, bucket: Bucket, tmp_path: Path
+) -> None:
+    """What is small is held as it came: nobody reads it from the cache directory."""
     pairs = ", ".join(f"{name}: {value!r}" for name, value in bucket.storage_options.items())
-    settings = (*SETTINGS, "reader.threads=2", f"storage.options={{{pairs}}}")
+    settings = (*SETTINGS, f"dataset.record_bytes={size}", "reader.threads=2", f"storage.options={{{pairs}}}")
     real_run(tmp_path / "out", *settings, url=f"{bucket.url}/data", stages=("generate", "train"))
     ((source, made),) = read(tmp_path / "out").result["requests"]["generate"].items()
     assert (source, made["count"]) == ("network", FILES)
+    sources = {"network", "cache_directory"} if size > SMALL_OBJECT else {"network"}
     for epoch in read(tmp_path / "out").result["epochs"]:
         parts = epoch["requests"]
-        assert set(parts) == {"network", "cache_directory"}
-        assert parts["network"]["bytes"] == epoch["fetched_bytes"]
+        assert set(parts) == sources == set(epoch["storage_series"]["bytes"])
+        assert parts["network"]["bytes"] == epoch["fetched_bytes"] >= FILES * size
         assert parts["network"]["count"] >= FILES
-        assert parts["cache_directory"]["count"] == FILES
-        assert FILES * SIZE <= parts["cache_directory"]["bytes"] <= 1.1 * FILES * SIZE
-        assert set(epoch["storage_series"]["bytes"]) == {"network", "cache_directory"}
+        if size > SMALL_OBJECT:
+            assert parts["cache_directory"]["count"] == FILES
+            assert FILES * size <= parts["cache_directory"]["bytes"] <= 1.1 * FILES * size
+
+
+def counted_by_loader(tmp_path: Path, *settings: str) -> tuple[int, int, list[int]]:
+    """Requests of the loader ``stoker`` for local files and their bytes, in one epoch; and sizes of the files."""
+    base = ("dataset.files=4", "reader.batch_size=1", "reader.shuffle=false", *settings)
+    workload = read_workload(None, base, environ={}, dotenv=None).workload
+    make_data(workload, str(tmp_path))
+    job = LoaderJob(workload, "train", str(tmp_path), World(), 1, 1)
+    counts = RequestCounts()
+    job = replace(job, listing=list_split(job), requests=counts)
+    opened = get_loader("stoker").open(job)
+    try:
+        assert sum(batch.samples for batch in opened.epoch(0)) == 4 * workload.dataset.samples_per_file
+    finally:
+        opened.close()
+    table = counts.table().sum(axis=0)
+    sizes = [path.stat().st_size for path in sorted((tmp_path / "train").glob("img*"))]
+    return int(table[COUNT]), int(table[BYTES]), sizes
+
+
+@pytest.mark.parametrize("shape", ["npz", "npy", "hdf5", "tfrecord", "tar", "csv", "jsonl"])
+@pytest.mark.parametrize("resized", [False, True])
+def test_all_reads_of_small_files_are_counted(shape: str, resized: bool, tmp_path: Path) -> None:
+    """Once when the file's samples are found, and once when they are read; of some formats a file tells for all."""
+    more = ("dataset.resize_bytes=500",) if resized else ()
+    count, size, files = counted_by_loader(
+        tmp_path, f"dataset.format={shape}", "dataset.samples_per_file=3", "dataset.record_bytes=2000", *more
+    )
+    assert max(files) <= READ_WHOLE
+    assert len(files) == 4
+    assert count in (8, *((6,) if shape in ("npz", "npy") else ()))
+    assert size == sum(files) * count // 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("dataset.format=tfrecord", "dataset.record_bytes=15800", "dataset.record_bytes_stdev=2000"),
+        ("dataset.format=tar", "dataset.record_bytes=15000", "dataset.record_bytes_stdev=2000"),
+        (
+            "dataset.format=hdf5",
+            "dataset.samples_per_file=4",
+            "dataset.record_bytes=1500000",
+            "dataset.resize_bytes=99",
+        ),
+        ("dataset.format=npz", "dataset.samples_per_file=4", "dataset.record_bytes=9000"),
+        (
+            "dataset.format=parquet",
+            "dataset.samples_per_file=4",
+            "dataset.record_bytes=3000",
+        ),  # whose footers nobody counts
+        ("dataset.format=npy", "dataset.record_bytes=20000", "reader.decode=false"),
+    ],
+)
+def test_files_of_which_some_reads_are_not_counted_have_no_requests(settings: tuple[str, ...], tmp_path: Path) -> None:
+    """A part of the requests would look like all."""
+    count, size, files = counted_by_loader(tmp_path, *settings)
+    if "dataset.record_bytes_stdev=2000" in settings:
+        assert min(files) <= READ_WHOLE < max(files)
+    assert (count, size) == (0, 0)
+
+
+def test_what_ranks_share_in_memory_is_no_request(tmp_path: Path) -> None:
+    """It came by requests that were counted."""
+    settings = ("dataset.format=npy", "dataset.files=8", "dataset.record_bytes=120000", "dataset.resize_bytes=1000")
+    more = ("storage.client=direct", "compute.seconds=0", "train.epochs=1", "reader.batch_size=2")
+    if block_device(str(tmp_path)) is None:
+        pytest.skip(f"{tmp_path} is on no block device")
+    real_run(tmp_path / "out", *settings, *more, url=str(tmp_path / "data"), stages=("generate", "train"), ranks=2)
+    (epoch,) = read(tmp_path / "out").result["epochs"]
+    assert {name: one["count"] for name, one in epoch["requests"].items()} == {"device": 8}
 
 
 @pytest.mark.s3
@@ -186,6 +269,7 @@ def test_parts_of_checkpoints_are_requests(direct: bool, tmp_path: Path) -> None
 
 
 def test_requests_that_a_loader_does_not_count_are_not_measured(tmp_path: Path) -> None:
+    """The files are larger than what is read whole by one call when it is opened."""
     settings = ("dataset.format=tfrecord", "dataset.files=2", "dataset.samples_per_file=2", "dataset.record_bytes=9000")
     real_run(tmp_path / "out", *settings, url=str(tmp_path / "data"), stages=("generate", "train"))
     result = read(tmp_path / "out").result

@@ -26,6 +26,7 @@ from stoker.errors import ConfigError
 from stoker.formats.arrays.npz import read_arrays
 from stoker.formats.base import ReadOptions
 from stoker.loaders.dataset import StreamingDataset
+from stoker.policy import READ_WHOLE
 from stoker.storage import is_local, open_store
 from stoker.streams.streams import Stream
 from stoker.types import Sample
@@ -33,14 +34,17 @@ from stoker.types import Sample
 _INDEXED: Final = frozenset({"mds"})
 _ALONE: Final = frozenset({"npz", "npy"})
 """Formats whose files, with a sample each, may have another shape each."""
+_OPENED_BY_CALLS: Final = frozenset({"npz", "npy", "hdf5", "tfrecord", "mds", "tar", "csv", "jsonl"})
+"""Formats of whose small files all bytes are read by calls that are counted, also to find the samples."""
 _IMAGES: Final = frozenset({"jpeg", "png"})
 """Formats that the data set reads as images that are not decoded before they are looked at."""
 
 
-def _decode(sample: Sample, *, format: str, size: int, checksums: bool) -> Sample:  # noqa: A002
+def _decode(sample: Sample, *, format: str, size: int, checksums: bool, counted: bool) -> Sample:  # noqa: A002
     """A file as it is to a sample, on a reading thread."""
     data = sample["data"]
-    read_counted(data)  # by threads that do not hold the interpreter's lock while they wait for it
+    if counted:
+        read_counted(data)  # by threads that do not hold the interpreter's lock while they wait for it
     where = str(sample.get("path", "a file"))
     if format == "npz":
         # Of what is cut to size only the largest array is looked at.
@@ -56,8 +60,9 @@ def _decode(sample: Sample, *, format: str, size: int, checksums: bool) -> Sampl
     return decoded if isinstance(decoded, dict) else {"data": decoded}
 
 
-def _resize(sample: Sample, *, size: int) -> Sample:
-    read_counted(sample)
+def _resize(sample: Sample, *, size: int, counted: bool) -> Sample:
+    if counted:
+        read_counted(sample)
     return {"data": resized(sample, size)}
 
 
@@ -83,6 +88,8 @@ class StokerLoader(RankLoader):
             self.options["cache"] = "memory"
         self._held = self.options.get("cache") == "memory"
         self._format, self._transform = self._plan()
+        self._counted = not self._local or self._called or self._counts_files()
+        self._observe()
         self._format_options: Mapping[str, Any] | None = self.options.pop("format_options", self._axis())
         self._made: StreamingDataset | None = None
         self._seed = job.workload.train.seed
@@ -90,7 +97,13 @@ class StokerLoader(RankLoader):
             self.notes.append("samples of different sizes are handed over as a list, not stacked")
         if job.workload.storage.client != "auto":
             self.notes.append(f"files were fetched by the storage client {job.workload.storage.client}")
-        if self._local and not self._called and self._transform is not None:
+        if (
+            self._counted
+            and self._local
+            and not self._called
+            and self._format == "files"
+            and self._transform is not None
+        ):
             self.notes.append(
                 "files are mapped and read ahead: a request takes as long as threads wait for its bytes, the first of a file "
                 "also for its headers, which may be less than the device took"
@@ -111,7 +124,7 @@ class StokerLoader(RankLoader):
                 raise ConfigError(
                     f"reader.decode: false: {job.split_url} has an index.json, and shards are always decoded"
                 )
-            return None, partial(_resize, size=size) if size else None
+            return None, self._resizing(counted=False)
         if dataset.format in _INDEXED:
             raise ConfigError(
                 f"{job.split_url} has no index.json, which {dataset.format} needs: generate the data, or index it"
@@ -123,10 +136,32 @@ class StokerLoader(RankLoader):
                     f"reader.decode: false reads files as they are, which must be samples; "
                     f"{dataset.format} has {dataset.samples_per_file} a file"
                 )
-            return "files", partial(_resize, size=size) if size else None
+            return "files", self._resizing(counted=not self._held)
         if alone and (dataset.format in _IMAGES or (dataset.format in _ALONE and (size or dataset.record_bytes_stdev))):
-            return "files", partial(_decode, format=dataset.format, size=size, checksums=reader.checksums)
-        return FORMAT_NAMES.get(dataset.format, dataset.format), partial(_resize, size=size) if size else None
+            decode = partial(_decode, format=dataset.format, size=size, checksums=reader.checksums)
+            return "files", partial(decode, counted=not self._held)
+        return FORMAT_NAMES.get(dataset.format, dataset.format), self._resizing(counted=False)
+
+    def _resizing(self, *, counted: bool) -> Any:
+        """The function that cuts samples to size, if they are; ``counted``: values of mapped files are requests."""
+        size = self.job.workload.dataset.resize_bytes
+        return partial(_resize, size=size, counted=counted) if size else None
+
+    def _counts_files(self) -> bool:
+        """Whether all reads of local files are counted: a part of them would look like all.
+
+        Nobody counts what opening a mapped file of many samples reads, nor the samples that are copied at once, nor what
+        decompressing a file or reading its footer takes.
+        """
+        if self._held or (self._format == "files" and self._transform is not None):
+            return not self._held
+        listing, dataset = self.job.listing, self.job.workload.dataset
+        by_calls = self._format == "files" or (dataset.format in _OPENED_BY_CALLS and dataset.compression == "none")
+        return by_calls and listing is not None and listing.most_bytes <= READ_WHOLE
+
+    def _observe(self) -> None:
+        """Have requests counted, if all are: the loaders of several splits take turns."""
+        observe(self.job.requests if self._counted else None)
 
     def _axis(self) -> dict[str, Any] | None:
         """Format options for files whose samples lie along the last axis, as those of the first file do."""
@@ -140,6 +175,7 @@ class StokerLoader(RankLoader):
         return {"axis": -1} if last else None
 
     def _open(self, epoch: int) -> StreamingDataset:
+        self._observe()
         job, workload = self.job, self.job.workload
         source: str | list[str] = job.split_url
         columns = workload.dataset.read_columns

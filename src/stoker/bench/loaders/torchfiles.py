@@ -68,7 +68,9 @@ class _Files:
     def _read(self, client: Client, name: str) -> Data:
         """All of a file, counted as one request where the client does not count those that it makes."""
         counts = self._requests
-        if counts is None or client.counts_requests:
+        # Of a mapped file only some columns may be read, whenever that is: what is read of smaller ones would look like all.
+        in_part = self._columns is not None and self._storage.client == "mmap"
+        if counts is None or client.counts_requests or in_part:
             return client.read(name)
         begun = counts.begin()
         data = client.read(name)
@@ -76,8 +78,6 @@ class _Files:
             counts.add(ServedBy.NETWORK, time.perf_counter_ns() - begun[1], len(data))
             return data
         if isinstance(data, MappedFile):
-            if self._columns is not None:
-                return data  # of which only a part may be read, whenever that is
             read_whole(data)
         counts.end(begun, len(data))
         return data
