@@ -16,7 +16,8 @@ from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from throttle import throttled_server
 
-RATE, SIZE, BATCH, STEPS, WARM_UP = 4_000_000, 200_000, 4, 20, 8
+# Larger than what is fetched many at a time: with 32 at once, so short a run would live on what was read ahead.
+RATE, SIZE, BATCH, STEPS, WARM_UP = 6_000_000, 300_000, 4, 20, 8
 
 
 @pytest.mark.s3
