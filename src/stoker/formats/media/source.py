@@ -19,7 +19,7 @@ MediaData: TypeAlias = bytes | bytearray | memoryview | str | os.PathLike[str]
 MEDIA: Final = "media"
 """Setting of formats, and key of specs, that says which columns hold handles, and of what."""
 HANDLED: Final = ("video", "audio")
-"""What there are handles of, as that setting calls it."""
+"""The kinds of media that have handles, by the names that ``format_options={"media": ...}`` takes."""
 
 # The first request for bytes that nobody has announced, and the largest of those that follow each other.
 _FIRST: Final = 64 << 10
