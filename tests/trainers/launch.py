@@ -6,6 +6,7 @@ A training script takes the arguments of :func:`arguments`, trains for an epoch,
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import signal
@@ -86,6 +87,22 @@ def record(out: str, rank: int, steps: Sequence[Any]) -> None:
     part = Path(out) / f"rank{rank}.part"
     part.write_text(json.dumps(listed))
     part.rename(part.with_suffix(".json"))
+    atexit.register(_end_without_finalisation)
+
+
+def _end_without_finalisation() -> None:
+    """End the process after what is registered for its end, without freeing all that Python still holds.
+
+    A thread of torch's gloo may need Python's lock to let go of the tensors of the last collective. If Python is freeing
+    itself then, the process is aborted ("terminate called without an active exception"), or hangs where the process group
+    was destroyed (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    atexit.unregister(_end_without_finalisation)
+    failed = hasattr(sys, "last_value")
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(failed)
 
 
 def write_dataset(out: Path, samples: int) -> Path:
