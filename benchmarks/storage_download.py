@@ -60,10 +60,10 @@ def compare(store: Store, keys: list[str], size: int, threads: int, rounds: int,
         return len(obstore.get(bare, f"{store._location.prefix}/{key}".lstrip("/")).bytes())
 
     def fresh(key: str) -> int:
-        return store.download(key, folder / f"new-{key.replace('/', '-')}")
+        return store.download(key, folder / f"new-{key.replace('/', '-')}").size
 
     def again(key: str) -> int:
-        return store.download(key, folder / f"kept-{key.replace('/', '-')}")
+        return store.download(key, folder / f"kept-{key.replace('/', '-')}").size
 
     def memory(key: str) -> int:
         return len(store.get(key, max_bytes=1 << 30))
