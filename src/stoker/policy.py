@@ -149,6 +149,8 @@ TOKENS_AHEAD: Final = 1 << 26
 # processor's cache.
 _CHUNK_BYTES: Final = 2 << 20
 _CHUNK_SAMPLES: Final = 4096
+# Of lines of text: a step lets go of Python's lock some thirty times, and each time waits for threads that parse others.
+_CHUNK_LINES: Final = 1 << 14
 MADE_AT_ONCE: Final = 512
 """Samples that functions make in one step: they take longer than reading, and several threads or processes end together."""
 
@@ -256,6 +258,7 @@ class ReadAmounts:
         sample_bytes: bytes of an average sample.
         shard_bytes: bytes of an average shard.
         near: whether shards are read where they are, with nothing to fetch or decompress.
+        lines: whether batches of lines of text are parsed, many at a time.
         held: whether they are held in this process's memory.
         limit: bytes that the cache may take, or ``None``.
         sharers: processes on this node that read through the same cache.
@@ -265,6 +268,7 @@ class ReadAmounts:
     sample_bytes: int = 1
     shard_bytes: int = 1
     near: bool = False
+    lines: bool = False
     held: bool = False
     limit: int | None = None
     sharers: int = 1
@@ -300,5 +304,8 @@ class ReadAmounts:
         """
         mapped = self.near and self.shard_bytes > SMALL_FILE
         size = _CHUNK_BYTES if not one_by_one else sys.maxsize if mapped else 8 * _CHUNK_BYTES
-        chunk = min(_CHUNK_SAMPLES, max(1, size // max(1, self.sample_bytes)), self.most_shards)
+        most, most_shards = _CHUNK_SAMPLES, self.most_shards
+        if self.lines and self.limit is None:
+            most, most_shards = _CHUNK_LINES, most_shards * max(1, self.shard_bytes // max(1, self.sample_bytes))
+        chunk = min(most, max(1, size // max(1, self.sample_bytes)), most_shards)
         return chunk if self.near else min(chunk, max(1, self.lookahead(batch_size) // 2))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, islice
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
-from stoker.pipeline.execution.chunk_process import MakeRun
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.iteration_checks import (
     check_as_begun,
@@ -58,8 +57,6 @@ from stoker.pipeline.transforms import (
     loading_steps,
     with_steps,
 )
-from stoker.pipeline.tuning.decisions import DecisionLog
-from stoker.pipeline.tuning.tuner import Tuner
 from stoker.policy import FETCHED_FOR_WORKER, FEW_LINES, parsers
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
@@ -67,6 +64,11 @@ from stoker.reading.sample_reader import SampleReader
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.quarantine import Quarantine
 from stoker.types import Batch, Ids
+
+if TYPE_CHECKING:  # most datasets need none of it
+    from stoker.pipeline.execution.chunk_process import MakeRun
+    from stoker.pipeline.tuning.decisions import DecisionLog
+    from stoker.pipeline.tuning.tuner import Tuner
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +123,14 @@ class EpochReader:
         )
         self._ring = Ring()
         self.executor = Executor(settings, pool, self._ring)
-        self.decisions = DecisionLog() if pool.options.tune == "auto" else None
-        self._tuner = None if self.decisions is None else Tuner(pool, self.decisions)
+        self.decisions: DecisionLog | None = None
+        self._tuner: Tuner | None = None
+        if pool.options.tune == "auto":
+            from stoker.pipeline.tuning.decisions import DecisionLog
+            from stoker.pipeline.tuning.tuner import Tuner
+
+            self.decisions = DecisionLog()
+            self._tuner = Tuner(pool, self.decisions)
         self._bad_counts = None if settings.bad_samples is None else Counts()
         self._division: OuterDivision | None = None
         self._ranks = 1
@@ -469,7 +477,8 @@ class EpochReader:
         check_positions(steps, run)
         if worker.token is not None:
             steps, override = loading_steps(steps), loading_override(override)
-        amounts = replace(self.settings.amounts, sharers=sharers)
+        lines = as_columns and worker.token is None and not self.settings.calls_functions and self._has_text
+        amounts = replace(self.settings.amounts, sharers=sharers, lines=lines)
         settings = replace(
             self.settings, steps=steps, amounts=amounts, read_threads=threads, run_in=run_in, by_shard=self._is_wide()
         )
