@@ -502,6 +502,35 @@ def test_claims_end_with_an_error_and_with_a_fetch(tmp_path: Path) -> None:
     assert pool.get(5).samples
 
 
+def test_a_small_shard_that_another_process_has_fetched_since_is_not_fetched_again(tmp_path: Path) -> None:
+    write(tmp_path / "remote")
+    mine, theirs = open_pool(tmp_path), open_pool(tmp_path)
+    infos = mine.index.shards
+    assert mine.cache.claim_small(infos[:1]) == [True]  # so that the next one is looked for after it is claimed
+    assert theirs.get(1).samples
+    assert mine.cache.claim_small(infos[:2]) == [False, False]
+    assert mine.cache.claim_small(infos[1:3]) == [False, True]
+    others = Claims(str(cache_of(tmp_path / "local") / ".stoker"), 60.0)
+    assert [others.take(info.raw[0].basename) for info in infos[:4]] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_claims_of_small_shards_hold_on_any_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    monkeypatch.setattr("stoker.cache.claims.file_system_of", lambda _: "ext4" if is_local else "nfs4")
+    one, two = Claims(str(tmp_path), 60.0), Claims(str(tmp_path), 60.0)
+    assert one.take("a")
+    assert not one.take("a")
+    assert not two.take("a")
+    assert two.take("b")
+    one.release("a")
+    assert two.take("a")
+    del two
+    assert one.take("a")
+    assert one.take("b")
+
+
 def test_a_cache_that_is_removed_while_small_shards_come_is_made_anew(tmp_path: Path) -> None:
     write(tmp_path / "remote")
     pool = open_pool(tmp_path)

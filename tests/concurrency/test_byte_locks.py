@@ -28,17 +28,28 @@ def opened(tmp_path: Path) -> Iterator[Callable[[], int]]:
         os.close(descriptor)
 
 
-def test_a_lock_excludes_other_descriptions_of_the_same_process(opened: Callable[[], int]) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_lock_excludes_other_descriptions_of_the_same_process(opened: Callable[[], int], at_once: bool) -> None:
     mine, other = opened(), opened()
-    assert lock_byte(mine, PLACE, "exclusive")
-    assert not lock_byte(other, PLACE, "exclusive")
-    assert not lock_byte(other, PLACE, "shared")
-    assert lock_byte(other, PLACE + 1, "exclusive")
+    assert lock_byte(mine, PLACE, "exclusive", at_once=at_once)
+    assert not lock_byte(other, PLACE, "exclusive", at_once=at_once)
+    assert not lock_byte(other, PLACE, "shared", at_once=at_once)
+    assert lock_byte(other, PLACE + 1, "exclusive", at_once=at_once)
     assert is_byte_locked(other, PLACE)
     assert not is_byte_locked(mine, PLACE)  # its own is none of another
-    unlock_byte(mine, PLACE)
+    unlock_byte(mine, PLACE, at_once=at_once)
     assert not is_byte_locked(other, PLACE)
-    assert lock_byte(other, PLACE, "exclusive")
+    assert lock_byte(other, PLACE, "exclusive", at_once=at_once)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_closed_descriptor_is_an_error(tmp_path: Path, at_once: bool) -> None:
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.close(descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        lock_byte(descriptor, PLACE, "exclusive", at_once=at_once)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        unlock_byte(descriptor, PLACE, at_once=at_once)
 
 
 def test_shared_locks_exclude_exclusive_ones_alone(opened: Callable[[], int]) -> None:

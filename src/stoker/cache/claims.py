@@ -17,6 +17,7 @@ from stoker.cache.in_use import lock_offset
 from stoker.concurrency.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.concurrency.forks import reset_in_children
 from stoker.storage.files import open_own
+from stoker.storage.mounts import LOCAL_FILE_SYSTEMS, file_system_of
 
 _NAME: Final = "claims"
 
@@ -32,6 +33,8 @@ class Claims:
     def __init__(self, folder: str, patience: float) -> None:
         self._folder, self._patience = folder, patience
         self._descriptor = -1
+        # Whether the folder is on a file system of this machine alone, of which the kernel itself has the locks.
+        self._is_local = False
         self._reset()
         reset_in_children(self)
 
@@ -66,7 +69,8 @@ class Claims:
                 self._open()
             offset = lock_offset(name)
             # Where the file system has no such locks, no byte is ever locked by another.
-            if not lock_byte(self._descriptor, offset, "exclusive") and is_byte_locked(self._descriptor, offset):
+            locked = lock_byte(self._descriptor, offset, "exclusive", at_once=self._is_local)
+            if not locked and is_byte_locked(self._descriptor, offset):
                 return False
             self._mine.add(name)
             self._met.pop(name, None)
@@ -78,13 +82,14 @@ class Claims:
             os.close(self._descriptor)
         self._descriptor = -1
         self._descriptor = open_own(f"{self._folder}/{_NAME}")
+        self._is_local = file_system_of(self._folder) in LOCAL_FILE_SYSTEMS
 
     def release(self, name: str) -> None:
         """Give up a claim."""
         with self._lock:
             self._mine.discard(name)
             with contextlib.suppress(OSError):
-                unlock_byte(self._descriptor, lock_offset(name))
+                unlock_byte(self._descriptor, lock_offset(name), at_once=self._is_local)
 
     def is_stalled(self, name: str) -> bool:
         """Whether another process has had a claim for too long, which this one waits for."""

@@ -21,7 +21,6 @@ import errno
 import logging
 import mmap
 import os
-import secrets
 import stat
 import sys
 import time
@@ -109,7 +108,9 @@ class DiskCache(ShardCache):
         # Until when the directories for files are taken to be there, by that of the file itself.
         self._made_until: dict[str, float] = {}
         self._claims = Claims(str(self._private), settings.stall_timeout)
-        self._random = secrets.token_hex(4)
+        # Whether the small shard that was looked for last was not here: then the next is claimed before it is looked for.
+        self._lacks = False
+        self._random = os.urandom(4).hex()
         # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
         self._watches: dict[Path, _Watch] = {}
         if settings.limit is not None and known is not None:
@@ -130,7 +131,7 @@ class DiskCache(ShardCache):
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy holds the directory by itself, and its part files have names of their own.
-        return {**self.__dict__, "_made_until": {}, "_random": secrets.token_hex(4)}
+        return {**self.__dict__, "_made_until": {}, "_random": os.urandom(4).hex()}
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -227,7 +228,7 @@ class DiskCache(ShardCache):
         return found
 
     def _claim_small(self, file: FileInfo) -> bool:
-        if self._present(file):
+        if not self._lacks and self._present(file):
             return False
         with self._named_errors("write to"):
             self._have_directories(file.basename)
@@ -236,10 +237,11 @@ class DiskCache(ShardCache):
             except FileNotFoundError:  # someone has removed the cache
                 self._make_directories(self.root / file.basename)
                 mine = self._claims.take(file.basename)
-        if mine and self._present(file):  # another process has just fetched it
+        lacks = mine and not self._present(file)
+        if mine and not lacks:  # another process has just fetched it
             self._claims.release(file.basename)
-            return False
-        return mine
+        self._lacks = lacks
+        return lacks
 
     def take_small(
         self, infos: Sequence[ShardInfo], answers: Sequence[Arrival | Exception | None]
@@ -324,7 +326,7 @@ class DiskCache(ShardCache):
             held = self._claim(file.basename, part)
             if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
                 # Its holder is alive but stopped: fetch it here too. Both write the same bytes, and each rename is whole.
-                part = self._private / part_name(file.basename, secrets.token_hex(8))
+                part = self._private / part_name(file.basename, os.urandom(8).hex())
                 continue
             if held is not None:
                 self._watches.pop(part, None)
@@ -404,7 +406,7 @@ class DiskCache(ShardCache):
     def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
         file, packed = info.raw[number], info.zip[number]
         if packed.part is not None and self.store is not None and info.compression is not None:
-            scratch = self._private / part_name(packed.basename, secrets.token_hex(8))
+            scratch = self._private / part_name(packed.basename, os.urandom(8).hex())
             with self._named_errors("write to"):
                 fetched = unpack_file(self.store, packed.part, info.compression, file.whole, part, scratch)
             self._count(Count.BYTES_FETCHED, fetched)
@@ -450,7 +452,7 @@ class DiskCache(ShardCache):
         with self._named_errors("write to"):
             self._make_directories(target)
             while held is None:  # another process that removes leftovers may have it locked for a moment
-                beside = self._private / part_name(name, secrets.token_hex(8))
+                beside = self._private / part_name(name, os.urandom(8).hex())
                 held = claim(beside)
         try:
             with self._named_errors("write to"):
