@@ -314,3 +314,33 @@ def test_reading_local_shards_loads_neither_frameworks_nor_clients(data: Path) -
     )
     (modules,) = run_script(["-c", code, data])
     assert {"torch", "obstore", "pyarrow", "rich", "pandas", "PIL", "boto3"}.isdisjoint(modules)
+
+
+SPAWNED = """
+import json, multiprocessing, sys
+
+def first_batch(dataset):
+    next(iter(dataset.batches()))
+    print(json.dumps(sorted(sys.modules)))
+
+if __name__ == "__main__":
+    from stoker import StreamingDataset
+
+    dataset = StreamingDataset(local=sys.argv[1], shuffle=True, batch_size=4)
+    child = multiprocessing.get_context("spawn").Process(target=first_batch, args=(dataset,))
+    child.start()
+    child.join()
+"""
+
+
+def test_a_spawned_process_loads_no_digests_and_codecs_and_nothing_of_processes_or_tuning(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "data", 20)
+    (tmp_path / "spawned.py").write_text(SPAWNED)
+    (modules,) = run_script([tmp_path / "spawned.py", tmp_path / "data"])
+    unused = (
+        "stoker.pipeline.tuning",
+        "stoker.pipeline.execution.in_processes",
+        "stoker.pipeline.execution.chunk_process",
+    )
+    assert {"hashlib", "_hashlib", "secrets", "cramjam", "obstore", "pyarrow"}.isdisjoint(modules)
+    assert [name for name in modules if name.startswith(unused)] == []

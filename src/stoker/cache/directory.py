@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from typing import Any, Final
 
 from stoker.cache.origin import ORIGIN_NAME, PRIVATE, CacheOrigin, read_origin, write_origin
 from stoker.cache.quota import release, try_lock
+from stoker.digests import sha256
 from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
 from stoker.storage.files import CACHE_NAME, REMOVED_CACHE, make_own_directory
@@ -44,7 +43,7 @@ class CacheDirectory:
 
     def __init__(self, base: Path, origin: CacheOrigin, version: str) -> None:
         self.origin = origin
-        self.path = base / (origin.prefix + hashlib.sha256(version.encode()).hexdigest()[:12])
+        self.path = base / (origin.prefix + sha256(version.encode()).hexdigest()[:12])
         self._note = self.path / PRIVATE / ORIGIN_NAME
         self._held: int | None = None
 
@@ -152,7 +151,7 @@ def remove_directory(path: Path) -> bool:
     try:
         if not try_lock(descriptor, fcntl.LOCK_EX) or not os.path.samestat(os.stat(note), os.fstat(descriptor)):
             return False
-        aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.removed")
+        aside = path.with_name(f"{path.name}.{os.urandom(8).hex()}.removed")
         os.rename(path, aside)
     except OSError:
         return False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import threading
 import weakref
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from stoker.concurrency.byte_locks import is_byte_locked, lock_byte, unlock_byte
+from stoker.digests import blake2b
 from stoker.storage.files import PRIVATE, MappedFile
 
 _NAME: Final = "in_use"
@@ -107,7 +107,7 @@ class Users:
 
 def lock_offset(name: str) -> int:
     """The byte that stands for a file in files of locks."""
-    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little") >> 2
+    return int.from_bytes(blake2b(name.encode(errors="surrogateescape"), 8).digest(), "little") >> 2
 
 
 def _open(root: Path) -> int | None:

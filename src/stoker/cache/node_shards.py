@@ -9,10 +9,8 @@ process that fetched it. What only that process had is gone with it, and is fetc
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
 import os
-import secrets
 import struct
 import threading
 import time
@@ -26,6 +24,7 @@ import numpy as np
 
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.node_file import NodeFile, open_file_of
+from stoker.digests import blake2b
 from stoker.formats.common.reused_memory import populate
 from stoker.policy import SHARED_SHARDS, most_shared_shards
 from stoker.storage.files import MappedFile
@@ -69,7 +68,7 @@ class _Entry(NamedTuple):
 
     def line(self) -> bytes:
         said = _LINE.pack(*self)
-        return said + hashlib.blake2b(said, digest_size=_CHECK).digest()
+        return said + blake2b(said, _CHECK).digest()
 
 
 @dataclass(slots=True, eq=False)
@@ -242,7 +241,7 @@ class NodeShards:
                 self._drop(file)
 
     def _new_file(self, size: int) -> _KeptFile:
-        nonce = secrets.randbits(63) + 1
+        nonce = (int.from_bytes(os.urandom(8), "little") >> 1) + 1
         number = os.memfd_create(_name(nonce), os.MFD_CLOEXEC)
         try:
             os.ftruncate(number, size)
@@ -314,7 +313,7 @@ class NodeShards:
 
 def shard_key(*parts: object) -> bytes:
     """The key of a shard: another one for other parts."""
-    return hashlib.blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=16).digest()
+    return blake2b(repr(parts).encode(errors="surrogatepass"), 16).digest()
 
 
 def _number(key: bytes) -> int:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.cache.quota import PART, PRIVATE
+from stoker.digests import sha256
 from stoker.errors import CacheError
 from stoker.storage.files import CACHE_MARK, make_own_directory, open_own, read_regular
 
@@ -45,7 +44,7 @@ class CacheOrigin:
     @property
     def prefix(self) -> str:
         """12 hex digits that all versions of a dataset have in common."""
-        return hashlib.sha256(self.text.encode(errors="surrogatepass")).hexdigest()[:12]
+        return sha256(self.text.encode(errors="surrogatepass")).hexdigest()[:12]
 
     def same_dataset(self, other: CacheOrigin) -> bool:
         """Whether both are versions of one dataset."""
@@ -81,7 +80,7 @@ def write_origin(private: Path, origin: CacheOrigin) -> None:
     """
     path = private / ORIGIN_NAME
     if not path.exists():
-        beside = private / f"{ORIGIN_NAME}.{secrets.token_hex(8)}{PART}"
+        beside = private / f"{ORIGIN_NAME}.{os.urandom(8).hex()}{PART}"
         text = {"url": origin.url, "endpoint": origin.endpoint, "version": dict(origin.version)}
         try:
             with open(open_own(beside, os.O_EXCL), "wb") as file:

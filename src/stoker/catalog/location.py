@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
 from stoker.cache.open_cache import make_cache
 from stoker.cache.origin import PRIVATE, CacheOrigin, make_private
+from stoker.digests import sha256
 from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.index.index import INDEX_NAME, Index, load_index
@@ -295,7 +295,7 @@ def _caches_home() -> str:
 
 def _own_directory(url: str, endpoint: str, purpose: str = "") -> Path:
     text = f"{url}\n{endpoint}\n{purpose}".encode(errors="surrogatepass")
-    return Path(os.path.join(_caches_home(), hashlib.sha256(text).hexdigest()[:24]))
+    return Path(os.path.join(_caches_home(), sha256(text).hexdigest()[:24]))
 
 
 def _same(first: Path, second: Path) -> bool:

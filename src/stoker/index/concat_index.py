@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.digests import blake2b
 from stoker.formats.base import ShardInfo
 from stoker.index.columnar_shards import LazyShards, shard_bytes
 from stoker.index.index import Index, ShardList
@@ -99,7 +99,7 @@ class ConcatIndex(ShardList):
         if len(self.parts) == 1:
             return self.parts[0].fingerprint
         text = "\n".join(part.fingerprint for part in self.parts)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return blake2b(text.encode(), 16).hexdigest()
 
     def __repr__(self) -> str:
         return f"<ConcatIndex of {len(self.parts)} indexes, {len(self)} shards, {self.samples} samples>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.digests import blake2b
 from stoker.errors import IndexFileError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.entries import column_names, entry_of, identity_line, identity_text
@@ -179,7 +179,7 @@ class Index(ShardList):
         The same wherever the dataset lies, and whether or not its shards are compressed or hashed.
         """
         if self._fingerprint is None:
-            digest = hashlib.blake2b(digest_size=16)
+            digest = blake2b(b"", 16)
             for text in self._identity():
                 digest.update(text.encode())
             self._fingerprint = digest.hexdigest()
@@ -220,9 +220,7 @@ class Index(ShardList):
         name = fastest_hash(set.intersection(*map(set, kinds))) if kinds else None
         if name is None:
             return {}
-        return {
-            name: hashlib.blake2b("".join(file.hashes[name] for file in files).encode(), digest_size=16).hexdigest()
-        }
+        return {name: blake2b("".join(file.hashes[name] for file in files).encode(), 16).hexdigest()}
 
     def file_entries(self) -> dict[str, FileInfo]:
         """Basename to description of every file, raw and compressed."""

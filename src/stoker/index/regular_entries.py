@@ -8,7 +8,6 @@ here nothing is refused, and what is read is the same.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.digests import blake2b
 from stoker.errors import StokerError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET, MAX_PACKED, USUAL_NAME
@@ -199,8 +199,8 @@ class ShardColumns:
         line_of = identity_line("/".join(["%b\0%b"] * len(raw)), "%b", 0).encode()
         hashed = fastest_hash(set.intersection(*(set(file.hashes) for file in raw)))
         get_hashes = None if hashed is None else pattern.getter([file.hashes[hashed] for file in raw])
-        identity = hashlib.blake2b(identity_text(pattern.info).encode(), digest_size=16)
-        content = hashlib.blake2b(digest_size=16)
+        identity = blake2b(identity_text(pattern.info).encode(), 16)
+        content = blake2b(b"", 16)
         samples: list[Ids] = []
         sizes: list[Ids] = []
         lengths: list[Ids] = []

@@ -18,7 +18,6 @@ Each worker process holds one *region*, claimed by a record lock that the kernel
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import weakref
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ class Ring:
 
     def __init__(self) -> None:
         size = _HEADER_BYTES + _REGIONS * _REGION_BYTES  # sparse: pages come when they are written
-        self._attach(SharedFile("stoker-batches", size), secrets.randbits(63))
+        self._attach(SharedFile("stoker-batches", size), (int.from_bytes(os.urandom(8), "little") >> 1))
         self.maker = os.getpid()
 
     def _attach(self, file: SharedFile, number: int) -> None:

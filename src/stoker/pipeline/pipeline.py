@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -24,20 +24,22 @@ from stoker.pipeline.chunks.by_shard import ShardByShard
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk, cut_chunk, located_chunks
 from stoker.pipeline.columns import batch_length
-from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun, ReadMethod
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
 from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image
 from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_steps
-from stoker.pipeline.tuning.tuner import TunedRun, Tuner
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleSink, is_of_sample
 from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
+
+if TYPE_CHECKING:  # most iterations need neither
+    from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun, ReadMethod
+    from stoker.pipeline.tuning.tuner import TunedRun, Tuner
 
 _T = TypeVar("_T")
 
@@ -269,7 +271,7 @@ class Pipeline:
         tuned = self._begin_tuning()
         runner: Runner[_T]
         if self._settings.run_in != "threads":
-            task = partial(self._task, cast(ReadMethod, read.__name__))
+            task = partial(self._task, cast("ReadMethod", read.__name__))
             runner = self._executor.runner(execute, self._settings.run_in, self._threads, task, self._run_again)
         elif self._threads or (tuned is not None and self._tunes_threads):
             runner = InThreads(execute, self._threads if tuned is None else tuned.threads)
@@ -351,6 +353,8 @@ class Pipeline:
 
     def _task(self, method: ReadMethod) -> ChunkTask:
         """The work of a process that reads chunks."""
+        from stoker.pipeline.execution.chunk_process import ChunkTask
+
         settings, processes = self._settings, self._executor.processes
         own = replace(settings, steps=loading_steps(settings.steps), transform=None)
         sharers = settings.amounts.sharers * (1 + processes)

@@ -11,7 +11,6 @@ that do not wait for each other may differ so.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, Final
 
+from stoker.digests import blake2b
 from stoker.errors import ConfigError
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 
@@ -48,7 +48,7 @@ class RankComparison:
     """
 
     def __init__(self) -> None:
-        origin = hashlib.blake2b("\n".join(_lines(sys._getframe(1))).encode(), digest_size=12).hexdigest()
+        origin = blake2b("\n".join(_lines(sys._getframe(1))).encode(), 12).hexdigest()
         _made[origin] = number = _made.get(origin, -1) + 1
         self._key = f"stoker/{origin}/{number}"
         # Iterations that have begun; and whether a difference was told.
@@ -167,7 +167,7 @@ def _claim(order: SampleOrder, data_rank: DataRank) -> dict[str, Any]:
 def _set_first(store: Any, key: str, rank: int, mine: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
     """Say what this rank reads, if it is the first; otherwise the first rank and what it reads, if that is something else."""
     text = json.dumps(mine, sort_keys=True, default=str)
-    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    digest = blake2b(text.encode(), 16).hexdigest()
     found, _, its_digest = store.compare_set(key, "", f"{rank} {digest}").decode().partition(" ")
     if int(found) == rank:
         store.set(f"{key}/said", text)

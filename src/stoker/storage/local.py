@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -216,7 +215,7 @@ def _appear(path: str, write: Callable[[int], None]) -> None:
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         os.makedirs(folder, exist_ok=True)
-        temporary = f"{folder}/{TEMPORARY}{secrets.token_hex(8)}"
+        temporary = f"{folder}/{TEMPORARY}{os.urandom(8).hex()}"
         fd, named = _unnamed(folder), False
         if fd is None:
             fd, named = (

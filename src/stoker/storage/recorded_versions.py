@@ -7,12 +7,12 @@ URL are compared. Streams whose files all have hashes in the index have no such 
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from stoker.digests import sha256
 from stoker.errors import StateError
 from stoker.storage.versions import written_version
 
@@ -39,7 +39,7 @@ def file_line(name: str, size: str, version: str) -> str:
 
 def digest_of_lines(texts: Iterable[str]) -> str:
     """Like :func:`version_of_files`, of files whose lines come in pieces."""
-    digest = hashlib.sha256()
+    digest = sha256()
     begin = 1  # nothing comes before the first line
     for text in texts:
         digest.update(text[begin:].encode(errors="surrogatepass"))
@@ -150,4 +150,4 @@ def _pairs(theirs: Any, ours: Any) -> Iterator[tuple[str, str, Mapping[str, Any]
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
+    return sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGITS]

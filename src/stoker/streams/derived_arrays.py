@@ -14,7 +14,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -172,7 +171,7 @@ def _make(
                 seen, since = current, now
             if now - since > patience:
                 # Its maker is alive but stopped: compute it here too. Both results are equal, and each rename is whole.
-                part = private / part_name(name, secrets.token_hex(8))
+                part = private / part_name(name, os.urandom(8).hex())
                 continue
             time.sleep(delay)
             delay = min(delay * 1.5, 0.05)

@@ -10,7 +10,6 @@ import json
 import logging
 import mmap
 import os
-import secrets
 import threading
 from enum import IntEnum
 from itertools import count
@@ -116,7 +115,7 @@ class Recorder:
 
     def _path(self, ending: str) -> str:
         if not self._name:
-            self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
+            self._name = f"{os.getpid()}-{os.urandom(4).hex()}"
         return f"{self.folder}/{self._name}.{ending}"
 
     def _grow(self, number: int) -> bool:

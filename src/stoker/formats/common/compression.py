@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import cramjam
-
 from stoker.arguments import unknown_name
 from stoker.errors import CorruptDataError, FormatError
 from stoker.types import HeldBytes
@@ -24,18 +22,33 @@ PACKED: Final[Mapping[str, str]] = {".gz": "gz", ".zst": "zstd"}
 class _Codec:
     levels: range | None
     default: int | None
-    compress: Callable[..., Any]
-    decompress_into: Callable[[Any, Any], int]
+    module: str  # of cramjam, which is imported when something is compressed or decompressed
     max_ratio: int  # no compressed byte stands for more bytes than this
+
+    def compress(self, data: Any, *level: int) -> Any:
+        """A whole file, compressed by cramjam."""
+        return self._function("compress")(data, *level)
+
+    def decompress_into(self, data: Any, out: Any) -> int:
+        """Bytes that cramjam has written into a buffer."""
+        written: int = self._function("decompress", "_into")(data, out)
+        return written
+
+    def _function(self, does: str, how: str = "") -> Callable[..., Any]:
+        import cramjam
+
+        raw = "_raw" if self.module == "snappy" else ""
+        function: Callable[..., Any] = getattr(getattr(cramjam, self.module), f"{does}{raw}{how}")
+        return function
 
 
 # Snappy is the raw format, without frames; the others are self-delimiting streams, of one or more members.
 _CODECS: Final = {
-    "br": _Codec(range(12), 11, cramjam.brotli.compress, cramjam.brotli.decompress_into, 1 << 22),
-    "bz2": _Codec(range(1, 10), 9, cramjam.bzip2.compress, cramjam.bzip2.decompress_into, 1 << 20),
-    "gz": _Codec(range(10), 9, cramjam.gzip.compress, cramjam.gzip.decompress_into, 1 << 11),
-    "snappy": _Codec(None, None, cramjam.snappy.compress_raw, cramjam.snappy.decompress_raw_into, 1 << 6),
-    "zstd": _Codec(range(1, 23), 3, cramjam.zstd.compress, cramjam.zstd.decompress_into, 1 << 16),
+    "br": _Codec(range(12), 11, "brotli", 1 << 22),
+    "bz2": _Codec(range(1, 10), 9, "bzip2", 1 << 20),
+    "gz": _Codec(range(10), 9, "gzip", 1 << 11),
+    "snappy": _Codec(None, None, "snappy", 1 << 6),
+    "zstd": _Codec(range(1, 23), 3, "zstd", 1 << 16),
 }
 
 _B = TypeVar("_B", bytearray, HeldBytes)
@@ -92,6 +105,8 @@ class Compression:
         Raises:
             CorruptDataError: the data is damaged, or holds more than ``limit`` bytes.
         """
+        import cramjam
+
         size = min(limit, max(1 << 16, 4 * len(data)))
         while True:
             out = bytearray(size)
@@ -114,6 +129,8 @@ class Compression:
         Raises:
             CorruptDataError: the data is damaged, or is not of the buffer's size.
         """
+        import cramjam
+
         size = memoryview(out).nbytes
         try:
             written = _CODECS[self.extension].decompress_into(data, out)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker.digests import blake2b
 from stoker.errors import CorruptDataError
 from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ShardInfo
 from stoker.formats.common.compression import codec_of
@@ -164,7 +164,7 @@ def packed_file(file: ObjectInfo, size: int = UNKNOWN, start: int = 0, end: int 
 
 
 def _kind(spec: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(repr(spec).encode(), digest_size=8).hexdigest()
+    return blake2b(repr(spec).encode(), 8).hexdigest()
 
 
 def whole_file(file: ObjectInfo, *, in_place: bool) -> FileInfo:
@@ -183,4 +183,4 @@ def _cached(file: ObjectInfo) -> str:
 
 def _mark(file: ObjectInfo) -> str:
     """The part of a name that tells a file from one that replaces it."""
-    return hashlib.blake2b(f"{stable_version(file.version)}\0{file.size}".encode(), digest_size=8).hexdigest()
+    return blake2b(f"{stable_version(file.version)}\0{file.size}".encode(), 8).hexdigest()

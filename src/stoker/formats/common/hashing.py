@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import xxhash
 
 from stoker.arguments import unknown_name
+from stoker.digests import digest_of
 from stoker.errors import FormatError
 
 _HASHLIB = (
@@ -30,8 +30,7 @@ _XXHASH = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32")
 
 
 def _of_hashlib(name: str) -> Callable[[], Any]:
-    # Not for security: these find damage; so they work where a policy forbids md5 and sha1 for signatures.
-    return partial(hashlib.new, name, usedforsecurity=False)
+    return partial(digest_of, name)
 
 
 # Cheapest first, as measured with the SHA instructions of current processors.

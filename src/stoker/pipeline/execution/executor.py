@@ -8,20 +8,21 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.located import Chunk
-from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
 from stoker.pipeline.execution.execution import Execution
-from stoker.pipeline.execution.in_processes import InProcesses, check_may_start, pickled_task
-from stoker.pipeline.execution.measured import Measured
 from stoker.pipeline.execution.runner import InThreads, Runner
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.reading.shard_pool import ShardPool
+
+if TYPE_CHECKING:  # imported where an iteration runs in processes, or may
+    from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
+    from stoker.pipeline.execution.in_processes import InProcesses
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Executor:
                 )
             if settings.joins:
                 raise ConfigError(f"run_in='processes': {_JOINED}; use run_in='threads'")
-            check_may_start()
+            _check_may_start()
             self.execution = Execution("processes", self.processes, "run_in='processes'")
             return "processes"
         if settings.run_in == "threads":
@@ -102,7 +103,7 @@ class Executor:
         if self._measured is not None and self._measured.run_in == "threads":
             return self._measured.reason
         try:
-            check_may_start()
+            _check_may_start()
         except ConfigError as error:
             return str(error)
         return ""
@@ -128,6 +129,8 @@ class Executor:
             task: the same as the work of a process.
             run: makes the batches again, where samples may replace others.
         """
+        from stoker.pipeline.execution.measured import Measured
+
         make = partial(self._in_processes, execute, task, run)
         if run_in == "processes":
             return make()
@@ -149,6 +152,8 @@ class Executor:
     def _in_processes(
         self, execute: Callable[[Chunk], _T], task: Callable[[], ChunkTask], run: MakeRun | None
     ) -> InProcesses[_T]:
+        from stoker.pipeline.execution.in_processes import InProcesses
+
         return InProcesses(execute, self.processes, task(), self._pool, run, self._ring, self._settings.start_method)
 
     def _decided(self, processes: bool, there: bool, reason: str) -> None:
@@ -162,12 +167,20 @@ class Executor:
             logger.info("run_in='auto' takes %s: %s", chosen.run_in, reason)
 
 
+def _check_may_start() -> None:
+    from stoker.pipeline.execution.in_processes import check_may_start
+
+    check_may_start()
+
+
 def _processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
 def _refused(task: ChunkTask) -> str:
     """The reason for which functions can not be sent to a fresh process; empty: there is none."""
+    from stoker.pipeline.execution.in_processes import pickled_task
+
     try:
         pickled_task(task)
     except ConfigError as error:

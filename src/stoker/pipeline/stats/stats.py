@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from stoker.concurrency.shared_counters import BUCKETS, Count, Counts, bucket_start
 from stoker.errors import ConfigError
 from stoker.pipeline.execution.execution import Execution
-from stoker.pipeline.tuning.decisions import DecisionLog, TuningDecision
+
+if TYPE_CHECKING:
+    from stoker.pipeline.tuning.decisions import DecisionLog, TuningDecision
 
 PERCENTILES: Final = (50, 90, 99)
 _OF_BUFFER: Final = (Count.BUFFER_HITS, Count.BUFFER_MISSES, Count.BUFFER_WAIT)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,11 +23,13 @@ from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
 from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.pipeline import Pipeline
-from stoker.pipeline.tuning.decisions import DecisionLog
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
 from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import SampleRun, distinct
 from stoker.types import Batch, Ids
+
+if TYPE_CHECKING:
+    from stoker.pipeline.tuning.decisions import DecisionLog
 
 
 def in_order(shards: Ids) -> list[int]:
