@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from stoker.errors import StokerError
 
-__all__ = ["counted", "decimal_bytes_text", "digits", "error_text", "escape", "is_secret", "redact_url"]
+__all__ = [
+    "counted",
+    "decimal_bytes_text",
+    "digits",
+    "error_text",
+    "escape",
+    "is_secret",
+    "nearest",
+    "redact_url",
+    "unknown_name",
+    "unknown_operator",
+    "with_article",
+]
 
 _SECRET: Final = ("secret", "token", "password", "passwd", "key", "credential", "signature", "sas")
 _AZURE: Final = ("az", "azure", "abfs", "abfss", "adl")
+# Comparisons as they are written elsewhere.
+_OPERATORS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("=", "===", "eq", "is"), "=="),
+    **dict.fromkeys(("<>", "=!", "~=", "≠", "ne", "is not"), "!="),
+    **dict.fromkeys(("=<", "≤", "le"), "<="),
+    **dict.fromkeys(("=>", "≥", "ge"), ">="),
+    **dict.fromkeys(("isin", "is in"), "in"),
+    **dict.fromkeys(("notin", "not_in", "!in"), "not in"),
+    **{word: word for word in ("in", "not in")},
+    "lt": "<",
+    "gt": ">",
+}
 
 
 def counted(number: int, noun: str) -> str:
@@ -82,6 +107,30 @@ def redact_url(url: str) -> str:
     if at and (colon or scheme.lower() not in _AZURE):  # there a container may stand before the account
         user = f"{name if colon else ''}:***".removeprefix("" if colon else ":")
     return f"{scheme}://{user}{at}{host}{slash}{path}{question and '?***'}"
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` for the known name that is most like ``name``, else nothing."""
+    import difflib  # of an error alone
+
+    lower = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(str(name).lower(), list(lower), 1, 0.65)
+    return f"; did you mean {lower[close[0]]!r}?" if close else ""
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
+    """The message for a name that is none of the known: names all of them, and the one that was probably meant."""
+    names = list(known)
+    return f"{what} {name!r} is unknown{nearest(name, names) or ';'} known: {', '.join(names) or 'none'}"
+
+
+def unknown_operator(op: object, known: Iterable[str]) -> str:
+    """As :func:`unknown_name`, of comparisons: letters that are alike tell nothing, other ways to write one do."""
+    meant = _OPERATORS.get(" ".join(str(op).lower().split()))
+    names = list(known)
+    return (
+        f"operator {op!r} is unknown; {f'did you mean {meant!r}? ' if meant in names else ''}known: {', '.join(names)}"
+    )
 
 
 def error_text(error: BaseException) -> str:

@@ -11,7 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import Final, Unpack
 
-from stoker.arguments import checked, unknown_name
+from stoker.arguments import checked
+from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.registry import format_name, format_names, get_format, load
 from stoker.tokens.sources.megatron import MegatronWriter

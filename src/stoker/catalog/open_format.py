@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from stoker.arguments import unknown_name
 from stoker.cache.base import CacheSettings
 from stoker.catalog.detect import dataset_url, detect, refuse_shard_files
 from stoker.catalog.header_columns import index_or_headers
@@ -19,7 +18,7 @@ from stoker.catalog.synthetic import open_synthetic
 from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.unindexed.files_location import Files, is_pattern
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.display import redact_url
+from stoker.display import redact_url, unknown_name
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.registry import aliases, format_name, format_names

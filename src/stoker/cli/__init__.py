@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 from stoker import __version__
 from stoker.cli.running import ExitCode
 from stoker.cli.terminal import escaped_output
+from stoker.display import nearest, unknown_name
 from stoker.errors import StokerError
 
 __all__ = ["COMMANDS", "main"]
@@ -62,8 +63,6 @@ def _run(parser: argparse.ArgumentParser, commands: Any, name: str | None, given
             for command, said in COMMANDS.items():
                 commands.add_parser(command, help=said)
             if given and not given[0].startswith("-"):
-                from stoker.arguments import unknown_name  # imports NumPy, for which no help should wait
-
                 parser.error(unknown_name("command", given[0], COMMANDS))
         else:
             importlib.import_module(f"stoker.cli.{name}").add(commands)
@@ -118,8 +117,6 @@ def _innermost(parser: argparse.ArgumentParser, given: Sequence[str]) -> argpars
 def _refuse(parser: argparse.ArgumentParser, given: Sequence[str], left: Sequence[str]) -> NoReturn:
     """End with the usage of the command that was asked for, not with that of ``stoker``."""
     parser = _innermost(parser, given)
-    from stoker.arguments import nearest
-
     options = [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
     wrong = next((one.partition("=")[0] for one in left if one.startswith("-")), "")
     parser.error(f"unrecognized arguments: {' '.join(left)}{nearest(wrong, options).rstrip()}")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from stoker.arguments import unknown_name
+from stoker.display import unknown_name
 from stoker.errors import FormatError
 from stoker.formats.format import Format
 

@@ -11,7 +11,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from stoker.arguments import checked, unknown_name
+from stoker.arguments import checked
+from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.common.hashing import hash_names
 from stoker.formats.format import Format, GeneratedFiles

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from stoker.arguments import unknown_name
+from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index

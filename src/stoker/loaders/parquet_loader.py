@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
-from stoker.arguments import check_argument, checked, unknown_name
+from stoker.arguments import check_argument, checked
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.tables.marks import TABLE_FORMATS
@@ -18,6 +18,7 @@ from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared_counters import Counts
 from stoker.concurrency.spans.recorder import Stage, WaitClock, span
+from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.iterable import TorchIterable

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import unquote
 
-from stoker.display import is_secret, redact_url
+from stoker.display import is_secret, nearest, redact_url
 from stoker.errors import ConfigError
 
 Kind: TypeAlias = Literal["s3", "gs", "azure", "http", "hf", "file", "memory"]
@@ -99,8 +99,6 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     shown = redact_url(text)
     kind = _KINDS.get(scheme.lower())
     if kind is None:
-        from stoker.arguments import nearest  # which needs NumPy
-
         known = ", ".join(f"{name}://" for name in _KINDS)
         raise ConfigError(
             f"{shown!r}: unknown scheme {scheme!r}{nearest(scheme, _KINDS)}. Known are {known} and plain paths."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stoker.arguments import unknown_name
+from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.kinds import ColumnKind, column_kinds
 from stoker.streams.streams import Streams

@@ -19,9 +19,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.arguments import checked, unknown_operator
+from stoker.arguments import checked
 from stoker.catalog.location import DatasetLocation
 from stoker.concurrency.user_code import pass_exits
+from stoker.display import unknown_operator
 from stoker.errors import ConfigError, TransformError
 from stoker.formats.base import ReadOptions
 from stoker.streams.compare import OPERATORS, compare, plain_operand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
-from stoker.arguments import unknown_name
+from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.streams.streams import Stream
 

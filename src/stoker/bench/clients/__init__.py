@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from stoker.arguments import unknown_name
 from stoker.bench.clients.base import Client, ClientLocation, Data
 from stoker.bench.settings.workload import ENDPOINT_NAMES, Storage
+from stoker.display import unknown_name
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.storage import is_local
 

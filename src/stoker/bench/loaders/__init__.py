@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.arguments import unknown_name
 from stoker.bench.clients import CLIENTS, check_requests, find_client
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport, LoaderUnderTest, OpenLoader
 from stoker.bench.settings.workload import Workload
+from stoker.display import unknown_name
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.storage import is_local
 

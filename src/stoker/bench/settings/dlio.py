@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from stoker.arguments import nearest
 from stoker.bench.settings.dlio_keys import CHANGES, KEYS, OLD_NAMES
 from stoker.bench.settings.schema import Node, at_path, flat, merge, tree_of
+from stoker.display import nearest
 from stoker.errors import ConfigError
 
 _SIGNS: Final = ("framework", "workflow", "output", "profiling", "data_reader", "workload")

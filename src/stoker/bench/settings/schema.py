@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Final, Literal, TypeVar
 
-from stoker.arguments import nearest
+from stoker.display import nearest
 from stoker.errors import ConfigError
 from stoker.units import parse_bytes, parse_count
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from stoker.arguments import unknown_name
 from stoker.cache.base import CacheSettings
 from stoker.cache.disk import DiskCache
 from stoker.catalog.location import DatasetLocation, default_cache, origin_of
+from stoker.display import unknown_name
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.inspect_header import only_settings

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from stoker.arguments import unknown_name
+from stoker.display import unknown_name
 from stoker.errors import CorruptDataError, FormatError
 from stoker.types import HeldBytes
 

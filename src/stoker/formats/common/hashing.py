@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import xxhash
 
-from stoker.arguments import unknown_name
 from stoker.digests import digest_of
+from stoker.display import unknown_name
 from stoker.errors import FormatError
 
 _HASHLIB = (

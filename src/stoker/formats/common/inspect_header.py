@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from stoker.arguments import check_argument, nearest, unknown_name
+from stoker.arguments import check_argument
+from stoker.display import nearest, unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.common.checks import MAX_OFFSET
 from stoker.types import Ids

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from stoker.arguments import checked, unknown_name
+from stoker.arguments import checked
+from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.media.audio import Audio
 from stoker.formats.media.source import HANDLED

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from stoker.arguments import unknown_name
+from stoker.display import unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from stoker.arguments import unknown_name
+from stoker.display import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import refuse

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from stoker.concurrency.threads import Threads
+from stoker.display import unknown_name
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.storage.transfer.stream import PART
 from stoker.storage.url import Location
@@ -148,8 +149,6 @@ def check_library(name: str, value: Any, known: Sequence[str] = LIBRARIES) -> st
     if value == "obstore":
         return None
     if value not in known:
-        from stoker.arguments import unknown_name  # which needs NumPy
-
         raise ConfigError(unknown_name(f"library in storage_options[{name!r}]", str(value), ("obstore", *known)))
     if importlib.util.find_spec(value) is None:
         raise MissingPackageError(f"storage_options[{name!r}]: {value} is not installed: pip install {value}")

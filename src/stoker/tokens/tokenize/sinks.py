@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.arguments import unknown_name
+from stoker.display import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, SourceChangedError, StokerError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.index.index import INDEX_NAME

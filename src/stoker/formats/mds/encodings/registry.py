@@ -6,7 +6,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from stoker.arguments import checked, unknown_name
+from stoker.arguments import checked
+from stoker.display import unknown_name
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.mds.encodings import arrays, images, scalars, text
 from stoker.formats.mds.encodings.base import Encoding

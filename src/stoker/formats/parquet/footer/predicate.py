@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from stoker.arguments import unknown_operator
+from stoker.display import unknown_operator
 from stoker.errors import ConfigError
 from stoker.units import as_decimal
 
