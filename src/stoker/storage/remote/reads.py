@@ -1,0 +1,254 @@
+"""Objects of a remote store are read: into memory, or straight into files, by one request or by several at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stoker.concurrency.request_observer import observer
+from stoker.errors import ObjectNotFoundError, StorageError
+from stoker.policy import SMALL_OBJECT
+from stoker.storage.copying import write_all
+from stoker.storage.file_errors import file_errors, open_target
+from stoker.storage.remote.faults import classify
+from stoker.storage.remote.response_bodies import (
+    TIME_VERSION,
+    ObjectAnswer,
+    answer_info,
+    answer_version,
+    body,
+    copy_body,
+    read_ranges,
+)
+from stoker.storage.remote.retried_requests import RemoteRequests
+from stoker.storage.transfer.settings import over_parts
+from stoker.storage.transfer.stream import PART
+from stoker.storage.types import Arrival, BufferLike, NewHash, ObjectInfo, at_hand, check_range, check_size
+
+
+class RemoteReads(RemoteRequests):
+    """The methods of a remote store that read objects."""
+
+    def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
+        parts: list[bytes] = []
+
+        def take(info: ObjectInfo, chunks: Iterator[bytes]) -> None:
+            check_size(info.size, max_bytes, self._url(key))
+            parts[:] = [b"".join(chunks)]
+
+        info = self._first(key, take, brief=max_bytes <= SMALL_OBJECT)
+        rest = over_parts(len(parts[0]), info.size, self._transfer, partial(self._range, key, info.version))
+        return (b"".join([*parts, *rest]) if rest else parts[0]), info
+
+    def request(self, key: str, max_bytes: int) -> Arrival:
+        if self._transfer.part_size is not None or max_bytes > SMALL_OBJECT:
+            return at_hand(self.read(key, max_bytes))
+        path = self._path(key)
+        failed: BaseException | None = None
+        if len(self._clients) == 1 and observer() is None:
+            try:
+                return self._request(key, path, max_bytes)
+            except BaseException as error:  # noqa: BLE001 - the retry policy judges it
+                failed = error
+        return self._run(
+            key,
+            lambda _: self._request(key, path, max_bytes),
+            lambda answer: sum(map(len, answer.args[2])),
+            failed,
+        )
+
+    def _request(self, key: str, path: str, max_bytes: int) -> partial[tuple[BufferLike, ObjectInfo]]:
+        result = self._next.get(path, brief=True)
+        meta = result.meta
+        size = meta["size"]
+        if size > max_bytes:
+            check_size(size, max_bytes, self._url(key))
+        return partial(_answer, key, meta, tuple(body(result, size, self._stall_timeout, brief=True)))
+
+    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
+        def read(start: int, end: int) -> bytes:
+            found = over_parts(start, end, self._transfer, partial(self._range, key, version))
+            return found[0] if len(found) == 1 else b"".join(found)
+
+        return read_ranges(starts, ends, read)
+
+    def _range(self, key: str, version: str, start: int, end: int) -> bytes:
+        return self._run(key, partial(self._range_of, key, start, end, version), len)
+
+    def _first(
+        self, key: str, take: Callable[[ObjectInfo, Iterator[bytes]], None], *, brief: bool = False
+    ) -> ObjectInfo:
+        """Ask for an object, or for the first part of it; ``take`` gets what the answer says, and its bytes.
+
+        Args:
+            key: the object.
+            take: called in each attempt; refuses an object that is larger than it is to be.
+            brief: the object is to be small.
+        """
+        path, size = self._path(key), self._transfer.part_size
+
+        def attempt(_: int) -> ObjectInfo:
+            result: ObjectAnswer | None = None
+            if size is not None:
+                try:
+                    result = self._next.get(path, (0, size))
+                except Exception as error:
+                    if classify(error).kind != "range":  # as an empty object has no range
+                        raise
+            if result is None:
+                result = self._next.get(path, brief=brief)
+            info = answer_info(key, result.meta)
+            expected = info.size if size is None else min(size, info.size)
+            take(info, body(result, expected, self._stall_timeout, brief=brief and size is None))
+            return info
+
+        return self._run(key, attempt, lambda info: info.size if size is None else min(size, info.size))
+
+    def _range_of(self, key: str, start: int, end: int, version: str, _: int) -> bytes:
+        """A range of this version of the object; of another, obstore's error."""
+        return b"".join(body(self._ask(key, (start, end), version), end - start, self._stall_timeout))
+
+    def _ask(self, key: str, wanted: tuple[int, int] | None, version: str, *, brief: bool = False) -> ObjectAnswer:
+        """The answer to a request for a part of the object, or for all of it, which is ``brief`` where it is small.
+
+        Raises:
+            StorageError: the part reaches beyond the object.
+        """
+        asked = "" if version.startswith(TIME_VERSION) else version
+        result = self._next.get(self._path(key), wanted, asked, brief=brief)
+        # Servers need not compare times.
+        if version.startswith(TIME_VERSION) and answer_version(result.meta) != version:
+            url = self._url(key)
+            raise StorageError(f"{url}: it was written to since its version {version}.", url=url)
+        if wanted is not None:
+            check_range(*wanted, result.meta["size"], self._url(key))
+        return result
+
+    def read_into(
+        self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
+    ) -> ObjectInfo:
+        size = len(into)
+        if start is not None and not size:  # no request can ask for an empty range
+            return self.head(key)
+        part = self._transfer.part_size
+        if part is not None and size > part:
+            return self._read_parts_into(key, into, start, version, new_hash)
+        wanted = None if start is None else (start, start + size)
+        brief = start is None and size <= SMALL_OBJECT
+
+        def attempt(_: int) -> ObjectInfo:
+            result = self._ask(key, wanted, version, brief=brief)
+            info = answer_info(key, result.meta)
+            digest = None if new_hash is None else new_hash()
+            if start is not None or info.size == size:
+                copy_body(body(result, size, self._stall_timeout, brief=brief), into, digest)
+            return info.with_digest(digest)
+
+        return self._run(key, attempt, lambda info: size if start is not None or info.size == size else 0)
+
+    def _read_parts_into(
+        self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
+    ) -> ObjectInfo:
+        """:meth:`read_into` by several requests: one that tells the object's version, and then those for that version."""
+        size, part = len(into), self._transfer.part_size
+        assert part is not None
+        first = start or 0
+
+        def fill(begin: int, end: int) -> ObjectInfo:
+            return self.read_into(key, into[begin - first : end - first], begin, version, None)
+
+        def take(info: ObjectInfo, chunks: Iterator[bytes]) -> None:
+            if info.size == size:
+                copy_body(chunks, into)
+
+        info = self._first(key, take) if start is None else fill(first, first + part)
+        if start is None and info.size != size:
+            return info
+        if start is None and version not in ("", info.version):
+            raise StorageError(f"{self._url(key)}: it was written to since its version {version}.", url=self._url(key))
+        version = version or info.version
+        over_parts(first + part, first + size, self._transfer, fill)
+        digest = None if new_hash is None else new_hash()
+        if digest is not None:
+            digest.update(into)
+        return info.with_digest(digest)
+
+    def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
+        with open_target(path) as target:
+            digests: list[Any] = []
+
+            def take(info: ObjectInfo, chunks: Iterator[bytes]) -> None:
+                check_size(info.size, max_bytes, self._url(key))
+                digests[:] = [] if new_hash is None else [new_hash()]
+                with file_errors(path):
+                    os.lseek(target, 0, os.SEEK_SET)
+                _write(chunks, target, path, *digests)
+
+            info = self._first(key, take)
+            with file_errors(path):
+                done = os.lseek(target, 0, os.SEEK_CUR)
+            over_parts(done, info.size, self._transfer, partial(self._download_part, key, path, 0, info.version))
+            os.ftruncate(target, info.size)  # at the end: what the file had before is written over, not freed first
+            if digests and done < info.size:
+                with file_errors(path), open(path, "rb") as file:
+                    file.seek(done)
+                    while chunk := file.read(PART):
+                        digests[0].update(chunk)
+            return info.with_digest(digests[0] if digests else None)
+
+    def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
+        over_parts(start, end, self._transfer, partial(self._download_part, key, path, at - start, version))
+
+    def _download_part(self, key: str, path: Path, shift: int, version: str, start: int, end: int) -> None:
+        """Write bytes ``[start, end)`` of an object into a file, so many bytes further on."""
+        with open_target(path) as target:
+
+            def attempt(_: int) -> None:
+                result = self._ask(key, (start, end), version)
+                with file_errors(path):
+                    os.lseek(target, start + shift, os.SEEK_SET)
+                _write(body(result, end - start, self._stall_timeout), target, path)
+
+            self._run(key, attempt, lambda _: end - start)
+
+    def head(self, key: str) -> ObjectInfo:
+        import obstore
+
+        try:
+            meta = self._run(key, lambda _: obstore.head(self._brief_client, self._path(key)))
+        except ObjectNotFoundError:
+            # The answer to HEAD has no body, so it can not say what is missing.
+            self._run(key, lambda _: self._probe(key))
+            raise
+        return answer_info(key, meta)
+
+    def exists(self, key: str) -> bool:
+        """As head, in one request."""
+        import obstore
+
+        try:
+            self._run(key, lambda _: obstore.head(self._brief_client, self._path(key)))
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def _probe(self, key: str) -> None:
+        import obstore
+
+        obstore.get(self._client, self._path(key))
+
+
+def _write(chunks: Iterator[bytes], target: int, path: Path, digest: Any = None) -> None:
+    """Write an answer's body to a file, from where it stands, and to a hash."""
+    for chunk in chunks:
+        if digest is not None:
+            digest.update(chunk)
+        with file_errors(path):  # here, as an error of the answer's may be an OSError, too
+            write_all(target, chunk)
+
+
+def _answer(key: str, meta: Mapping[str, Any], pieces: Sequence[bytes]) -> tuple[BufferLike, ObjectInfo]:
+    return (memoryview(pieces[0]) if len(pieces) == 1 else b"".join(pieces)), answer_info(key, meta)

@@ -1,0 +1,136 @@
+"""Requests of one bucket: to which endpoint they go, how often they are repeated, and their errors as stoker's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stoker.concurrency.request_observer import ServedBy, observer
+from stoker.errors import ConfigError, StokerError
+from stoker.storage.remote.clients import EndpointClients, endpoint_clients
+from stoker.storage.remote.faults import classify, error_for, exhausted, is_panic
+from stoker.storage.remote.options import client_spec, detect_cloud
+from stoker.storage.remote.response_bodies import AnswerError
+from stoker.storage.retry import RetryPolicy, TransientError, run
+from stoker.storage.transfer.settings import Transfer
+from stoker.storage.url import UNSENDABLE, Location
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+T = TypeVar("T")
+
+
+class _Turn(threading.local):
+    """The number of the request that a thread makes, plus that of its attempt: it chooses the endpoint."""
+
+    number = 0
+
+
+class RemoteRequests:
+    """Requests for the objects under one root of an object store, under the retry policy of the store."""
+
+    def __init__(
+        self,
+        location: Location,
+        options: Mapping[str, Any],
+        retry: RetryPolicy,
+        stall_timeout: float,
+        transfer: Transfer = Transfer(),  # noqa: B008 - frozen
+    ) -> None:
+        self._location = location
+        self._retry = retry
+        self._stall_timeout = stall_timeout
+        self._transfer = transfer
+        several: list[Mapping[str, Any]] = [{**options, "endpoint": one} for one in transfer.used_endpoints]
+        make = partial(client_spec, location, environ=os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
+        self._clients = [
+            endpoint_clients(location, make(one), stall_timeout, transfer.library) for one in several or [options]
+        ]
+        self._spec = self._clients[0].spec
+        # Processes that begin together do not all begin at the same endpoint.
+        self._request_numbers = itertools.count(os.getpid())
+        self._turn = _Turn()
+
+    @property
+    def _next(self) -> EndpointClients:
+        """The clients of the endpoint whose turn it is: of a repeated request the one after that which it had before."""
+        return self._clients[self._turn.number % len(self._clients)]
+
+    @property
+    def _client(self) -> ObjectStore:
+        return self._next.plain
+
+    @property
+    def _upload_client(self) -> ObjectStore:
+        return self._next.upload
+
+    @property
+    def _brief_client(self) -> ObjectStore:
+        return self._next.brief
+
+    def _run(
+        self,
+        key: str,
+        attempt: Callable[[int], T],
+        size_of: Callable[[T], int] | None = None,
+        failed: BaseException | None = None,
+    ) -> T:
+        """``attempt`` under the retry policy, its exceptions turned into stoker's.
+
+        Args:
+            key: the object.
+            attempt: makes one request; its argument counts the attempts from 0.
+            size_of: of a request for data, the bytes that it gave, by what ``attempt`` returned; such requests are counted.
+            failed: the error of a first attempt that was made already.
+        """
+        turn = next(self._request_numbers)
+
+        def translated(number: int) -> T:
+            begun, self._turn.number = time.perf_counter_ns(), turn + number
+            try:
+                if failed is not None and not number:
+                    raise failed
+                found = attempt(number)
+                if size_of is not None and (counts := observer()) is not None:
+                    counts.add(ServedBy.NETWORK, time.perf_counter_ns() - begun, size_of(found))
+                return found
+            except (StokerError, TransientError):
+                raise
+            except AnswerError as error:
+                fault = error.fault
+            except BaseException as error:
+                if not (isinstance(error, Exception) or is_panic(error)):
+                    raise
+                fault = classify(error)
+            # Outside of the except block, so that obstore's text, which may hold a signed URL, is not chained.
+            url = self._url(key)
+            if fault.retryable:
+                asked = self._transfer.used_endpoints[(turn + number) % len(self._clients) :][:1]
+                if (counts := observer()) is not None:
+                    counts.repeat(*asked or ("",))
+                raise TransientError(lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed, *asked))
+            raise error_for(fault, url, host=self._location.host, identity=self._spec.identity)
+
+        return run(translated, self._retry)
+
+    def _path(self, key: str) -> str:
+        """The object's name for the client.
+
+        Raises:
+            ConfigError: the client would refuse it, or end in a panic.
+        """
+        if not key.isprintable() and (bad := UNSENDABLE.search(key)):
+            raise ConfigError(
+                f"key {key!r} of {self._location.url!r} contains {bad[0]!r}: control characters and lone surrogates "
+                "can not be sent to an object store. Rename the object."
+            )
+        return f"{self._location.prefix}/{key}" if self._location.prefix else key
+
+    def _url(self, key: str) -> str:
+        return f"{self._location.url}/{key}" if key else self._location.url
