@@ -2,87 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from stoker.cluster import LoaderWorker
 from stoker.cluster.datasets_package import NamedEpoch
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import settled
-from stoker.order.left_out import run_without
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-from stoker.pipeline.state.epoch_counter import EpochClock, Pin
-from stoker.pipeline.state.prepared_loaders import PreparedLoaders
+from stoker.pipeline.state.epoch_counter import EpochClock
+from stoker.pipeline.state.named_epochs import NamedEpochs
+from stoker.pipeline.state.pinned_quarantine import PinnedQuarantine
 from stoker.pipeline.state.progress import Progress
+from stoker.pipeline.state.run_from import others_have_more, run_from
 from stoker.pipeline.state.state import (
     check_same_chain,
     check_same_others,
-    is_count,
     make_state,
     read_changed,
     read_state,
 )
-from stoker.reading.sample_errors import url_of_shard
+from stoker.pipeline.state.worker_part import WorkerPart
 from stoker.reading.shard_pool import ShardPool
-from stoker.streams.quarantine import Mark, Quarantine, check_quarantine
+from stoker.streams.quarantine import Quarantine, check_quarantine
 
-logger = logging.getLogger(__name__)
-
-_WORKER: Final = ("number", "count", "batches", "samples")
 _ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_size)"
-
-
-def run_from(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> Run:
-    """The samples of a reader from ``point`` to the end of its epoch.
-
-    Raises:
-        StateError: this world can not resume from a state at ``point``; says why.
-        ConfigError: settings that do not go together, or an epoch whose samples are all left out.
-    """
-    try:
-        run = sample_order.run(point, data_rank)
-    except ConfigError as error:
-        if not point.position:
-            raise
-        raise StateError(
-            f"the state was taken at position {point.position} of epoch {point.epoch}, from which {data_rank.world_size} "
-            f"ranks with batch_size {data_rank.batch_size} can not resume: {error}"
-        ) from error
-    check_not_empty(sample_order, point, run, data_rank)
-    return run
-
-
-def others_have_more(plan: Plan) -> bool:
-    """Whether other ranks still have batches when this one has taken all of its own."""
-    return plan.position_after(len(plan)) < plan.end
-
-
-def check_not_empty(sample_order: SampleOrder, point: EpochPosition, run: Run, data_rank: DataRank) -> None:
-    """Check that an epoch which begins has something for some rank; otherwise a loop over epochs would never end.
-
-    Raises:
-        ConfigError: all of its samples are left out. If it has none at all, that is logged.
-    """
-    if point.position or len(run.plan):
-        return
-    if not sample_order.epoch_size:
-        logger.warning(
-            "epoch %d has no samples: there are none in the dataset, or subset=, filters= or the streams' weights leave none",
-            point.epoch,
-        )
-    elif not len(sample_order.run(point, replace(data_rank, rank=run.plan.longest)).plan):
-        raise ConfigError(
-            f"epoch {point.epoch} has no batch for any of {data_rank.world_size} ranks with batch_size "
-            f"{data_rank.batch_size}: what does not fill a batch of every rank is left out (by remainder='drop' or "
-            "batching_method=), or what does not fill a row of tokens. Use a smaller batch_size, fewer ranks or more "
-            "samples, remainder='pad', or pad_id="
-        )
 
 
 class ResumeState:
@@ -110,17 +57,16 @@ class ResumeState:
     ) -> None:
         self.sample_order = sample_order
         self._chain, self._others = list(chain), dict(others or {})
-        self._quarantine = quarantine
         self._all_ended = all_ended
         self.loads = 0
         self._clock = EpochClock()
+        self._quarantine = None if quarantine is None else PinnedQuarantine(*quarantine, self._clock)
         self._in_worker = False
         self._delivery: Progress | None = None
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
         self._left: list[tuple[weakref.ref[Progress], int]] = []
         self._resumed: tuple[EpochPosition, int, int] | None = None
-        self._named = False
-        self._loaders = PreparedLoaders()
+        self._names = NamedEpochs(self._clock)
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
@@ -152,39 +98,12 @@ class ResumeState:
     def run(self, point: EpochPosition, data_rank: DataRank) -> Run:
         """The samples of this process from ``point`` on, without those in quarantine; see :func:`run_from`."""
         run = run_from(self.sample_order, point, data_rank)
-        if self._quarantine is None:
-            return run
-        quarantine, pool = self._quarantine
-        mark = None if self._clock.begins(point.epoch) else self._clock.pinned(point.epoch)
-        table = pool.index.table
-        left_out = quarantine.left_out(table, partial(url_of_shard, pool), point.epoch, mark and Mark(*mark))
-        return run_without(run, table, left_out)
+        return run if self._quarantine is None else self._quarantine.run_without(run, point.epoch)
 
     def pin_quarantine(self, epoch: int, agree: Callable[[str, str], str] | None = None) -> None:
-        """Read the list of samples to leave out, where no process that shares this has done so for an epoch.
-
-        Args:
-            epoch: its number.
-            agree: makes ranks agree on a text, given its name.
-
-        Raises:
-            ConfigError: the list has changed otherwise than at its end, or this rank has another one than others.
-        """
-        if self._quarantine is None:
-            return
-        quarantine, _ = self._quarantine
-
-        def read(last: Pin | None) -> Pin:
-            mark = quarantine.newest(last and Mark(*last))
-            if agree is not None:
-                mark = Mark(
-                    *json.loads(agree(f"{epoch}/{self.loads}/quarantine", json.dumps([mark.lines, mark.digest])))
-                )
-                quarantine.check(mark)
-            logger.info("epoch %d is without the samples of %s: %s", epoch, quarantine.path, mark.as_dict())
-            return mark.lines, mark.digest
-
-        self._clock.pin(epoch, read)
+        """See :meth:`~stoker.pipeline.state.pinned_quarantine.PinnedQuarantine.pin`; without a quarantine, nothing."""
+        if self._quarantine is not None:
+            self._quarantine.pin(epoch, self.loads, agree)
 
     def deliver(self, point: EpochPosition, plan: Plan, begun: int) -> Progress:
         """Make an iteration the one whose progress states describe."""
@@ -201,8 +120,8 @@ class ResumeState:
             state["chain"] = list(self._chain)
         if self._others:
             state["others"] = {name: [dict(one) for one in about] for name, about in self._others.items()}
-        mark = None if self._quarantine is None else self._clock.pinned(point.epoch)
-        return state if mark is None else state | {"quarantine": Mark(*mark).as_dict()}
+        mark = None if self._quarantine is None else self._quarantine.mark(point.epoch)
+        return state if mark is None else state | {"quarantine": mark.as_dict()}
 
     def check_alone(self) -> None:
         """Check that only this object delivers.
@@ -351,9 +270,8 @@ class ResumeState:
         else:
             # A loader's batches may have another size than the dataset's. A worker that has ended waits for the others.
             begun, (batches, inside) = delivery.point, divmod(delivery.samples, delivery.plan.batch_size)
-        own = {"number": worker.number, "count": worker.count, "batches": batches, "samples": inside}
-        own |= {"world_size": data_rank.world_size, "batch_size": data_rank.batch_size}
-        return {**self.state(begun, data_rank), "worker": own}
+        part = WorkerPart(worker.number, worker.count, batches, inside)
+        return {**self.state(begun, data_rank), "worker": part.as_dict(data_rank)}
 
     def load(self, state: Mapping[str, Any], worker: LoaderWorker, data_rank: DataRank, *, check: bool = True) -> None:
         """Make the next iteration resume where ``state`` was taken.
@@ -368,37 +286,19 @@ class ResumeState:
             StateError: it belongs to another data set, to other order settings, or to another worker, or this world can not
                 resume there.
         """
-        own = state.get("worker") if isinstance(state, Mapping) else None
-        if isinstance(own, Mapping):
-            own = {"samples": 0, **own}  # which states of earlier versions do not say
-        if own is not None and not (isinstance(own, Mapping) and all(is_count(own.get(name)) for name in _WORKER)):
-            raise StateError(f"this state's worker should have a number, a count, batches and samples, found {own!r}")
-        if own is not None and (worker.token is None or (own["number"], own["count"]) != (worker.number, worker.count)):
-            raise StateError(
-                f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can "
-                "resume from. States of StreamingDataLoader fit any number of workers"
-            )
-        if own is not None and (own["batches"] or own["samples"]):
-            # Which samples a worker's batches were depends on the world; states of earlier versions do not say it.
-            theirs = own.get("world_size", data_rank.world_size), own.get("batch_size", data_rank.batch_size)
-            if theirs != (data_rank.world_size, data_rank.batch_size):
-                raise StateError(
-                    f"this state of DataLoader worker {own['number']} was taken inside an epoch on {theirs[0]} ranks with "
-                    f"batch_size {theirs[1]}; here they are {data_rank.world_size} and {data_rank.batch_size}. States of "
-                    "StreamingDataLoader, and states without workers, fit any number of ranks"
-                )
+        own = WorkerPart.read(state, worker, data_rank)
         point, sample_order = read_state(state, self.sample_order, data_rank)
         check_same_others(state, self._others)
-        begun = own is not None and (own["batches"] or own["samples"])
-        check_same_chain(state, self._chain, inside=bool(point.position or point.partial or begun))
+        begun = point.position or point.partial or (own is not None and (own.batches or own.samples))
+        check_same_chain(state, self._chain, inside=bool(begun))
         if check:
             run_from(sample_order, self.settled(point, data_rank), data_rank)
-        mark = check_quarantine(state, None if self._quarantine is None else self._quarantine[0])
+        mark = check_quarantine(state, self._quarantine and self._quarantine.quarantine)
         if worker.token is None:  # for all workers the main process says it
             self._clock.unpin(None if mark is None else (mark.lines, mark.digest))
         self.sample_order = sample_order
         if own is not None:
-            self._resumed = point, own["batches"], own["samples"]
+            self._resumed = point, own.batches, own.samples
             # At once: of an epoch that has ended torchdata begins another one before the rest, which is nothing, is read.
             self._clock.pass_over(point.epoch)
         else:
@@ -411,7 +311,7 @@ class ResumeState:
         Raises:
             StateError: more than the streams differs.
         """
-        mark = check_quarantine(state, None if self._quarantine is None else self._quarantine[0])
+        mark = check_quarantine(state, self._quarantine and self._quarantine.quarantine)
         if mark is not None and mark.lines:
             raise StateError(
                 "change_streams=True gives samples other ids, and this state's run leaves some out by theirs (quarantine=): "
@@ -425,45 +325,14 @@ class ResumeState:
         self._forget()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`.
-
-        Raises:
-            ConfigError: there is no such epoch.
-        """
-        if epoch < 0:
-            raise ConfigError(f"set_epoch({epoch}): epochs count from 0")
-        if self._loaders.go_on(epoch):
-            return
-        before = self._clock.peek()
-        ahead = self._clock.name_epoch(epoch)
-        if self._clock.peek() != before:
+        """Make the next iteration begin an epoch; see :meth:`~stoker.pipeline.state.named_epochs.NamedEpochs.name`."""
+        if self._names.name(epoch):
             self._forget()
-        elif ahead and not self._named:
-            logger.warning(
-                "set_epoch(%d) after a state of epoch %d was loaded: the state holds, and epochs of this count are %d later",
-                epoch,
-                before.epoch,
-                ahead,
-            )
-        self._named = True
 
     def follow(self, epoch: NamedEpoch | None) -> None:
-        """Begin next the epoch that the ``datasets`` package around this reads, where it was named.
-
-        Raises:
-            StateError: the package leaves out the beginning of an epoch that nobody has named.
-        """
-        if epoch is not None and epoch.number:
-            self.set_epoch(epoch.number)
-        elif epoch is not None and epoch.resumes and not self._named:
-            upcoming = self._clock.peek().epoch
-            said = (
-                "the datasets package leaves out the samples of an epoch that came before its state, and does not say which "
-                "epoch: call set_epoch(epoch) of its IterableDataset before each epoch"
-            )
-            if upcoming:
-                raise StateError(f"{said}. This would be epoch {upcoming}")
-            logger.warning("%s. Taken for epoch 0", said)
+        """Begin next the epoch that the ``datasets`` package around this reads, where it was named."""
+        if self._names.follow(epoch):
+            self._forget()
 
     def _forget(self) -> None:
         """End all iterations that run; the next one begins where a state says."""

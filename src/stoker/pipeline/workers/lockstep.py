@@ -16,7 +16,7 @@ from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.columns import batch_length
 from stoker.pipeline.state.progress import resume_point
-from stoker.pipeline.state.resume import check_not_empty, others_have_more, run_from
+from stoker.pipeline.state.run_from import check_not_empty, others_have_more, run_from
 from stoker.pipeline.state.state import make_state, read_state
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk, WorkerProgress, chunk_size
