@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -15,19 +14,17 @@ import numpy as np
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
-from stoker.cluster.outer_division import REMEDY, OuterDivision
+from stoker.cluster.outer_division import OuterDivision
 from stoker.concurrency.shared_counters import Counts
 from stoker.concurrency.spans.recorder import WaitClock, recorder
-from stoker.errors import ConfigError, StateError
+from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import load_at_once
 from stoker.formats.registry import get_format
 from stoker.index.concat_index import ConcatIndex
 from stoker.order.capabilities import shards_at_once
 from stoker.order.native import NativeOrder
-from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-from stoker.order.step import StepSamples, samples_of_step
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
@@ -49,6 +46,7 @@ from stoker.pipeline.joins.sample_steps import SampleSteps, make_reader, make_st
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.state.progress import Progress
+from stoker.pipeline.state.rank_epochs import RankEpochs
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.transforms import (
     EpochReaderSettings,
@@ -70,8 +68,6 @@ if TYPE_CHECKING:  # most datasets need none of it
     from stoker.pipeline.tuning.decisions import DecisionLog
     from stoker.pipeline.tuning.tuner import Tuner
 
-logger = logging.getLogger(__name__)
-
 _Columns = TypeVar("_Columns", Batch, BatchGroup)
 
 # Matters that are told once, not in each epoch by each worker of a DataLoader.
@@ -82,7 +78,7 @@ _LOOK_AGAIN: Final = 2
 looks at its end. A thread may have read some batches ahead by then."""
 
 
-class EpochReader:
+class EpochReader(RankEpochs):
     """Reads the batches and samples of one process, epoch after epoch.
 
     Args:
@@ -105,22 +101,21 @@ class EpochReader:
         rank_finder: DataRankFinder,
         quarantine: Quarantine | None = None,
     ) -> None:
-        self.pool = pool
         pool.reads_cut = settings.bad_samples is not None
         self.settings = settings = with_steps(settings, pool.index.columns, pool.index.samples, pool.ids)
-        self._rank_finder = rank_finder
         self.quarantine = quarantine
         steps = settings.transform.steps if isinstance(settings.transform, Chain) else ()
         # Zips and joins, and those that come with their datasets.
         self.others = [step.other for step in steps if isinstance(step.other, OtherDataset)]
         for other in self.others:
             other.reads_cut(settings.bad_samples is not None)
-        self._resume = ResumeState(
+        resume = ResumeState(
             sample_order,
             chain=[step.told for step in steps],
             others={step.name: step.other.about for step in steps if step.other is not None},
             quarantine=None if quarantine is None else (quarantine, pool),
         )
+        super().__init__(resume, rank_finder, pool)
         self._ring = Ring()
         self.executor = Executor(settings, pool, self._ring)
         self.decisions: DecisionLog | None = None
@@ -132,28 +127,15 @@ class EpochReader:
             self.decisions = DecisionLog()
             self._tuner = Tuner(pool, self.decisions)
         self._bad_counts = None if settings.bad_samples is None else Counts()
-        self._division: OuterDivision | None = None
         self._ranks = 1
-        self._counted_for: OuterDivision | None = None
-        self._read_ahead = False
         self._by_id: tuple[int, SampleReader, SampleSteps | None] | None = None
         # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
         # share it may not be known before iteration.
         self._limit_open((rank_finder.launched() or World()).local_world_size)
 
-    @property
-    def sample_order(self) -> SampleOrder:
-        """The sample order of the run."""
-        return self._resume.sample_order
-
     def with_settings(self, settings: EpochReaderSettings) -> EpochReader:
         """Another reader of the same shards in the same order, from the beginning."""
         return EpochReader(self.pool, self.sample_order, settings, self._rank_finder, self.quarantine)
-
-    @property
-    def begun(self) -> bool:
-        """Whether an epoch was begun or named, or a state loaded."""
-        return bool(self.loads) or self.upcoming() != EpochPosition(0, start=self.upcoming().start)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -251,76 +233,6 @@ class EpochReader:
         waits.flush()
         delivery.finished = True
 
-    def count(self, batch_size: int) -> int:
-        """Samples that are delivered here in the next epoch, if that is delivered from its beginning.
-
-        That is this rank's part, or all samples once a wrapper has asked that divides them: trainers ask for the length of
-        their loader, and then for that of the dataset.
-
-        Raises:
-            TypeError: accelerate asks, to cut what its ranks gather last, and the dataset has divided its samples itself.
-        """
-        self._counted_for = division = self._rank_finder.division() or self._counted_for
-        if (
-            division is None
-            and called_from("accelerate.data_loader", "begin")
-            and self._rank_finder.world.world_size > 1
-        ):
-            # accelerate would take this rank's part for the whole, and cut samples off. Without a length it takes all.
-            raise TypeError("nothing is to be cut: the dataset has divided its samples itself")
-        data_rank = self._rank_finder.data_rank(batch_size, division)
-        return self.sample_order.run(self.upcoming().epoch_begin(), data_rank).plan.samples
-
-    def plan(self, point: EpochPosition, batch_size: int) -> Plan:
-        """This rank's batches from ``point`` on."""
-        return self.sample_order.run(point, self.data_rank(batch_size)).plan
-
-    def step(
-        self, step: int, rank: int | None, epoch: int | None, batch_size: int, world: World | int | None = None
-    ) -> StepSamples:
-        """The samples of a step.
-
-        Args:
-            step: batches before it.
-            rank: of those that read different samples; ``None``: all, one after the other.
-            epoch: its number; see :meth:`~stoker.pipeline.state.resume.ResumeState.latest`.
-            batch_size: of a rank.
-            world: of another run: how many ranks read different samples, on nodes of as many as here, or a world that says
-                that too; ``None``: this one.
-
-        Raises:
-            ConfigError: there is no such rank, or no such step.
-        """
-        mine = self._data_rank_of(world, batch_size)
-        if rank is not None and not 0 <= rank < mine.world_size:
-            raise ConfigError(f"rank={rank}: {mine.world_size} ranks read different samples, numbered from 0")
-        point = self._resume.latest(epoch, mine, begun_here=world is None)
-        return samples_of_step(
-            lambda number: self._resume.run(point, replace(mine, rank=number)),
-            self.pool.index.table,
-            range(mine.world_size) if rank is None else [rank],
-            step,
-            f"epoch {point.epoch}"
-            + (f" from position {point.position} on, where it was resumed" if point.position else ""),
-        )
-
-    def _data_rank_of(self, world: World | int | None, batch_size: int) -> DataRank:
-        """Rank 0 of a world that is asked about."""
-        mine = self.data_rank(batch_size)
-        if world is None:
-            return mine
-        if isinstance(world, World):
-            each, world = world.local_world_size * mine.replication, world.world_size
-        else:
-            each = min(mine.ranks_per_node, world * mine.replication)
-        if world < 1:
-            raise ConfigError(f"world_size must be at least 1, got {world}")
-        return replace(mine, rank=0, world_size=world, ranks_per_node=each)
-
-    def data_rank(self, batch_size: int) -> DataRank:
-        """This process's data rank."""
-        return self._rank_finder.data_rank(batch_size)
-
     def _start(
         self, batch_size: int, *, by_sample: bool, override: Override | None = None
     ) -> tuple[int, Progress, Pipeline]:
@@ -379,11 +291,6 @@ class EpochReader:
             tune_threads=self.settings.read_threads is None and worker.token is None and bool(threads or not by_sample),
         )
         return point.partial or inside, self._resume.deliver(point, run.plan, begun), pipeline
-
-    def compare_ranks(self, point: EpochPosition, batch_size: int, left: int) -> None:
-        """See that all ranks read the same from ``point`` on, after ``left`` batches of the iteration before."""
-        self._rank_finder.compare(self.sample_order, point, batch_size, self._resume.loads, left)
-        self._resume.pin_quarantine(point.epoch, self._rank_finder.agree)
 
     def fetch_first(self, point: EpochPosition, batch_size: int, workers: int) -> None:
         """Begin to fetch the first batches of DataLoader workers, which have no connection to the store before they run."""
@@ -524,77 +431,6 @@ class EpochReader:
 
     def _sharers(self, worker: LoaderWorker) -> int:
         return worker.count * self._rank_finder.world.local_world_size
-
-    # -- state -----------------------------------------------------------------------------------------------------
-
-    def upcoming(self) -> EpochPosition:
-        """The position at which the next iteration begins."""
-        return self._resume.upcoming()
-
-    @property
-    def loads(self) -> int:
-        """Number of states that were loaded. Each ends the iterations that were running."""
-        return self._resume.loads
-
-    def check_alone(self) -> None:
-        """Check that no copy of this in another process has begun to iterate."""
-        self._resume.check_alone()
-
-    def state(
-        self, batch_size: int, samples: int | None = None, *, from_beginning: bool = True, ended: bool = False
-    ) -> dict[str, Any]:
-        """The state after what this object has delivered, or after ``samples`` of the epoch or of this run.
-
-        Args:
-            batch_size: of this rank.
-            samples: over all ranks; ``None``: what this object has delivered.
-            from_beginning: whether ``samples`` counts from the epoch's beginning.
-            ended: whether ``samples`` counts from the end of the epoch that was begun last.
-        """
-        worker = LoaderWorker.detect()
-        data_rank = self.data_rank(batch_size)
-        division = self._rank_finder.division() or self._division
-        if samples is None and (division is not None or self._is_read_ahead(worker)):
-            raise StateError(
-                "accelerate reads ahead of training, or on rank 0 for all ranks, so that what training has had is not known "
-                "here: say how many samples of the epoch all ranks together have had: state_dict(num_samples=...); for "
-                f"use_stateful_dataloader=True, {REMEDY}"
-            )
-        if worker.token is not None:
-            return self._resume.worker_state(worker, data_rank)
-        if samples is None:
-            return self._resume.state(self._resume.here(), data_rank)
-        point = self._resume.after(samples, data_rank, from_beginning=from_beginning, ended=ended)
-        return self._resume.state(point, data_rank)
-
-    def _is_read_ahead(self, worker: LoaderWorker) -> bool:
-        # torchdata's loader asks for the state between its own batches, and knows which of them training has had.
-        return self._read_ahead and worker.token is None and not called_from("torchdata.stateful_dataloader")
-
-    def state_after(
-        self, start: EpochPosition, batches: int, batch_size: int, *, ended: bool = False
-    ) -> dict[str, Any]:
-        """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
-        return self._resume.state_after(start, batches, self.data_rank(batch_size), ended=ended)
-
-    def load(self, state: Mapping[str, Any], batch_size: int | None, *, change_streams: bool = False) -> None:
-        """Make the next iteration resume where ``state`` was taken, or begin a new epoch with other streams."""
-        self._division, self._counted_for, self._read_ahead = None, None, False
-        if change_streams:
-            self._resume.change(state)
-        else:
-            size = batch_size or 1
-            data_rank = self._rank_finder.early_data_rank(size)
-            # What is not known yet is checked when iteration starts.
-            check = batch_size is not None and data_rank is not None
-            self._resume.load(state, LoaderWorker.detect(), data_rank or DataRank(batch_size=size), check=check)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`."""
-        # A wrapper calls it at the start of each epoch, on ranks too that are only sent their samples.
-        self._division = self._counted_for = self._rank_finder.division()
-        self._rank_finder.check_prepared(self._division)
-        self._resume.set_epoch(epoch)
 
     def close(self) -> None:
         """Stop fetching and close all files."""
