@@ -387,7 +387,7 @@ def test_a_small_shard_is_held_as_it_was_fetched_and_is_in_the_cache(tmp_path: P
     for number in range(3):
         name = pool.index.shards[number].raw[0].basename
         assert (cache_of(tmp_path / "local") / name).read_bytes() == (tmp_path / "remote" / name).read_bytes()
-        assert not pool.cache.fetch_small(pool.index.shards[number])  # it is there
+        assert not pool.caches[0].fetch_small(pool.index.shards[number])  # it is there
     assert not list(cache_of(tmp_path / "local").rglob("*.part"))
     again = open_pool(tmp_path)
     assert again.get(0).data[:] == readers[0].data
@@ -428,8 +428,8 @@ def test_a_small_shard_that_another_process_fetches_is_waited_for(tmp_path: Path
     name = info.raw[0].basename
     theirs = Claims(str(cache_of(tmp_path / "local") / ".stoker"), 60.0)
     assert theirs.take(name)
-    assert pool.cache.fetch_small(info) is None
-    assert not pool.cache.fetch(info, wait=False)
+    assert pool.caches[0].fetch_small(info) is None
+    assert not pool.caches[0].fetch(info, wait=False)
     pool.prefetch([0])
     shutil.copy(tmp_path / "remote" / name, cache_of(tmp_path / "local") / name)
     theirs.release(name)

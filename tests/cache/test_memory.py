@@ -258,7 +258,7 @@ def test_shards_of_one_file_share_what_is_held(remote: str, monkeypatch: pytest.
     place = StreamingDataset(remote=remote, format="parquet")
     (first, second, *_), store = place.index.shards, open_store(remote)
     assert first.raw == second.raw
-    cache = MemoryCache(Path("nowhere"), store, place.epoch_reader.pool.cache.settings)
+    cache = MemoryCache(Path("nowhere"), store, place.epoch_reader.pool.caches[0].settings)
     reads = Reads(monkeypatch)
     threads = [threading.Thread(target=cache.fetch, args=(info,)) for info in (first, second) * 4]
     for thread in threads:
@@ -340,7 +340,7 @@ def test_a_dataset_that_is_pickled_holds_nothing(remote: str) -> None:
     dataset = StreamingDataset(remote=remote, cache="memory")
     iterator = iter(dataset)
     next(iterator)
-    copy = pickle.loads(pickle.dumps(dataset.epoch_reader.pool.cache))
+    copy = pickle.loads(pickle.dumps(dataset.epoch_reader.pool.caches[0]))
     assert not copy._shards
     assert copy.open(dataset.index.shards[0]) is None
 

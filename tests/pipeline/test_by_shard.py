@@ -136,7 +136,7 @@ def test_shards_in_memory_stay_few(tmp_path: Path) -> None:
         most, found = 0, []
         for batch in dataset.batches():
             found += list(batch["id"])
-            most = max(most, pool.cache.used(pool.index.shards))
+            most = max(most, pool.caches[0].used(pool.index.shards))
         _, sent = asked(options)
     assert found == [sample["id"] for sample in open_data(data, tmp_path / "free", None)]
     assert most <= limit

@@ -340,7 +340,7 @@ def test_a_process_that_is_stopped_while_it_fetches_many_shards_is_waited_for_on
     monkeypatch.setattr(memory_cache, "time", clock)
     with slow_store(data, 0.0) as options:
         dataset = make(options)
-        cache = dataset.epoch_reader.pool.cache
+        cache = dataset.epoch_reader.pool.caches[0]
         assert isinstance(cache, MemoryCache)
         cache.share(2, 0)
         stopped = NodeShards()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,25 +21,17 @@ from stoker.concurrency.spans.read_times import ReadTimes
 from stoker.concurrency.spans.recorder import Stage, join_recording, recorder, span
 from stoker.concurrency.spans.sample_clock import ShortSamples
 from stoker.concurrency.threads import Threads
-from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.registry import get_format
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
-from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, SMALL_SHARDS_HELD, most_maps, spare_bytes
+from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, SMALL_SHARDS_HELD, spare_bytes
 from stoker.reading.fetch_width import FetchWidth
-from stoker.reading.loaded import Loaded, open_files
-from stoker.reading.small_files import AheadWindow, SmallShards
+from stoker.reading.opening.load_shard import load_shard
+from stoker.reading.opening.loaded import Loaded
+from stoker.reading.opening.open_readers import OpenReaders
+from stoker.reading.opening.small_files import AheadWindow, SmallShards
 from stoker.reading.small_objects import ObjectGroup
-from stoker.storage.files import MappedFile, check_mapped
 from stoker.types import Ids
-
-logger = logging.getLogger(__name__)
-
-# Seconds for which a mapped file that was found whole is taken to be so.
-_TRUSTED: Final = 0.05
-# Readers that one opening looks at for some to drop, so that it costs the same however many are open.
-_LOOKED_AT: Final = 16
 
 _Opened = dict[int, ShardReader | Exception | None]
 """For each shard its reader, or the error of opening it, or ``None``: it is not in the cache, and no reader waits for it."""
@@ -100,15 +89,7 @@ class ShardPool:
         self._small = SmallShards(index, self.caches, options)
         self.width = FetchWidth(threads, self._small.first_object)
         self._threads = Threads(self.width.value, "fetch")
-        # The least recently used first.
-        self._open: OrderedDict[int, ShardReader] = OrderedDict()
-        self._maps: dict[int, list[MappedFile]] = {}
-        # When the files of an open shard are to be looked at again.
-        self._due: dict[int, float] = {}
-        # Bytes of the open shards that are held in memory although the cache has them, and of each of them.
-        self._held = 0
-        self._held_sizes: dict[int, int] = {}
-        self._needed: Collection[int] = ()
+        self._open = OpenReaders()
         self._reset()
         reset_in_children(self)
 
@@ -143,11 +124,6 @@ class ShardPool:
         self._fetching: list[Future[None]] = []
         self.times = ReadTimes()
 
-    @property
-    def cache(self) -> ShardCache:
-        """The cache of the first stream, and of the only one where there is one."""
-        return self.caches[0]
-
     def cache_of(self, shard: int) -> ShardCache:
         """The cache that holds a shard."""
         return self.caches[self.index.part_of(shard) if isinstance(self.index, ConcatIndex) else 0]
@@ -159,18 +135,17 @@ class ShardPool:
             StokerError: it can not be fetched, or is corrupt twice over. Nothing waits longer than the storage's
                 timeouts and the cache's stall time.
         """
-        reader = self._open.get(shard)
-        if reader is not None and self._due.get(shard, 0.0) > time.monotonic():
+        reader = self._open.readers.get(shard)
+        if reader is not None and self._open.due.get(shard, 0.0) > time.monotonic():
             try:  # noqa: SIM105 - suppress() takes longer than all else here
-                self._open.move_to_end(shard)
+                self._open.readers.move_to_end(shard)
             except KeyError:  # another thread has just dropped it
                 pass
             return reader
         while True:
             with self._lock:
-                reader = self._open.get(shard)
-                if reader is not None and self._is_whole(shard):
-                    self._open.move_to_end(shard)
+                reader = self._open.whole(shard)
+                if reader is not None:
                     return reader
                 if self._window.waits(shard):
                     self._begin(self._window.demand(shard))
@@ -212,11 +187,11 @@ class ShardPool:
             shards: their numbers.
             small_files: also those that are small files of this machine, whose reading another process does not spare.
         """
-        window, small = self._window, self._small
+        window, small, readers = self._window, self._small, self._open.readers
         with self._lock:
             objects: dict[ShardCache, list[int]] = {}
             for shard in shards:
-                if shard in self._open or shard in self._coming or window.waits(shard):
+                if shard in readers or shard in self._coming or window.waits(shard):
                     continue
                 size = small.size(shard)
                 if size is not None:
@@ -240,7 +215,7 @@ class ShardPool:
             self.options,
             self.counts,
             load=lambda shard, repeated: self._load(shard, demanded=False, repeated=repeated),
-            may_hold=lambda: self._held < SMALL_SHARDS_HELD,
+            may_hold=lambda: self._open.held < SMALL_SHARDS_HELD,
             at_once=lambda: self.width.value,
         )
         future = self._threads.submit_each(range(len(shards)), group.fetch, partial(self._objects_loaded, group))
@@ -299,11 +274,10 @@ class ShardPool:
         with self._lock:
             for shard, reader in found.items():
                 self._coming.pop(shard, None)
-                wanted = shard in self._window or shard in self._needed or not self._small.is_sample(shard)
-                if wanted and shard not in self._open:
-                    self._open[shard] = reader
-                    self._due[shard] = math.inf  # nothing is mapped that could be cut
-            self._trim(-1, 2 * len(found))
+                wanted = shard in self._window or shard in self._open.needed or not self._small.is_sample(shard)
+                if wanted and shard not in self._open.readers:
+                    self._open.keep_unmapped(shard, reader)
+            self._open.trim(self.most_open, -1, len(found))
         return found
 
     def share(self, processes: int, readers: int = 0) -> None:
@@ -322,7 +296,7 @@ class ShardPool:
 
     def ready(self, shards: Collection[int]) -> int:
         """The number of these shards that are open."""
-        return len(self._open.keys() & shards)
+        return len(self._open.readers.keys() & shards)
 
     @contextlib.contextmanager
     def counted(self, shards: Ids, distinct: Collection[int]) -> Iterator[None]:
@@ -344,7 +318,7 @@ class ShardPool:
         self.counts.read_step(len(shards), remote, ready, len(distinct) - ready, nanoseconds)
 
     def note_fetched(self, shards: Sequence[int]) -> None:
-        """Note shards that another process, which reads for this one, has fetched."""
+        """Note shards that were fetched, here or by another process, which reads for this one."""
         if not shards:
             return
         with self._lock:
@@ -359,14 +333,14 @@ class ShardPool:
             shards: their numbers. None for now: what was needed before is closed, where it takes memory.
             at_once: bytes of shards that are needed at the same time. So many are read ahead at least.
         """
-        self._needed = shards
+        self._open.needed = shards
         if not shards:
             with self._lock:
                 coming, self._coming = self._coming, {}
                 self._window.reset(at_once)
-                for shard in list(self._open):
+                for shard in list(self._open.readers):
                     if self._small.is_sample(shard) or not self.cache_of(shard).keeps:
-                        self._close(shard)
+                        self._open.close(shard)
             for future in coming.values():
                 future.cancel()
             for cache in self.caches:
@@ -386,10 +360,10 @@ class ShardPool:
             with self._lock:
                 self._begin(self._window.done(shard))
         cache = self.cache_of(shard)
-        beyond = len(self._open) > self.most_open or self._small.is_sample(shard)
+        beyond = len(self._open.readers) > self.most_open or self._small.is_sample(shard)
         if close or cache.settings.limit is not None or not cache.keeps or beyond:
             with self._lock:
-                self._close(shard)
+                self._open.close(shard)
 
     def check(self, shard: int) -> None:
         """Check that the files of a shard, if it is open, are whole: for those that read from a reader for long.
@@ -397,28 +371,9 @@ class ShardPool:
         Raises:
             CorruptDataError: one was cut.
         """
-        if self._due.get(shard, 0.0) <= time.monotonic():
+        if self._open.due.get(shard, 0.0) <= time.monotonic():
             with self._lock:
-                check_mapped(self._maps.get(shard, ()))
-                if shard in self._open:
-                    self._due[shard] = time.monotonic() + _TRUSTED
-
-    def _close(self, shard: int) -> None:
-        self._open.pop(shard, None)
-        self._maps.pop(shard, None)
-        self._due.pop(shard, None)
-        self._held -= self._held_sizes.pop(shard, 0)
-
-    def _is_whole(self, shard: int) -> bool:
-        """Whether no mapped file of an open shard was cut; if one was, the shard is closed."""
-        try:
-            check_mapped(self._maps.get(shard, ()))
-        except CorruptDataError as error:
-            logger.warning("%s; opening it again", error)
-            self._close(shard)
-            return False
-        self._due[shard] = time.monotonic() + _TRUSTED
-        return True
+                self._open.check(shard)
 
     def close(self) -> None:
         """Stop fetching ahead and drop all readers."""
@@ -426,10 +381,6 @@ class ShardPool:
         self._window.reset()
         self._coming.clear()
         self._open.clear()
-        self._maps.clear()
-        self._due.clear()
-        self._held_sizes.clear()
-        self._held = 0
         for cache in self.caches:
             cache.close()
 
@@ -465,105 +416,36 @@ class ShardPool:
                 if one.seconds:
                     self.width.saw(one.seconds, one.work, one.size)
             self._threads.widen(self.width.value)
+        # The others were decompressed where they lie.
+        self.note_fetched([one.shard for one in loaded if one.fetched and self.cache_of(one.shard).store is not None])
         readers = []
-        trusted = time.monotonic() + _TRUSTED
         with self._lock:
             for one in loaded:
-                shard, cache = one.shard, self.cache_of(one.shard)
-                if one.fetched and cache.store is not None:  # not decompressed where it lies
-                    if self.fetched is None:
-                        self.fetched = np.zeros(len(self.index), dtype=np.bool_)
-                    self.fetched[shard] = True
-                if not demanded and shard not in self._needed and not cache.keeps:
-                    readers.append(one.reader)  # nobody waits for it any more: its memory goes
-                    continue
-                kept = self._open.setdefault(shard, one.reader)
-                if kept is one.reader:
-                    self._maps[shard] = one.maps
-                    self._due[shard] = trusted if one.maps else math.inf
-                    self._held_sizes[shard] = one.held
-                    self._held += one.held
-                self._open.move_to_end(shard)
-                readers.append(kept)
+                # What nobody waits for any more is not kept where it takes memory.
+                wanted = demanded or one.shard in self._open.needed or self.cache_of(one.shard).keeps
+                readers.append(self._open.keep(one) if wanted else one.reader)
             if loaded:
-                self._trim(loaded[-1].shard, max(_LOOKED_AT, 2 * len(loaded)))
+                self._open.trim(self.most_open, loaded[-1].shard, len(loaded))
         return readers
 
-    def _trim(self, newest: int, looked_at: int = _LOOKED_AT) -> None:
-        """Drop readers beyond the limit. Those that are needed soon only go where the process can not map more."""
-        for _ in range(looked_at):
-            if len(self._open) <= self.most_open or len(self._open) <= len(self._needed) < most_maps():
-                return
-            number, reader = self._open.popitem(last=False)
-            if number == newest or (number in self._needed and len(self._open) < most_maps()):
-                self._open[number] = reader
-            else:
-                self._close(number)
-
     def _load(self, shard: int, *, demanded: bool, repeated: bool = False) -> Loaded | None:
-        """Open a shard, fetched first if need be. ``None`` where nobody demands it, and it is not to be had now.
+        return load_shard(
+            shard,
+            self.index.shards[shard],
+            self.cache_of(shard),
+            self.options,
+            self.counts,
+            self.width,
+            demanded=demanded,
+            repeated=repeated,
+            may_hold=self._open.held < SMALL_SHARDS_HELD,
+            reads_cut=self.reads_cut,
+            make_room=self._make_room,
+        )
 
-        Where that is ``repeated``, a corrupt one is not fetched again.
-        """
-        info, cache = self.index.shards[shard], self.cache_of(shard)
-        far = cache.store is not None
-        is_small = cache.is_small(info) and (self._held < SMALL_SHARDS_HELD or not cache.keeps)
-        begun, work = (time.perf_counter(), time.thread_time()) if far else (0.0, 0.0)
-        for attempt in (2,) if repeated else (1, 2):
-            files = cache.open(info)
-            cut = files is None and self.reads_cut
-            if cut:
-                files = cache.open_cut(info)
-            fetched = files is None
-            if files is not None and not demanded:
-                cache.read_ahead(files)
-            if files is None:
-                # An evictor may take the file between fetching and opening it; then it is fetched again.
-                for _ in range(100):
-                    with span(Stage.FETCH, info.size, self.width.value):
-                        if is_small and (small := cache.fetch_small(info)) is not None:
-                            files = [small]
-                            break
-                        if not self._fetch(info, cache, demanded=demanded):
-                            return None
-                    files = cache.open(info)
-                    if files is not None:
-                        break
-                else:
-                    raise ObjectNotFoundError(
-                        f"{cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
-                    )
-            try:
-                if not fetched:
-                    cache.validate(info, files)
-                form, where = get_format(info.format), cache.describe(info)
-                if not demanded and not fetched:
-                    for file in files:
-                        if isinstance(file, MappedFile):
-                            file.await_headers(first=form.single)
-                opened = open_files(form, info, files, where, self.options, cut=cut)
-                if not demanded:
-                    form.read_ahead(opened)
-                took = (time.perf_counter() - begun, time.thread_time() - work) if fetched and far else (0.0, 0.0)
-                held = far and cache.keeps
-                return Loaded.of(shard, info, opened, files, fetched=fetched, held=held, took=took)
-            except DatasetChangedError:
-                raise
-            except CorruptDataError as error:
-                del files
-                if attempt == 2 or not cache.discard(info):
-                    raise
-                self.counts.add(Count.RETRIES, 1)
-                logger.warning("%s; fetching it again", error)
-        raise AssertionError("unreachable")
-
-    def _fetch(self, info: ShardInfo, cache: ShardCache, *, demanded: bool) -> bool:
-        if demanded and cache.settings.limit is not None:
-            if cache.fetch(info, if_full="evict"):
-                return True
-            # What we have open can not be evicted.
-            with self._lock:
-                for number in list(self._open):
-                    if number not in self._needed and self.cache_of(number).root == cache.root:
-                        self._close(number)
-        return cache.fetch(info, wait=demanded, if_full="exceed" if demanded else "evict")
+    def _make_room(self, cache: ShardCache) -> None:
+        """Close open shards of a cache that are not needed soon: while they are open, they can not be evicted."""
+        with self._lock:
+            for number in list(self._open.readers):
+                if number not in self._open.needed and self.cache_of(number).root == cache.root:
+                    self._open.close(number)

@@ -98,14 +98,14 @@ def wait_for(replicas: Replicas) -> None:
 
 
 def present(pool: ShardPool) -> list[int]:
-    return [number for number, info in enumerate(pool.index.shards) if pool.cache.open(info) is not None]
+    return [number for number, info in enumerate(pool.index.shards) if pool.caches[0].open(info) is not None]
 
 
 def test_a_shard_that_another_thread_is_fetching_is_waited_for(tmp_path: Path, refused: threading.Event) -> None:
     with worker(tmp_path) as (pool, lane, start):
         info = pool.index.shards[lane[1]]
-        pool.cache.store = store = HoldingStore(str(tmp_path / "data"), info.raw[0].basename)
-        other = threading.Thread(target=pool.cache.fetch, args=(info,))
+        pool.caches[0].store = store = HoldingStore(str(tmp_path / "data"), info.raw[0].basename)
+        other = threading.Thread(target=pool.caches[0].fetch, args=(info,))
         other.start()
         try:
             assert store.begun.wait(30)
@@ -130,7 +130,7 @@ def test_nothing_makes_way_for_replicas(tmp_path: Path, caplog: pytest.LogCaptur
             if in_use:
                 pool.get(number)
             else:
-                pool.cache.fetch(pool.index.shards[number])
+                pool.caches[0].fetch(pool.index.shards[number])
         wait_for(start())
         assert present(pool) == own
         assert pool.counts.totals()[0][Count.REPLICATED_SHARDS] == 0

@@ -18,10 +18,10 @@ from stoker.cache import small_files as cache_files
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.concurrency.request_counts import COUNT, RequestCounts
 from stoker.concurrency.request_observer import observe
-from stoker.reading import small_files
+from stoker.reading.opening import small_files
+from stoker.reading.opening.small_files import AheadWindow
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
-from stoker.reading.small_files import AheadWindow
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=60)
 
@@ -95,7 +95,7 @@ def test_what_is_read_ahead_is_bounded_and_all_is_read(tmp_path: Path, at_once: 
     held = 0
     for number, shard in enumerate(order):
         if not at_once:
-            assert sum(one in pool._coming or one in pool._open for one in order) * 40 <= 100
+            assert sum(one in pool._coming or one in pool._open.readers for one in order) * 40 <= 100
         (found,) = read_samples(pool, np.array([shard]), np.zeros(1, np.int64), ["data"])["data"]
         assert found == value(shard, root, pool)
         held = max(held, pool.ready(order))

@@ -1,0 +1,125 @@
+"""Loads one shard: fetched into its cache if need be, opened, and fetched once more where it is corrupt."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from stoker.cache.base import ShardCache
+from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.spans.recorder import Stage, span
+from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.registry import get_format
+from stoker.reading.fetch_width import FetchWidth
+from stoker.reading.opening.loaded import Loaded, open_files
+from stoker.storage.files import MappedFile
+from stoker.types import Buffer
+
+logger = logging.getLogger(__name__)
+
+
+def load_shard(
+    shard: int,
+    info: ShardInfo,
+    cache: ShardCache,
+    options: ReadOptions,
+    counts: Counts,
+    width: FetchWidth,
+    *,
+    demanded: bool,
+    repeated: bool,
+    may_hold: bool,
+    reads_cut: bool,
+    make_room: Callable[[ShardCache], None],
+) -> Loaded | None:
+    """Open a shard, fetched first if need be. ``None`` where nobody demands it, and it is not to be had now.
+
+    Args:
+        shard: its number.
+        info: its description.
+        cache: where its files are to be.
+        options: how samples are handed out.
+        counts: where repeated fetches are counted.
+        width: how many are fetched at once, for traces.
+        demanded: whether somebody waits for it; otherwise it is read ahead.
+        repeated: whether it came once, and was corrupt: then it is not fetched again.
+        may_hold: whether a small one that is fetched may be held as it came, and not mapped in the cache on disk.
+        reads_cut: whether it is opened where a local file of it ends too early.
+        make_room: closes open shards of a cache, which it can not evict.
+
+    Raises:
+        StokerError: it can not be fetched, or is corrupt twice over.
+    """
+    far = cache.store is not None
+    is_small = cache.is_small(info) and (may_hold or not cache.keeps)
+    begun, work = (time.perf_counter(), time.thread_time()) if far else (0.0, 0.0)
+    for attempt in (2,) if repeated else (1, 2):
+        files = cache.open(info)
+        cut = files is None and reads_cut
+        if cut:
+            files = cache.open_cut(info)
+        fetched = files is None
+        if files is None:
+            files = _fetched_files(info, cache, width, is_small=is_small, demanded=demanded, make_room=make_room)
+            if files is None:
+                return None
+        elif not demanded:
+            cache.read_ahead(files)
+        try:
+            if not fetched:
+                cache.validate(info, files)
+            form, where = get_format(info.format), cache.describe(info)
+            if not demanded and not fetched:
+                for file in files:
+                    if isinstance(file, MappedFile):
+                        file.await_headers(first=form.single)
+            opened = open_files(form, info, files, where, options, cut=cut)
+            if not demanded:
+                form.read_ahead(opened)
+            took = (time.perf_counter() - begun, time.thread_time() - work) if fetched and far else (0.0, 0.0)
+            held = far and cache.keeps
+            return Loaded.of(shard, info, opened, files, fetched=fetched, held=held, took=took)
+        except DatasetChangedError:
+            raise
+        except CorruptDataError as error:
+            del files
+            if attempt == 2 or not cache.discard(info):
+                raise
+            counts.add(Count.RETRIES, 1)
+            logger.warning("%s; fetching it again", error)
+    raise AssertionError("unreachable")
+
+
+def _fetched_files(
+    info: ShardInfo,
+    cache: ShardCache,
+    width: FetchWidth,
+    *,
+    is_small: bool,
+    demanded: bool,
+    make_room: Callable[[ShardCache], None],
+) -> Sequence[Buffer] | None:
+    """The files of a shard that the cache has not; ``None`` where nobody demands it, and it is not to be had now."""
+    # An evictor may take the file between fetching and opening it; then it is fetched again.
+    for _ in range(100):
+        with span(Stage.FETCH, info.size, width.value):
+            if is_small and (small := cache.fetch_small(info)) is not None:
+                return [small]
+            if not _fetch(info, cache, demanded=demanded, make_room=make_room):
+                return None
+        files = cache.open(info)
+        if files is not None:
+            return files
+    raise ObjectNotFoundError(
+        f"{cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
+    )
+
+
+def _fetch(info: ShardInfo, cache: ShardCache, *, demanded: bool, make_room: Callable[[ShardCache], None]) -> bool:
+    if demanded and cache.settings.limit is not None:
+        if cache.fetch(info, if_full="evict"):
+            return True
+        make_room(cache)
+    return cache.fetch(info, wait=demanded, if_full="exceed" if demanded else "evict")
