@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from stoker.arguments import checked
 from stoker.cache.base import CacheKind
@@ -20,33 +18,34 @@ from stoker.concurrency.shared_file import is_child
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
 from stoker.formats.base import ReadOptions
-from stoker.loaders.attributes import DatasetAttributes
-from stoker.loaders.by_id import SamplesById
-from stoker.loaders.chained import ChainMethods
-from stoker.loaders.dataset_checks import OTHER_ARGUMENTS, check_beside, check_columns, check_ids, check_limit
-from stoker.loaders.iterable import TorchIterable
-from stoker.loaders.overrides import (
+from stoker.loaders.dataset_methods.attributes import DatasetAttributes
+from stoker.loaders.dataset_methods.by_id import SamplesById
+from stoker.loaders.dataset_methods.chained import ChainMethods
+from stoker.loaders.dataset_methods.checks import (
+    OTHER_ARGUMENTS,
+    check_beside,
+    check_columns,
+    check_ids,
+    check_limit,
+    check_sizes,
+)
+from stoker.loaders.dataset_methods.overrides import (
     SAMPLE_METHODS,
-    asked_by_loader,
     check_columns_allowed,
-    loader_state,
     overridden,
 )
+from stoker.loaders.dataset_methods.settings import reader_settings
+from stoker.loaders.dataset_methods.states import DatasetStates
+from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.protocol import CloseOnExit
-from stoker.loaders.trainers.composer_progress import ended_by_composer, nothing_left_for_composer
+from stoker.loaders.trainers.composer_progress import nothing_left_for_composer
 from stoker.loaders.trainers.consumers import check_divides_by_id, check_sampling
-from stoker.order.capabilities import repeats_samples
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
-from stoker.order.protocols import Plan
-from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.stats.stats import StreamStats
-from stoker.pipeline.transforms import EpochReaderSettings
-from stoker.policy import HELD_IN_MEMORY, ReadAmounts
-from stoker.reading.apply_chain import SampleIdentity
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override
 from stoker.streams.agreement import check_agreement
@@ -55,11 +54,9 @@ from stoker.streams.registry import make_stream
 from stoker.streams.streams import MOVED, Stream, StreamDefaults, open_streams
 from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Batch, StorageOptions, Transform
-from stoker.units import parse_bytes, parse_count
+from stoker.units import parse_bytes
 
 __all__ = ["StreamingDataset"]
-
-logger = logging.getLogger(__name__)
 
 if not is_child():
     # What opening a dataset needs, so that the first is opened as fast as others. Children are given opened ones.
@@ -69,10 +66,8 @@ if not is_child():
     import stoker.pipeline.build_order
     import stoker.streams.features  # noqa: F401
 
-_ABSENT: Final = object()
 
-
-class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit, TorchIterable[Any]):
+class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStates, CloseOnExit, TorchIterable[Any]):
     """A dataset of shards, read by any number of nodes, ranks and workers in one order.
 
     Iterating gives this rank's samples of the next epoch, as dicts; inside a torch ``DataLoader`` worker, those batches
@@ -225,18 +220,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         from stoker.pipeline.order_sources import needed_columns
         from stoker.streams.features import warn_of_stored_files
 
-        for name, value, least in (("batch_size", batch_size, 1), ("predownload", predownload, 0)):
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
-        length = None if epoch_size is None else parse_count(epoch_size)
-        if length == 0:
-            raise ConfigError(f"epoch_size must be at least 1 sample, got {epoch_size!r}")
-        if predownload is not None and batch_size is not None and predownload < batch_size:
-            warnings.warn(
-                f"predownload={predownload} is less than batch_size={batch_size}: each batch waits for its shards. Leave "
-                "predownload out, or give at least the batch size",
-                stacklevel=3,
-            )
+        length = check_sizes(batch_size, predownload, epoch_size)
         if streams is None:
             single = {
                 "remote": remote,
@@ -266,17 +250,13 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         )
         with span(Stage.LIST):
             self._streams = open_streams(streams, defaults)
-        # Whether the state that was loaded last is of the end of an epoch, and so of the beginning of the next.
-        self._resumed_between = False
         # Samples that iteration has read, for a subclass's method that is about to ask for them, by id.
         self._at_hand: dict[int, Any] = {}
-        held = in_memory and not self._streams.near
         self._rank_finder = DataRankFinder(world, replication, compare=options.compare_ranks)
         index = self._streams.index
         self.batch_size = batch_size
         self._remainder: Remainder = remainder
         self._table = index.table
-        total_bytes = index.total_bytes
         check_agreement(self._streams, columns)
         if transform is None:
             warn_of_stored_files(self._streams, None if columns is None else tuple(columns))
@@ -305,28 +285,17 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         self._epoch_reader = EpochReader(
             self._streams.pool(options, ids),
             sample_order,
-            EpochReaderSettings(
-                columns=None if columns is None else tuple(columns),
+            reader_settings(
+                self._streams,
+                sample_order,
+                options,
+                columns=columns,
                 transform=transform,
-                identity=SampleIdentity(
-                    seed=shuffle_seed,
-                    streams=self._streams.names if len(self._streams.names) > 1 else ("",),
-                    first_shards=tuple(self._streams.shard_offsets[:-1].tolist()),
-                    repeats=repeats_samples(sample_order),
-                ),
-                read_threads=options.read_threads,
-                run_in=options.run_in,
-                read_processes=options.read_processes,
-                start_method=options.start_method,
                 bad_samples=BadSamples.of(on_bad_sample),
-                amounts=ReadAmounts(
-                    sample_bytes=total_bytes // max(1, self._table.total),
-                    shard_bytes=total_bytes // max(1, len(self._table)),
-                    near=self._streams.near,
-                    held=held,
-                    limit=HELD_IN_MEMORY if held and limit is None else limit,
-                    predownload=predownload,
-                ),
+                seed=shuffle_seed,
+                held=in_memory and not self._streams.near,
+                limit=limit,
+                predownload=predownload,
             ),
             self._rank_finder,
             None if quarantine is None else Quarantine(quarantine),
@@ -379,11 +348,6 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
     def counts(self) -> Counts:
         """The counters of reading, shared by all processes of this object."""
         return self._epoch_reader.pool.counts
-
-    @property
-    def next_epoch(self) -> int:
-        """Number of the epoch that the next iteration delivers."""
-        return self._epoch_reader.upcoming().epoch
 
     @property
     def order(self) -> dict[str, Any]:
@@ -447,122 +411,14 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, CloseOnExit
         """
         check_columns_allowed(self, self.overrides(*SAMPLE_METHODS), reader)
 
-    def _check_beside(self, method: str) -> None:
-        reader = self._epoch_reader
-        order = reader.sample_order.as_dict()
-        check_beside(method, self.overrides(*SAMPLE_METHODS), order, quarantine=reader.quarantine is not None)
-
-    # -- state -----------------------------------------------------------------------------------------------------
-
-    @checked
-    def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
-        """The state of this run, to resume from on any cluster: JSON-serialisable, a few hundred bytes.
-
-        Args:
-            num_samples: samples of the current epoch that training has had, over all ranks. Needed where a DataLoader's
-                workers iterate, since they run ahead of training;
-                :class:`~stoker.loaders.dataloader.StreamingDataLoader` gives it. Default: what this object has delivered.
-            from_beginning: whether ``num_samples`` counts from the epoch's start, or from where this run resumed.
-
-        Raises:
-            StateError: without ``num_samples``, where DataLoader workers iterate, or two iterations take turns, or this rank
-                has ended an epoch of which other ranks have more (``remainder="uneven"``).
-        """
-        counted = loader_state(self, num_samples)
-        if counted is not None:
-            return counted
-        ended = num_samples == 0 and from_beginning and ended_by_composer(self)
-        return self._epoch_reader.state(self.batch_size or 1, num_samples, from_beginning=from_beginning, ended=ended)
-
-    def state_for_loader(self, state: dict[str, Any], samples: int) -> dict[str, Any]:
-        """A state that a loader has counted, as a subclass that overrides :meth:`state_dict` gives it.
-
-        Args:
-            state: where all ranks are.
-            samples: of all ranks, since this run began or resumed.
-        """
-        if not self.overrides("state_dict"):
-            return state
-        with asked_by_loader(self, state, samples):
-            return self.state_dict(samples, False)
-
     def overrides(self, *names: str) -> tuple[str, ...]:
         """Those of the methods ``names`` that the class of this object has from a subclass."""
         return overridden(self, StreamingDataset, *names)
 
-    def state_after(self, start: EpochPosition, batches: int, *, ended: bool = False) -> dict[str, Any]:
-        """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
-
-        Args:
-            start: of :meth:`upcoming`, before the iteration.
-            batches: that were delivered.
-            ended: whether this rank was then told that there are no more.
-
-        Raises:
-            StateError: it has ended, and other ranks have more.
-        """
-        return self._epoch_reader.state_after(start, batches, self.batch_size or 1, ended=ended)
-
-    def plan(self, start: EpochPosition) -> Plan:
-        """This rank's batches from ``start`` to the end of its epoch."""
-        return self._epoch_reader.plan(start, self.batch_size or 1)
-
-    def compare_ranks(self, start: EpochPosition, left: int) -> None:
-        """See that all ranks read the same from ``start`` on; see :class:`~stoker.formats.base.ReadOptions`.
-
-        Args:
-            start: where an iteration begins.
-            left: batches that were delivered in the one before.
-        """
-        self._epoch_reader.compare_ranks(start, self.batch_size or 1, left)
-
-    def upcoming(self) -> EpochPosition:
-        """The position at which the next iteration begins."""
-        return self._epoch_reader.upcoming()
-
-    @property
-    def states_loaded(self) -> int:
-        """Number of states that were loaded into this object. Each ends the iterations that were running."""
-        return self._epoch_reader.loads
-
-    def check_alone(self) -> None:
-        """Check that only this object delivers, so that it knows how far it is.
-
-        Raises:
-            StateError: copies in other processes, such as workers of a DataLoader, have begun to iterate.
-        """
-        self._epoch_reader.check_alone()
-
-    def load_state_dict(self, state: Mapping[str, Any], *, change_streams: bool = False) -> None:
-        """Make the next iteration resume where ``state`` was taken. One that is running ends with a ``StateError``.
-
-        Args:
-            state: of :meth:`state_dict`; with an order of mosaicml-streaming, also a state of its dataset or loader.
-            change_streams: go on although streams were added, removed or weighted anew: with a new epoch, in which streams
-                that were there before go on after what the state's epoch took of them.
-
-        Raises:
-            StateError: it belongs to another dataset, or to other order settings, or this world can not resume from there;
-                says what differs.
-        """
-        self._epoch_reader.load(state, self.batch_size, change_streams=change_streams)
-        self._resumed_between = self.upcoming() == self.upcoming().epoch_begin()
-
-    @checked
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration deliver this epoch, from its beginning. Not needed: each iteration is the next epoch.
-
-        Trainers call it with a count of their own, which begins at 0 in each process. A state that was loaded is not undone
-        by that: the first call after :meth:`load_state_dict` says how the caller counts the epoch that the state is in, and
-        later calls count on from there. Where the two numbers differ, that is logged.
-
-        Args:
-            epoch: its number, from 0.
-
-        Raises:
-            ConfigError: there is no such epoch.
-        """
-        self._epoch_reader.set_epoch(epoch)
+    def _check_beside(self, method: str) -> None:
+        reader = self._epoch_reader
+        order = reader.sample_order.as_dict()
+        check_beside(method, self.overrides(*SAMPLE_METHODS), order, quarantine=reader.quarantine is not None)
 
     # -- how it goes -----------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from stoker.arguments import checked
 from stoker.formats.base import ShardInfo
-from stoker.loaders.by_id import SamplesById
 from stoker.loaders.dataset import StreamingDataset
+from stoker.loaders.dataset_methods.by_id import SamplesById
 
 __all__ = ["LocalDataset"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from stoker.index.index import Index
 from stoker.order.capabilities import shards_at_once
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.chunks.by_shard import expected_fetches
+from stoker.units import parse_count
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,33 @@ _METHODS: Final[Mapping[str, str]] = {
     "train_test_split": "give subset=, of train_validation_split(), to the constructor",
     **dict.fromkeys(("features", "column_names", "num_rows"), "stoker.inspect(url) describes a dataset; len() counts"),
 }
+
+
+def check_sizes(batch_size: int | None, predownload: int | None, epoch_size: int | str | None) -> int | None:
+    """Check numbers of samples.
+
+    Args:
+        batch_size, predownload, epoch_size: arguments of the dataset.
+
+    Returns:
+        Samples in an epoch; ``None``: all.
+
+    Raises:
+        ConfigError: one is too small. Batches that wait for their shards are a warning.
+    """
+    for name, value, least in (("batch_size", batch_size, 1), ("predownload", predownload, 0)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} must be at least {least}, got {value}")
+    length = None if epoch_size is None else parse_count(epoch_size)
+    if length == 0:
+        raise ConfigError(f"epoch_size must be at least 1 sample, got {epoch_size!r}")
+    if predownload is not None and batch_size is not None and predownload < batch_size:
+        warnings.warn(
+            f"predownload={predownload} is less than batch_size={batch_size}: each batch waits for its shards. Leave "
+            "predownload out, or give at least the batch size",
+            stacklevel=4,
+        )
+    return length
 
 
 def check_beside(method: str, overridden: Sequence[str], order: Mapping[str, Any], *, quarantine: bool) -> None:

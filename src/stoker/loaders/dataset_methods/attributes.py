@@ -11,8 +11,8 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
-from stoker.loaders.dataset_checks import no_attribute
-from stoker.loaders.overrides import SAMPLE_METHODS
+from stoker.loaders.dataset_methods.checks import no_attribute
+from stoker.loaders.dataset_methods.overrides import SAMPLE_METHODS
 from stoker.order.global_batches import Remainder
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.epoch_reader import EpochReader

@@ -1,0 +1,64 @@
+"""The settings of a dataset's reader, of the dataset's arguments and its opened streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.formats.base import ReadOptions
+from stoker.order.capabilities import repeats_samples
+from stoker.order.sample_order import SampleOrder
+from stoker.pipeline.transforms import EpochReaderSettings
+from stoker.policy import HELD_IN_MEMORY, ReadAmounts
+from stoker.reading.apply_chain import SampleIdentity
+from stoker.reading.bad_samples import BadSamples
+from stoker.streams.streams import Streams
+from stoker.types import Transform
+
+
+def reader_settings(
+    streams: Streams,
+    sample_order: SampleOrder,
+    options: ReadOptions,
+    *,
+    columns: Sequence[str] | None,
+    transform: Transform | None,
+    bad_samples: BadSamples | None,
+    seed: int,
+    held: bool,
+    limit: int | None,
+    predownload: int | None,
+) -> EpochReaderSettings:
+    """The settings of an :class:`~stoker.pipeline.epoch_reader.EpochReader`.
+
+    Args:
+        streams: what is read.
+        sample_order: in which order.
+        options: how.
+        columns, transform, bad_samples, seed, predownload: arguments of the dataset.
+        held: whether shards are held in memory, and not in files.
+        limit: bytes of all caches; ``None``: none was given.
+    """
+    table, total_bytes = streams.index.table, streams.index.total_bytes
+    return EpochReaderSettings(
+        columns=None if columns is None else tuple(columns),
+        transform=transform,
+        identity=SampleIdentity(
+            seed=seed,
+            streams=streams.names if len(streams.names) > 1 else ("",),
+            first_shards=tuple(streams.shard_offsets[:-1].tolist()),
+            repeats=repeats_samples(sample_order),
+        ),
+        read_threads=options.read_threads,
+        run_in=options.run_in,
+        read_processes=options.read_processes,
+        start_method=options.start_method,
+        bad_samples=bad_samples,
+        amounts=ReadAmounts(
+            sample_bytes=total_bytes // max(1, table.total),
+            shard_bytes=total_bytes // max(1, len(table)),
+            near=streams.near,
+            held=held,
+            limit=HELD_IN_MEMORY if held and limit is None else limit,
+            predownload=predownload,
+        ),
+    )
