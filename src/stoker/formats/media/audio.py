@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.arguments import checked
 from stoker.errors import ClipError, ConfigError, CorruptDataError, StokerError, import_option
 from stoker.formats.media.container import OpenStream
-from stoker.formats.media.open_decoders import DecoderOf
+from stoker.formats.media.open_decoders import MediaHandle
 from stoker.formats.media.source import MediaData, MediaSource, RangedFile, media_source
 from stoker.types import StorageOptions
 
@@ -50,7 +50,7 @@ class AudioFacts:
     codec: str
 
 
-class Audio:
+class Audio(MediaHandle["_Decoder", AudioFacts]):
     """A sound that is decoded by clip.
 
     A handle is cheap, as that of a :class:`~stoker.formats.media.video.Video`. FLAC, WAV, AIFF and Opus in Ogg are
@@ -71,29 +71,14 @@ class Audio:
         ObjectNotFoundError, StorageError: there is no such file, or it can not be asked for.
     """
 
-    __slots__ = ("__weakref__", "_decoder", "_facts", "_source")
+    __slots__ = ()
 
     @checked
     def __init__(self, data: MediaData, storage_options: StorageOptions | None = None) -> None:
         self._begin(media_source(data, "a sound", storage_options))
 
-    @classmethod
-    def of(cls, source: MediaSource) -> Audio:
-        """The sound of a source."""
-        made = cls.__new__(cls)
-        made._begin(source)
-        return made
-
     def _begin(self, source: MediaSource) -> None:
-        self._source = source
-        self._facts: AudioFacts | None = None
-        self._decoder: DecoderOf[_Decoder] = DecoderOf(self, lambda: _open(source))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Audio.of, (self._source,)
-
-    def __repr__(self) -> str:
-        return f"<Audio: {self._source.where}>"
+        self._open_by(_open, source)
 
     @property
     def facts(self) -> AudioFacts:
@@ -104,10 +89,7 @@ class Audio:
             StorageError: it can not be read.
             MissingPackageError: soundfile, or for other formats PyAV, is not installed.
         """
-        if self._facts is None:
-            with self._decoder.used() as decoder:
-                self._facts = decoder.facts
-        return self._facts
+        return self._read_facts()
 
     @checked
     def clip(self, start: float, seconds: float, rate: int | None = None) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Decoders that stay open between clips of one video or sound, the most recently used of a process."""
+"""Handles of videos and sounds, whose decoders stay open between clips: the most recently used of a process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from stoker.concurrency.forks import reset_in_children
+from stoker.formats.media.source import MediaSource
 from stoker.policy import MOST_DECODERS
+
+_F = TypeVar("_F")
 
 
 class Closable(Protocol):
@@ -19,7 +23,14 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+class MediaDecoder(Closable, Protocol[_F]):
+    """An open video or sound; ``facts`` are those that its header tells."""
+
+    facts: _F
+
+
 _D = TypeVar("_D", bound=Closable)
+_M = TypeVar("_M", bound=MediaDecoder[Any])
 
 
 class _OpenDecoders:
@@ -90,3 +101,37 @@ class DecoderOf(Generic[_D]):
             decoder.close()
             raise
         OPEN.put(self._number, decoder)
+
+
+class MediaHandle(Generic[_M, _F]):
+    """A video or a sound that is opened when it is first used. May be used by several threads, and pickled."""
+
+    __slots__ = ("__weakref__", "_decoder", "_facts", "_source")
+
+    @classmethod
+    def of(cls, source: MediaSource) -> Self:
+        """The video or sound of a source."""
+        made = cls.__new__(cls)
+        made._begin(source)
+        return made
+
+    def _begin(self, source: MediaSource) -> None:
+        raise NotImplementedError
+
+    def _open_by(self, make: Callable[[MediaSource], _M], source: MediaSource) -> None:
+        """Have ``make`` open the source on first use."""
+        self._source = source
+        self._facts: _F | None = None
+        self._decoder: DecoderOf[_M] = DecoderOf(self, partial(make, source))
+
+    def _read_facts(self) -> _F:
+        if self._facts is None:
+            with self._decoder.used() as decoder:
+                self._facts = decoder.facts
+        return self._facts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).of, (self._source,)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._source.where}>"

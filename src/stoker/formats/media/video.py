@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.arguments import checked
 from stoker.errors import ClipError, ConfigError, CorruptDataError, FormatError
 from stoker.formats.media.container import OpenStream
-from stoker.formats.media.open_decoders import DecoderOf
+from stoker.formats.media.open_decoders import MediaHandle
 from stoker.formats.media.source import MediaData, MediaSource, media_source
 from stoker.types import StorageOptions
 
@@ -53,7 +53,7 @@ class VideoFacts:
     codec: str
 
 
-class Video:
+class Video(MediaHandle["_Decoder", VideoFacts]):
     """A video that is decoded by clip.
 
     A handle is cheap: it holds the place of the video, or its bytes, and nothing is read before :meth:`clip` or
@@ -81,29 +81,14 @@ class Video:
         ObjectNotFoundError, StorageError: there is no such file, or it can not be asked for.
     """
 
-    __slots__ = ("__weakref__", "_decoder", "_facts", "_source")
+    __slots__ = ()
 
     @checked
     def __init__(self, data: MediaData, storage_options: StorageOptions | None = None) -> None:
         self._begin(media_source(data, "a video", storage_options))
 
-    @classmethod
-    def of(cls, source: MediaSource) -> Video:
-        """The video of a source."""
-        made = cls.__new__(cls)
-        made._begin(source)
-        return made
-
     def _begin(self, source: MediaSource) -> None:
-        self._source = source
-        self._facts: VideoFacts | None = None
-        self._decoder: DecoderOf[_Decoder] = DecoderOf(self, lambda: _Decoder(source))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Video.of, (self._source,)
-
-    def __repr__(self) -> str:
-        return f"<Video: {self._source.where}>"
+        self._open_by(_Decoder, source)
 
     @property
     def facts(self) -> VideoFacts:
@@ -114,10 +99,7 @@ class Video:
             StorageError: it can not be read.
             MissingPackageError: PyAV is not installed.
         """
-        if self._facts is None:
-            with self._decoder.used() as decoder:
-                self._facts = decoder.facts
-        return self._facts
+        return self._read_facts()
 
     @checked
     def clip(self, start: float, frames: int, fps: float | None = None) -> NDArray[np.uint8]:
