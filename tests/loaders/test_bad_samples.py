@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bad_data import write_with_bad
 from torch.utils.data import DataLoader
 
 from stoker import (
@@ -46,17 +47,7 @@ GOOD = set(range(SAMPLES)) - BAD
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Samples of which those in ``BAD`` hold text that is no JSON."""
-    out = tmp_path_factory.mktemp("bad") / "data"
-    with MDSWriter({"id": "int", "doc": "json"}, out, size_limit=2000, hashes=[]) as writer:
-        for number in range(SAMPLES):
-            writer.write({"id": number, "doc": [f"sample {number:04}"]})
-    for shard in out.glob("*.mds"):
-        content = shard.read_bytes()
-        for number in BAD:
-            content = content.replace(b'["sample %04d"]' % number, b'["sample %04d"}' % number)
-        shard.write_bytes(content)
-    return out
+    return write_with_bad(tmp_path_factory.mktemp("bad") / "data", SAMPLES, BAD)
 
 
 def ids_of(batches: Iterator[Any]) -> list[list[int]]:

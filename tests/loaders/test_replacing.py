@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bad_data import write_with_bad
 
 from stoker import Chain, MDSWriter, Stream, StreamingDataset
 from stoker.cluster import World
@@ -131,18 +132,11 @@ def test_what_replaces_a_sample_is_the_same_wherever_a_run_resumes(
 
 def test_columns_are_arrays_though_the_first_sample_after_a_resume_is_bad(tmp_path: Path) -> None:
     """Which of a function's columns are arrays is seen from a sample as it is stored; here those of whole batches are bad."""
-    with MDSWriter({"id": "int", "doc": "json"}, tmp_path / "data", hashes=[]) as out:
-        for number in range(64):
-            out.write({"id": number, "doc": [f"sample {number:04}"]})
-    (shard,) = (tmp_path / "data").glob("*.mds")
-    content = shard.read_bytes()
-    for number in (16, *range(32, 40)):
-        content = content.replace(b'["sample %04d"]' % number, b'["sample %04d"}' % number)
-    shard.write_bytes(content)
+    data = write_with_bad(tmp_path / "data", 64, {16, *range(32, 40)}, size_limit=1 << 20)
 
     def opened() -> StreamingDataset:
         chain = Chain().filter(lambda sample: True, "all")
-        return StreamingDataset(tmp_path / "data", transform=chain, on_bad_sample="replace", batch_size=8)
+        return StreamingDataset(data, transform=chain, on_bad_sample="replace", batch_size=8)
 
     whole = list(opened().batches())
     for step in range(8):

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bad_data import write_with_bad
 
-from stoker import Chain, MDSWriter, ReadOptions, StreamingDataLoader, StreamingDataset
+from stoker import Chain, ReadOptions, StreamingDataLoader, StreamingDataset
 from stoker.cluster import World
 from stoker.errors import StateError
 
@@ -26,17 +27,7 @@ Row = tuple[int, int, int, int]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Samples of which those in ``UNDECODABLE`` hold text that is no JSON."""
-    out = tmp_path_factory.mktemp("combined") / "data"
-    with MDSWriter({"id": "int", "doc": "json"}, out, size_limit=500, hashes=[]) as writer:
-        for number in range(SAMPLES):
-            writer.write({"id": number, "doc": [f"sample {number:04}"]})
-    for shard in out.glob("*.mds"):
-        content = shard.read_bytes()
-        for number in UNDECODABLE:
-            content = content.replace(b'["sample %04d"]' % number, b'["sample %04d"}' % number)
-        shard.write_bytes(content)
-    return out
+    return write_with_bad(tmp_path_factory.mktemp("combined") / "data", SAMPLES, UNDECODABLE, size_limit=500)
 
 
 def fails(sample: dict[str, Any]) -> dict[str, Any]:
