@@ -21,7 +21,7 @@ from stoker import StreamingDataset, convert, inspect, verify
 from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError, StateError, StokerError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.storage import open_store
-from stoker.storage.hub import hub_store
+from stoker.storage.hub import hub_folder
 from stoker.storage.hub.listings import forget_listings
 
 URL = "hf://datasets/o/n"
@@ -33,7 +33,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
-    hub_store._commits.clear()
+    hub_folder._commits.clear()
     forget_listings()
     with serve_hub() as made:
         monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
@@ -159,15 +159,15 @@ def test_configs(hub: Hub) -> None:
     with pytest.raises(ObjectNotFoundError, match=r"fr/nope.*en/train, fr/test, fr/train"):
         StreamingDataset(URL, split="fr/nope")
     hub.repos["o/n"].card = card(en, fr | {"default": True})
-    hub_store._commits.clear()
+    hub_folder._commits.clear()
     assert numbers(StreamingDataset(URL, split="test")) == TEST
     with pytest.raises(ConfigError, match=r"splits test, train.*split='train'.*en/train"):
         StreamingDataset(URL)
     hub.repos["o/n"].card = card({"config_name": "all", "data_files": {"all": "**/train-*.parquet"}})
-    hub_store._commits.clear()
+    hub_folder._commits.clear()
     assert numbers(StreamingDataset(URL)) == list(range(200))
     hub.repos["o/n"].card = card({"data_files": "nothing/*"})
-    hub_store._commits.clear()
+    hub_folder._commits.clear()
     with pytest.raises(ConfigError, match=r"split 'train' of config 'default' is nothing/\*, and no file matches"):
         StreamingDataset(URL)
 
@@ -185,7 +185,7 @@ def test_what_takes_no_split_reads_what_the_readme_chooses(hub: Hub, tmp_path: P
         with pytest.raises(ConfigError, match=r"configs en, fr.*split='en/train', or name its files by a pattern"):
             job(URL)
     hub.repos["o/n"].card = card(en, fr | {"default": True})
-    hub_store._commits.clear()
+    hub_folder._commits.clear()
     assert inspect(URL).samples == convert(URL, tmp_path / "out").samples == 100
     assert numbers(StreamingDataset(tmp_path / "out")) == list(range(100, 200))
 
@@ -270,7 +270,7 @@ def test_a_state_goes_on_while_the_files_are_the_same_and_says_when_they_are_not
         state = dataset.state_dict()
 
     def rest(url: str) -> list[int]:
-        hub_store._commits.clear()
+        hub_folder._commits.clear()
         with StreamingDataset(url, batch_size=10) as dataset:
             dataset.load_state_dict(state)
             return [int(sample["x"]) for sample in dataset]

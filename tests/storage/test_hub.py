@@ -15,7 +15,7 @@ import pytest
 from hub_server import Fault, Hub, Repo, serve_hub, sha_of
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, open_store
-from stoker.storage.hub import hub_store
+from stoker.storage.hub import hub_folder
 from stoker.storage.hub.http_client import seconds_to_wait
 from stoker.storage.hub.listings import forget_listings
 from stoker.testing import ReadOnlyStoreTests
@@ -29,7 +29,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     for name in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    hub_store._commits.clear()
+    hub_folder._commits.clear()
     forget_listings()
     with serve_hub() as made:
         monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
@@ -52,7 +52,7 @@ class TestHub(ReadOnlyStoreTests):
     def fill(self, path: str, objects: Mapping[str, bytes]) -> None:
         repo = self.hub.repos.setdefault("o/n", Repo())
         repo.commits.append(repo.commits[-1] | {f"{path}/{key}": data for key, data in objects.items()})
-        hub_store._commits.clear()
+        hub_folder._commits.clear()
 
     def test_versions_tell_an_object_from_its_replacement(self) -> None:
         """By stores that are opened one after the other: each reads one commit."""
@@ -113,7 +113,7 @@ def test_all_is_read_of_the_commit_that_was_there_first(hub: Hub) -> None:
     store = _store(hub, {"a": b"old", "b": LARGE})
     assert store.get("a", max_bytes=9) == b"old"
     hub.repos["o/n"].commits.append({"a": b"new", "b": LARGE[1:]})
-    hub_store._commits.clear()
+    hub_folder._commits.clear()
     copy = pickle.loads(pickle.dumps(store))
     for one in (store, copy):
         assert one.get("a", max_bytes=9) == b"old"
@@ -300,7 +300,7 @@ def test_the_token_comes_from_where_others_have_it(
     assert store.exists("b")
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
     if place != "options":
-        hub_store._commits.clear()
+        hub_folder._commits.clear()
         with pytest.raises(ObjectNotFoundError, match="without a token"):
             open_store("hf://datasets/o/n").exists("b")
 
