@@ -26,7 +26,7 @@ from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
 from stoker.errors import ConfigError, StokerError
-from stoker.storage.files import map_file
+from stoker.storage.files.mapped import map_file
 
 SIZE, FILES = 24_000_000, 2
 

@@ -35,7 +35,7 @@ from stoker.cluster import World
 from stoker.concurrency.request_counts import BYTES, COUNT, WIDTH, RequestCounts
 from stoker.concurrency.request_observer import ServedBy, observe
 from stoker.policy import READ_WHOLE, SMALL_OBJECT
-from stoker.storage.files import MappedFile, map_file
+from stoker.storage.files.mapped import MappedFile, map_file
 
 FILES, SIZE = 6, 200_000
 SETTINGS = (

@@ -26,7 +26,7 @@ from stoker.errors import (
     ObjectNotFoundError,
     StorageFullError,
 )
-from stoker.storage.files import MappedFile
+from stoker.storage.files.mapped import MappedFile
 from stoker.storage.local import LocalStore
 from stoker.storage.types import Arrival
 from support import cache_of

@@ -11,7 +11,8 @@ import pytest
 from stoker.cache.eviction import CachedFile, EvictionPolicy, least_recently_opened
 from stoker.cache.in_use import hold
 from stoker.cache.quota import CacheQuota
-from stoker.storage.files import PRIVATE, map_file
+from stoker.storage.files.mapped import map_file
+from stoker.storage.files.own import PRIVATE
 
 
 def largest_first(files: Sequence[CachedFile]) -> Iterable[CachedFile]:

@@ -27,7 +27,8 @@ from stoker.formats.base import ShardInfo, ShardReader
 from stoker.formats.registry import get_format
 from stoker.inspection.caches import list_caches, prune_caches
 from stoker.reading.shard_pool import ShardPool
-from stoker.storage.files import MappedFile, check_mapped, make_own_directory, map_file
+from stoker.storage.files.mapped import MappedFile, check_mapped, map_file
+from stoker.storage.files.own import make_own_directory
 from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter
 from stoker.tokens.sources.parquet import ParquetSource
 from stoker.tokens.sources.ragged import Ragged

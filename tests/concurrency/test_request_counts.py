@@ -23,7 +23,7 @@ from stoker.concurrency.request_counts import (
     RequestCounts,
 )
 from stoker.concurrency.request_observer import ServedBy, observe, observer
-from stoker.storage.files import map_file
+from stoker.storage.files.mapped import map_file
 
 MOST = {LATENCIES: 1 << 40, SIZES: 1 << 48}
 

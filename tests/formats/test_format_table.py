@@ -18,7 +18,7 @@ from stoker import ReadOptions, StreamingDataset
 from stoker.errors import ConfigError
 from stoker.formats.registry import format_names, get_format
 from stoker.storage import open_store
-from stoker.storage.files import MappedFile
+from stoker.storage.files.mapped import MappedFile
 from support import TESTS
 
 PLACES = ["directory", pytest.param("s3", marks=pytest.mark.s3)]

@@ -21,7 +21,7 @@ from stoker.cluster import World
 from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.storage import is_local, open_store
-from stoker.storage.files import existing_path
+from stoker.storage.files.regular import existing_path
 
 _MOST_RANKS: Final = 1024
 """Ranks whose users are drawn to find the longest context."""

@@ -15,7 +15,7 @@ from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import UNKNOWN, FilePart
 from stoker.storage import is_local
-from stoker.storage.files import open_own
+from stoker.storage.files.own import open_own
 
 if TYPE_CHECKING:
     from stoker.storage import Store

@@ -21,7 +21,7 @@ from stoker.cache.quota import release, try_lock
 from stoker.digests import sha256
 from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
-from stoker.storage.files import CACHE_NAME, REMOVED_CACHE, make_own_directory
+from stoker.storage.files.own import CACHE_NAME, REMOVED_CACHE, make_own_directory
 
 _TRIES: Final = 200
 

@@ -55,14 +55,9 @@ from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.index.version import VersionWatch
 from stoker.storage import ObjectInfo, Store
 from stoker.storage.copying import write_all
-from stoker.storage.files import (
-    MappedFile,
-    make_own_directory,
-    map_open_file,
-    open_own,
-    open_regular,
-    read_regular,
-)
+from stoker.storage.files.mapped import MappedFile, map_open_file
+from stoker.storage.files.own import make_own_directory, open_own
+from stoker.storage.files.regular import open_regular, read_regular
 from stoker.storage.local import file_info
 from stoker.storage.types import Arrival, BufferLike
 from stoker.types import Buffer, HeldBytes

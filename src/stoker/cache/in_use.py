@@ -20,7 +20,8 @@ from typing import Final, Self
 
 from stoker.concurrency.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.digests import blake2b
-from stoker.storage.files import PRIVATE, MappedFile
+from stoker.storage.files.mapped import MappedFile
+from stoker.storage.files.own import PRIVATE
 
 _NAME: Final = "in_use"
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

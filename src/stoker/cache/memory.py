@@ -27,7 +27,7 @@ from stoker.formats.common.reused_memory import LEAST, ReusedBlocks
 from stoker.index.version import VersionWatch
 from stoker.policy import SHARED_SHARDS
 from stoker.storage import Store
-from stoker.storage.files import CACHE_NAME
+from stoker.storage.files.own import CACHE_NAME
 from stoker.storage.types import Arrival
 from stoker.types import Buffer, HeldBytes
 

@@ -27,7 +27,7 @@ from stoker.concurrency.node_file import NodeFile, open_file_of
 from stoker.digests import blake2b
 from stoker.formats.common.reused_memory import populate
 from stoker.policy import SHARED_SHARDS, most_shared_shards
-from stoker.storage.files import MappedFile
+from stoker.storage.files.mapped import MappedFile
 from stoker.types import HeldBytes
 
 # Changes with the layout of the table: processes with another version of this library have one of their own.

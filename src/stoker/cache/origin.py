@@ -13,7 +13,8 @@ from typing import Any, Final
 from stoker.cache.quota import PART, PRIVATE
 from stoker.digests import sha256
 from stoker.errors import CacheError
-from stoker.storage.files import CACHE_MARK, make_own_directory, open_own, read_regular
+from stoker.storage.files.own import CACHE_MARK, make_own_directory, open_own
+from stoker.storage.files.regular import read_regular
 
 __all__ = ["ORIGIN_NAME", "PRIVATE", "CacheOrigin", "make_private", "read_origin", "remove_origin_part", "write_origin"]
 

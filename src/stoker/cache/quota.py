@@ -23,7 +23,7 @@ from stoker.cache.eviction import CachedFile, EvictionPolicy
 from stoker.cache.in_use import Users
 from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
-from stoker.storage.files import PRIVATE, open_own
+from stoker.storage.files.own import PRIVATE, open_own
 from stoker.types import Ids
 
 __all__ = [

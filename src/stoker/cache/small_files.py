@@ -15,7 +15,7 @@ from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.index.file_index import FileShards
 from stoker.index.version import VersionWatch
 from stoker.policy import READ_WHOLE, SMALL_PART
-from stoker.storage.files import READ_FLAGS
+from stoker.storage.files.regular import READ_FLAGS
 
 
 class SmallFileReader:

@@ -22,7 +22,7 @@ from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.index.side_index import SideIndex
 from stoker.index.version import IndexVersion, LoadedIndex, VersionWatch, opening_time, read_index
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
-from stoker.storage.files import read_regular
+from stoker.storage.files.regular import read_regular
 from stoker.storage.recorded_versions import describe_version
 from stoker.types import StorageOptions
 

@@ -27,7 +27,7 @@ from stoker.reading.sample_reader import SampleReader
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import ObjectInfo, Store, is_local, open_store
-from stoker.storage.files import open_regular
+from stoker.storage.files.regular import open_regular
 from stoker.storage.job_record import file_versions
 from stoker.types import Batch, Ids
 

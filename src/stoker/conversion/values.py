@@ -15,7 +15,7 @@ from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.parquet.columns import list_dtype
-from stoker.storage.files import read_regular
+from stoker.storage.files.regular import read_regular
 from stoker.types import Array, Batch, Column
 
 _WHOLE: Final = "int", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "str_int"

@@ -23,7 +23,7 @@ from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task, first_sa
 from stoker.inspection.problems import Problem, VerifyReport
 from stoker.inspection.repair import fetch_again
 from stoker.storage import open_store
-from stoker.storage.files import PRIVATE
+from stoker.storage.files.own import PRIVATE
 from stoker.types import StorageOptions
 
 _Group = list[tuple[int, int, ShardInfo]]

@@ -16,7 +16,7 @@ from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task, first_samples
 from stoker.inspection.problems import Problem
 from stoker.storage import Store
-from stoker.storage.files import PRIVATE
+from stoker.storage.files.own import PRIVATE
 from stoker.types import Buffer
 
 _THREADS: Final = 16

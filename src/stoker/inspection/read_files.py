@@ -13,7 +13,8 @@ from typing import Any
 
 from stoker.errors import CorruptDataError
 from stoker.storage import Store, is_local
-from stoker.storage.files import map_file, map_open_file, open_regular
+from stoker.storage.files.mapped import map_file, map_open_file
+from stoker.storage.files.regular import open_regular
 from stoker.types import Buffer
 
 

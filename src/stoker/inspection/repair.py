@@ -15,7 +15,7 @@ from stoker.formats.base import ShardInfo
 from stoker.index.index import INDEX_NAME, MOST_BYTES
 from stoker.index.rebuild import rebuild_index
 from stoker.storage import Store
-from stoker.storage.files import PRIVATE, make_own_directory
+from stoker.storage.files.own import PRIVATE, make_own_directory
 from stoker.types import StorageOptions
 
 

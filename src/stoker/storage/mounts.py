@@ -7,7 +7,7 @@ from typing import Final
 
 from stoker.concurrency.shared_bytes import SharedBytes
 from stoker.errors import StokerError
-from stoker.storage.files import open_regular
+from stoker.storage.files.regular import open_regular
 
 LOCAL_FILE_SYSTEMS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "zfs", "bcachefs"})
 """Kinds of file systems of one machine alone, which keep the times of folders."""

@@ -29,7 +29,8 @@ from stoker.cache.origin import make_private
 from stoker.cache.quota import claim, part_name, release
 from stoker.catalog.location import DatasetLocation
 from stoker.errors import CacheError, StorageFullError
-from stoker.storage.files import PRIVATE, open_regular
+from stoker.storage.files.own import PRIVATE
+from stoker.storage.files.regular import open_regular
 from stoker.storage.versions import stable_version
 from stoker.types import Array
 

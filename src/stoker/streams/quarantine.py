@@ -17,7 +17,7 @@ from stoker.display import counted
 from stoker.errors import ConfigError, ObjectNotFoundError, StateError
 from stoker.order.left_out import Exclusion
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.storage.files import read_regular
+from stoker.storage.files.regular import read_regular
 from stoker.types import Ids
 
 _PATIENCE: Final = 1.0

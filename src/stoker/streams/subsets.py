@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
-from stoker.storage.files import open_regular, read_regular
+from stoker.storage.files.regular import open_regular, read_regular
 from stoker.streams.conditions import Condition
 from stoker.types import Ids
 

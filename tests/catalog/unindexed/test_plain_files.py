@@ -30,7 +30,7 @@ from stoker.index.index import Index
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import mounts
-from stoker.storage.files import PRIVATE
+from stoker.storage.files.own import PRIVATE
 from stoker.storage.mounts import file_system_of
 
 

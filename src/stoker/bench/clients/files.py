@@ -9,7 +9,8 @@ from pathlib import Path
 from stoker.bench.clients.base import Client, ClientLocation, Data
 from stoker.errors import ObjectNotFoundError
 from stoker.storage import open_store
-from stoker.storage.files import map_file, read_regular
+from stoker.storage.files.mapped import map_file
+from stoker.storage.files.regular import read_regular
 from stoker.storage.transfer.file_reads import aligned_memory
 
 

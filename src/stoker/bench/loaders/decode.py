@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError, CorruptDataError, MissingPackageError
-from stoker.storage.files import MappedFile, await_pages
+from stoker.storage.files.mapped import MappedFile, await_pages
 from stoker.types import Array
 
 

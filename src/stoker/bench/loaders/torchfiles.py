@@ -18,7 +18,7 @@ from stoker.bench.settings.workload import Workload
 from stoker.concurrency.request_observer import ServedBy, observe
 from stoker.errors import ConfigError
 from stoker.storage import is_local
-from stoker.storage.files import MappedFile
+from stoker.storage.files.mapped import MappedFile
 from stoker.types import Ids
 
 

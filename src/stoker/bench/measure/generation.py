@@ -19,7 +19,8 @@ from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError, StorageFullError, StorageTimeoutError
 from stoker.storage import is_local, open_store
 from stoker.storage.file_errors import file_errors
-from stoker.storage.files import existing_path, walk_files
+from stoker.storage.files.regular import existing_path
+from stoker.storage.files.walk import walk_files
 
 if TYPE_CHECKING:
     from stoker.generation import DatasetSpec

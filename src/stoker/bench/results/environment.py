@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.ranks.world import processors
-from stoker.storage.files import existing_path
+from stoker.storage.files.regular import existing_path
 from stoker.storage.mounts import mount_of
 
 _PACKAGES: Final = (

@@ -25,7 +25,7 @@ from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import is_local
 from stoker.storage.file_errors import file_errors
-from stoker.storage.files import existing_path
+from stoker.storage.files.regular import existing_path
 
 FOLDER: Final = "vectors"
 """Below the data's URL. Indexes stay, and the next run finds them."""

@@ -26,7 +26,8 @@ from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.file_errors import file_errors
-from stoker.storage.files import check_regular, walk_files
+from stoker.storage.files.regular import check_regular
+from stoker.storage.files.walk import walk_files
 from stoker.storage.local import file_info
 from stoker.storage.unfinished import MARK, counted_files, is_hidden
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import FileInfo
 from stoker.formats.common.compression import parse_compression
-from stoker.storage.files import PRIVATE
+from stoker.storage.files.own import PRIVATE
 
 # What decoders may raise on bytes that are not what they expect. Missing packages are not among them.
 DECODE_ERRORS: Final = (

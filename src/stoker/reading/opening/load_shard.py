@@ -14,7 +14,7 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.registry import get_format
 from stoker.reading.fetch_width import FetchWidth
 from stoker.reading.opening.loaded import Loaded, open_files
-from stoker.storage.files import MappedFile
+from stoker.storage.files.mapped import MappedFile
 from stoker.types import Buffer
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.format import Format
 from stoker.formats.media.source import StoredFile
-from stoker.storage.files import MappedFile
+from stoker.storage.files.mapped import MappedFile
 from stoker.types import Buffer
 
 

@@ -13,7 +13,7 @@ from stoker.errors import CorruptDataError
 from stoker.formats.base import ShardReader
 from stoker.policy import most_maps
 from stoker.reading.opening.loaded import Loaded
-from stoker.storage.files import MappedFile, check_mapped
+from stoker.storage.files.mapped import MappedFile, check_mapped
 
 logger = logging.getLogger(__name__)
 

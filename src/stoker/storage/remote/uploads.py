@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.errors import StorageError
 from stoker.storage.file_errors import file_errors
-from stoker.storage.files import open_regular
+from stoker.storage.files.regular import open_regular
 from stoker.storage.remote.retried_requests import RemoteRequests
 from stoker.storage.transfer.stream import Made, first_part
 from stoker.storage.types import Chunks

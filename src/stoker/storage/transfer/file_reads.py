@@ -16,7 +16,7 @@ from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError
 from stoker.storage.copying import fill, write_all
 from stoker.storage.file_errors import file_errors, open_target
-from stoker.storage.files import open_regular
+from stoker.storage.files.regular import open_regular
 from stoker.storage.local import LocalStore, check_local_version, file_info
 from stoker.storage.transfer.settings import over_parts
 from stoker.storage.transfer.stream import PART

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
 from stoker.formats.megatron import DTYPES, index_bytes, read_index
-from stoker.storage.files import check_mapped
+from stoker.storage.files.mapped import check_mapped
 from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.tokens.sources.raw import map_file
 from stoker.types import Ids

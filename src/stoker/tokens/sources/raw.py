@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.storage import files
+from stoker.storage.files import mapped
 from stoker.storage.file_errors import file_errors
-from stoker.storage.files import MappedFile, check_mapped
+from stoker.storage.files.mapped import MappedFile, check_mapped
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Array
 
@@ -83,4 +83,4 @@ class RawTokens:
 def map_file(path: str) -> MappedFile | bytes:
     """The bytes of a regular file, read-only; errors are stoker's own."""
     with file_errors(path):
-        return files.map_file(path)
+        return mapped.map_file(path)

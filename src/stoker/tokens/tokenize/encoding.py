@@ -15,7 +15,7 @@ import numpy as np
 from stoker.concurrency.processes import in_processes
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, import_option
-from stoker.storage.files import read_regular
+from stoker.storage.files.regular import read_regular
 from stoker.tokens.tokenize.texts import TextBlock, Texts
 from stoker.types import Array, Engine, Ids
 

@@ -18,7 +18,8 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotF
 from stoker.formats.text.json import lines_remedy
 from stoker.index.index import INDEX_NAME
 from stoker.storage.file_errors import file_errors
-from stoker.storage.files import is_in_cache, open_regular, read_regular, walk_files
+from stoker.storage.files.regular import open_regular, read_regular
+from stoker.storage.files.walk import is_in_cache, walk_files
 from stoker.storage.job_record import file_version
 from stoker.storage.versions import local_version
 

@@ -1,0 +1,1 @@
+"""Local files: opened, mapped, walked, copied, and replaced whole."""
