@@ -31,7 +31,7 @@ import numpy as np
 from stoker.generation import DatasetSpec, generate, iterate_file
 from stoker.generation.noise import BLOCK, noise_of
 from stoker.generation.words import TEXT_RUN, text_block, token_block
-from stoker.storage.copying import write_all
+from stoker.storage.files.copying import write_all
 
 GIB = 1 << 30
 CASES: dict[str, tuple[float | None, dict[str, Any]]] = {

@@ -20,7 +20,7 @@ from stoker.coordination.engines import sqlite as sqlite_engine
 from stoker.coordination.engines.store import CoordinationStore, open_store
 from stoker.coordination.errors import EngineError, EngineReplacedError
 from stoker.errors import ConfigError, MissingPackageError
-from stoker.storage.mounts import file_system_of
+from stoker.storage.files.mounts import file_system_of
 from stoker.testing import EngineTests
 
 

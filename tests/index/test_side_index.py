@@ -30,7 +30,8 @@ from stoker.index.index import INDEX_NAME, Index
 from stoker.index.side_index import SideIndex
 from stoker.index.version import LoadedIndex, read_index
 from stoker.inspection.caches import list_caches, prune_caches
-from stoker.storage import mounts, open_store
+from stoker.storage import open_store
+from stoker.storage.files import mounts
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, StorageFullError
 from stoker.storage import local, open_store
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 
 _KILLED = """
 import os, sys

@@ -34,7 +34,7 @@ from stoker.cluster import World
 from stoker.display import counted
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import is_local
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 
 _LOCK: Final = ".running"
 _LEAVING_SECONDS: Final = 5.0

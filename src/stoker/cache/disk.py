@@ -54,7 +54,7 @@ from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.index.version import VersionWatch
 from stoker.storage import ObjectInfo, Store
-from stoker.storage.copying import write_all
+from stoker.storage.files.copying import write_all
 from stoker.storage.files.mapped import MappedFile, map_open_file
 from stoker.storage.files.own import make_own_directory, open_own
 from stoker.storage.files.regular import open_regular, read_regular

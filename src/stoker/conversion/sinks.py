@@ -11,7 +11,7 @@ from stoker.conversion.values import ColumnPlan
 from stoker.errors import ConfigError
 from stoker.formats.registry import format_names, get_format, load
 from stoker.storage import Store
-from stoker.storage.staged_file import StagedFile
+from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.types import PutData
 from stoker.types import Batch
 from stoker.writing.base import Writer, WriterOptions

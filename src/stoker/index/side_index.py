@@ -22,7 +22,7 @@ from stoker.formats.common.entries import entry_of
 from stoker.index.columnar_shards import ColumnarShards, kind_of
 from stoker.index.index import Index
 from stoker.index.parse_index import parse_entries
-from stoker.storage.mounts import UNREADABLE, share_file
+from stoker.storage.files.mounts import UNREADABLE, share_file
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def _read(data: SharedBytes, digest: str) -> Index:
     """The index in the bytes of a file.
 
     Raises:
-        One of :data:`~stoker.storage.mounts.UNREADABLE`: it is none, or of another ``index.json``.
+        One of :data:`~stoker.storage.files.mounts.UNREADABLE`: it is none, or of another ``index.json``.
     """
     header, at = unpack_arrays(_MAGIC, data)
     if header["key"] != digest:

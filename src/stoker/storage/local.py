@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ObjectNotFoundError, StorageError
-from stoker.storage.copying import copy_all, copy_hashed, copy_part, fill, write_all
-from stoker.storage.file_errors import file_errors, open_target
+from stoker.storage.files.copying import copy_all, copy_hashed, copy_part, fill, write_all
+from stoker.storage.files.file_errors import file_errors, open_target
 from stoker.storage.files.regular import open_regular
 from stoker.storage.files.walk import walk_files, walk_named
 from stoker.storage.store import Store

@@ -23,9 +23,9 @@ from stoker.errors import ConfigError, DestinationExistsError, FormatError, Obje
 from stoker.formats.common.checks import check_basename
 from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
+from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.local import remove_unfinished
-from stoker.storage.staged_file import StagedFile
 from stoker.storage.types import PutData
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput, read_mark
 from stoker.types import StorageOptions

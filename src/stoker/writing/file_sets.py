@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from stoker.errors import ConfigError
 from stoker.formats.common.checks import MAX_OFFSET
 from stoker.storage import Store
-from stoker.storage.staged_file import StagedFile
+from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.types import PutData
 from stoker.writing.base import Writer, WriterOptions, check_size_limit
 from stoker.writing.destination import OutPath

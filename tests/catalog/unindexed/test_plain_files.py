@@ -29,9 +29,9 @@ from stoker.index.file_index import FileIndex, FileShards
 from stoker.index.index import Index
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
-from stoker.storage import mounts
+from stoker.storage.files import mounts
+from stoker.storage.files.mounts import file_system_of
 from stoker.storage.files.own import PRIVATE
-from stoker.storage.mounts import file_system_of
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from stoker.cluster import World
 from stoker.display import counted, decimal_bytes_text
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import existing_path
 
 _NAP: Final = 0.05

@@ -20,7 +20,7 @@ from stoker.concurrency.request_counts import RequestCounts
 from stoker.concurrency.request_observer import ServedBy
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage import Store, is_local
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 
 _ALIGNED: Final = 4096
 """O_DIRECT wants addresses, offsets and lengths that are multiples of the device's block."""

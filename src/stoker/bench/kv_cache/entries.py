@@ -21,7 +21,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.generation.noise import BLOCK, noise_of
 from stoker.integers import GOLDEN, MASK
 from stoker.storage import Store
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 
 PAGE: Final = 4096
 """O_DIRECT wants addresses, offsets and lengths that are multiples of the device's block."""

@@ -22,7 +22,7 @@ from stoker.cluster import World
 from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import existing_path
 
 FOLDER: Final = "kv-cache"

@@ -18,7 +18,7 @@ from stoker.concurrency.request_observer import ServedBy
 from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError, StorageFullError, StorageTimeoutError
 from stoker.storage import is_local, open_store
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import existing_path
 from stoker.storage.files.walk import walk_files
 

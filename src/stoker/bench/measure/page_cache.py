@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.storage.mounts import mount_of
+from stoker.storage.files.mounts import mount_of
 
 FROM_DEVICE: Final = 0.95
 """The part of what was read from storage that must have come from the device, for it to have been measured."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stoker.bench.measure.page_cache import file_system
 from stoker.bench.measure.usage import bytes_read
 from stoker.concurrency.request_counts import BYTES, COUNT, RequestCounts
-from stoker.storage.mounts import mount_of
+from stoker.storage.files.mounts import mount_of
 
 MOST_BINS: Final = 600
 """Bins of an epoch."""

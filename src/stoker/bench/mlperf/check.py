@@ -16,7 +16,7 @@ from stoker.bench.mlperf.editions import EDITIONS, RANKS, Edition, MlperfDivisio
 from stoker.bench.mlperf.submitted import SubmissionFault, Workspace, dig, folders, head_of
 from stoker.bench.mlperf.system import description_faults, read_description
 from stoker.errors import ConfigError, FormatError
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 
 _DIVISIONS: Final[tuple[MlperfDivision, ...]] = ("closed", "open")
 _POOL: Final = "code-images"

@@ -21,7 +21,7 @@ from stoker.bench.mlperf.system import draft_description
 from stoker.bench.mlperf.verdict import Case, broken_rules
 from stoker.bench.results.report_files import RunFiles
 from stoker.errors import ConfigError, FormatError
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.ranks.world import processors
+from stoker.storage.files.mounts import mount_of
 from stoker.storage.files.regular import existing_path
-from stoker.storage.mounts import mount_of
 
 _PACKAGES: Final = (
     *(

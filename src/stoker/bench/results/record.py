@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.bench.measure.steps import Steps
 from stoker.bench.measure.storage_series import StorageSeries
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.types import BufferLike
 
 

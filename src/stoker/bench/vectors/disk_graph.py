@@ -16,7 +16,7 @@ from stoker.bench.vectors.page_reader import PAGE
 from stoker.bench.vectors.points import F32
 from stoker.errors import CorruptDataError
 from stoker.storage import open_store
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 
 _MAGIC: Final = b"stoker vectors 1\n"
 _ROWS: Final = 1 << 12

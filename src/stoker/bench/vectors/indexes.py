@@ -19,7 +19,7 @@ from stoker.bench.vectors.pgvector import PgVectorIndex
 from stoker.bench.vectors.points import F32, I64
 from stoker.errors import CorruptDataError, import_option
 from stoker.storage import open_store
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 
 _BUILT_WITH: Final = 128
 """Nearest vectors that usearch keeps while it builds."""

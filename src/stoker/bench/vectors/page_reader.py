@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.bench.measure.call_times import CallTimer
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 
 PAGE: Final = 4096
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)

@@ -24,7 +24,7 @@ from stoker.bench.vectors.points import F32, I64, draw_search, nearest, recall
 from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import is_local
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import existing_path
 
 FOLDER: Final = "vectors"

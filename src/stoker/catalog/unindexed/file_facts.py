@@ -28,9 +28,9 @@ from stoker.cache.quota import part_name, release, remove_unlocked, try_lock
 from stoker.errors import StorageError
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.storage import ObjectInfo
+from stoker.storage.files.mounts import UNREADABLE
 from stoker.storage.files.own import PRIVATE, open_own
 from stoker.storage.files.regular import read_regular
-from stoker.storage.mounts import UNREADABLE
 from stoker.types import Array
 
 logger = logging.getLogger(__name__)

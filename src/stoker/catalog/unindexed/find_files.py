@@ -25,7 +25,7 @@ from stoker.formats.one_file import IMAGES
 from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import check_regular
 from stoker.storage.files.walk import walk_files
 from stoker.storage.local import file_info

@@ -31,8 +31,8 @@ from stoker.index.file_index import FileIndex
 from stoker.index.index import INDEX_NAME
 from stoker.index.object_index import ObjectShards
 from stoker.storage import ObjectInfo, Store
+from stoker.storage.files.mounts import UNREADABLE, share_file
 from stoker.storage.files.own import PRIVATE
-from stoker.storage.mounts import UNREADABLE, share_file
 from stoker.storage.recorded_versions import version_of_files
 from stoker.storage.unfinished import MARK, is_hidden
 

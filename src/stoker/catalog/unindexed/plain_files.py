@@ -37,8 +37,8 @@ from stoker.formats.format import Format
 from stoker.formats.one_file import FileFormat
 from stoker.index.file_index import WRITTEN, FileIndex, FileShards
 from stoker.index.index import INDEX_NAME
+from stoker.storage.files.mounts import LOCAL_FILE_SYSTEMS, UNREADABLE, file_system_of, share_file
 from stoker.storage.files.own import CACHE_NAME, PRIVATE, REMOVED_CACHE
-from stoker.storage.mounts import LOCAL_FILE_SYSTEMS, UNREADABLE, file_system_of, share_file
 from stoker.storage.recorded_versions import digest_of_lines, file_line
 from stoker.storage.unfinished import MARK
 from stoker.types import Ids

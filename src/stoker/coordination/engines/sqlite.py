@@ -19,7 +19,7 @@ from typing import Any
 from stoker.coordination.engines.store import Stored, fresh_version, options_of
 from stoker.coordination.errors import EngineError, EngineReplacedError, no_answer
 from stoker.errors import ConfigError
-from stoker.storage.mounts import file_system_of
+from stoker.storage.files.mounts import file_system_of
 
 _APPLICATION = 0x53544B52  # "STKR"
 _TOGETHER = 500

@@ -14,7 +14,7 @@ from stoker.errors import FormatError
 from stoker.formats.lance.connection import LanceConnection, LanceFacts
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.pages.values import ColumnValues, as_values
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.fork_proxy.proxy import RemoteObject
 from stoker.types import Ids
 

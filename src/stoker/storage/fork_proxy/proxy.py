@@ -30,8 +30,8 @@ import numpy as np
 
 from stoker.concurrency.node_file import path_for_others
 from stoker.errors import ConfigError, StorageError
-from stoker.storage.copying import fill
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.copying import fill
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
 from stoker.storage.transfer.stream import Made, first_part
 from stoker.storage.types import Arrival, BufferLike, Chunks, NewHash, ObjectInfo, at_hand

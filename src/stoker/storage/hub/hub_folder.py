@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from stoker.errors import ObjectNotFoundError, StokerError, StorageError
-from stoker.storage.copying import write_all
-from stoker.storage.file_errors import file_errors, open_target
+from stoker.storage.files.copying import write_all
+from stoker.storage.files.file_errors import file_errors, open_target
 from stoker.storage.hub.address import HubAddress, HubLogin
 from stoker.storage.hub.answers import refusal
 from stoker.storage.hub.http_client import Answer, HTTPClient

@@ -11,8 +11,8 @@ from typing import Any
 from stoker.concurrency.request_observer import observer
 from stoker.errors import ObjectNotFoundError, StorageError
 from stoker.policy import SMALL_OBJECT
-from stoker.storage.copying import write_all
-from stoker.storage.file_errors import file_errors, open_target
+from stoker.storage.files.copying import write_all
+from stoker.storage.files.file_errors import file_errors, open_target
 from stoker.storage.remote.faults import classify
 from stoker.storage.remote.response_bodies import (
     TIME_VERSION,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import StorageError
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import open_regular
 from stoker.storage.remote.retried_requests import RemoteRequests
 from stoker.storage.transfer.stream import Made, first_part

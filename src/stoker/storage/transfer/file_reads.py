@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError
-from stoker.storage.copying import fill, write_all
-from stoker.storage.file_errors import file_errors, open_target
+from stoker.storage.files.copying import fill, write_all
+from stoker.storage.files.file_errors import file_errors, open_target
 from stoker.storage.files.regular import open_regular
 from stoker.storage.local import LocalStore, check_local_version, file_info
 from stoker.storage.transfer.settings import over_parts
@@ -115,7 +115,7 @@ def aligned_memory(size: int) -> memoryview:
 
 
 def fill_direct(fd: int, into: memoryview, start: int) -> None:
-    """:func:`~stoker.storage.copying.fill`, of a descriptor with ``O_DIRECT``: what is not aligned is copied on the way."""
+    """As :func:`~stoker.storage.files.copying.fill`, by a descriptor with ``O_DIRECT``: unaligned parts are copied twice."""
     done = 0
     if len(into) >= ALIGNED and not start % ALIGNED:
         address = ctypes.addressof(ctypes.c_char.from_buffer(into))

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage.files import mapped
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.mapped import MappedFile, check_mapped
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Array

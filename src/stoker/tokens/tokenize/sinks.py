@@ -20,9 +20,9 @@ from stoker.errors import ConfigError, CorruptDataError, SourceChangedError, Sto
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.index.index import INDEX_NAME
 from stoker.storage import Store, is_local
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
+from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.job_record import JobRecord, changed_files, read_record, remove_partial_files, write_record
-from stoker.storage.staged_file import StagedFile
 from stoker.storage.unfinished import MARK
 from stoker.tokens.sources.ragged import Ragged
 from stoker.writing.base import Writer, WriterOptions

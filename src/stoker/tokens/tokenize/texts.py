@@ -17,7 +17,7 @@ from stoker.catalog.unindexed.files_location import check_exists
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
 from stoker.formats.text.json import lines_remedy
 from stoker.index.index import INDEX_NAME
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import open_regular, read_regular
 from stoker.storage.files.walk import is_in_cache, walk_files
 from stoker.storage.job_record import file_version

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from stoker.concurrency.node_file import path_for_others
-from stoker.storage.file_errors import file_errors
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.local import TEMPORARY
 from stoker.storage.store import Store
 from stoker.storage.url import is_local
