@@ -1,20 +1,30 @@
-"""Engines for tests: started, killed and started again."""
+"""Servers and worker processes of tests: started, waited for, stopped, killed and started again."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-__all__ = ["RedisServer", "redis_binary", "redis_server", "stop_outside_of_writes"]
+__all__ = [
+    "RedisServer",
+    "ray_cluster",
+    "redis_binary",
+    "redis_server",
+    "stop_outside_of_writes",
+    "wait_beside_workers",
+]
 
 
 def redis_binary() -> str:
@@ -81,6 +91,43 @@ def redis_server(folder: Path, *, fsync: str = "always") -> Iterator[RedisServer
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def ray_cluster(environ: Mapping[str, str] = {}) -> Iterator[tuple[Any, str, str]]:
+    """Start Ray on this machine alone: the package, a folder with a short path, and the address. Skipped without Ray.
+
+    Args:
+        environ: variables of its processes.
+    """
+    ray = pytest.importorskip("ray")
+    settings = {"RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="st") as folder:
+        for name, value in {**settings, **environ}.items():
+            patch.setenv(name, value)
+        context = ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=100 << 20,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=f"{folder}/ray",
+        )
+        try:
+            yield ray, folder, str(context.address_info["gcs_address"])
+        finally:
+            ray.shutdown()
+
+
+def wait_beside_workers(processes: Sequence[subprocess.Popen[str]], done: Callable[[], bool], seconds: float) -> None:
+    """Wait for what workers are to do; fails when one of them has, or it takes too long. Those that were killed may end."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        for rank, process in enumerate(processes):
+            if process.poll() not in (None, 0, -signal.SIGKILL):
+                raise AssertionError(f"worker {rank} failed: {process.communicate()[1]}")
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.02)
 
 
 def stop_outside_of_writes(pid: int, database: Path | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servers import ray_cluster
 from stoker.bench.ranks.control_client import RankFailedError
 from stoker.bench.ranks.ray import RayRanks, deal
 from stoker.bench.run import run_benchmark
@@ -89,25 +89,10 @@ def test_ray_that_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A Ray cluster of one node, whose processes can import the loaders of tests; its address."""
-    ray = pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="st") as folder:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        patch.syspath_prepend(str(Path(__file__).parent))
-        context = ray.init(
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=100 << 20,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=f"{folder}/ray",
-        )
-        try:
-            yield str(context.address_info["gcs_address"])
-        finally:
-            ray.shutdown()
+    here = str(Path(__file__).parent)
+    with pytest.MonkeyPatch.context() as patch, ray_cluster({"PYTHONPATH": here}) as (_, _, address):
+        patch.syspath_prepend(here)
+        yield address
 
 
 @pytest.mark.processes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from servers import redis_server, stop_outside_of_writes
+from servers import ray_cluster, redis_server, stop_outside_of_writes, wait_beside_workers
 from stoker.coordination import CoordinationStore, EngineReplacedError, Replay, open_store
 from stoker.coordination.run import RunRecords
 from stoker.testing import EngineTests
@@ -59,13 +58,7 @@ class Crew:
         (self.folder / "start").touch()
 
     def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not done():
-            for rank, process in enumerate(self.processes):
-                if process.poll() not in (None, 0, -signal.SIGKILL):
-                    raise AssertionError(f"worker {rank} failed: {process.communicate()[1]}")
-            assert time.monotonic() < deadline, "it took too long"
-            time.sleep(0.02)
+        wait_beside_workers(self.processes, done, seconds)
 
     def delivered(self) -> dict[int, list[int]]:
         """For each position, who delivered it."""
@@ -190,23 +183,8 @@ def test_over_redis() -> None:
 @pytest.fixture(scope="module")
 def ray_folder() -> Iterator[tuple[Any, str, str]]:
     """Ray, started once; a folder with a short path; and the address."""
-    ray = pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="st") as folder:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        context = ray.init(
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=100 << 20,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=f"{folder}/ray",
-        )
-        try:
-            yield ray, folder, context.address_info["gcs_address"]
-        finally:
-            ray.shutdown()
+    with ray_cluster() as cluster:
+        yield cluster
 
 
 class TestRay(EngineTests):

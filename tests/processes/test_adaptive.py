@@ -86,13 +86,7 @@ class Crew:
         servers.stop_outside_of_writes(self.processes[rank].pid, database)
 
     def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not done():
-            for rank, process in enumerate(self.processes):
-                if process.poll() not in (None, 0, -signal.SIGKILL):
-                    raise AssertionError(f"worker {rank} failed: {process.communicate()[1]}")
-            assert time.monotonic() < deadline, "it took too long"
-            time.sleep(0.02)
+        servers.wait_beside_workers(self.processes, done, seconds)
 
     def delivered(self) -> dict[int, list[tuple[int, float]]]:
         """For each sample, who delivered it and when."""
