@@ -17,7 +17,7 @@ from fuzz_reading import facts_of
 
 from packed_cases import opened
 from stoker.errors import CorruptDataError, FormatError
-from stoker.formats.parquet.footer.thrift import _skip_struct
+from stoker.formats.parquet.footer.thrift import skip_struct
 from stoker.formats.registry import format_names, get_format
 from support import TESTS
 
@@ -101,7 +101,7 @@ def test_filters_refuse_a_footer_whose_row_group_lacks_a_column() -> None:
     footer = whole[-8 - int.from_bytes(whole[-8:-4], "little") : -8]
     # A list of two chunks, of which the second one is taken out.
     start = footer.index(b"\x19\x2c\x26\x00")
-    second = _skip_struct(footer, start + 2, 0)
-    less = footer[:start] + b"\x19\x1c" + footer[start + 2 : second] + footer[_skip_struct(footer, second, 0) :]
+    second = skip_struct(footer, start + 2, 0)
+    less = footer[:start] + b"\x19\x1c" + footer[start + 2 : second] + footer[skip_struct(footer, second, 0) :]
     with pytest.raises(FormatError, match="row group 0 has 1 column chunks, the schema 2 columns"):
         facts_of(whole[: -8 - len(footer)] + less + len(less).to_bytes(4, "little") + b"PAR1", {}, [("b", ">", 1)])

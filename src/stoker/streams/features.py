@@ -22,7 +22,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.kinds import column_kinds
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.parquet.footer.footer import read_footer
-from stoker.formats.parquet.footer.thrift import parse_footer
+from stoker.formats.parquet.footer.parse import parse_footer
 from stoker.storage import Store, is_local, open_store
 from stoker.streams.streams import Streams
 from stoker.types import Sample, StorageOptions

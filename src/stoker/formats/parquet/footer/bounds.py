@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer import thrift
+from stoker.formats.parquet.footer import parse
 from stoker.formats.parquet.footer import thrift_writer as compact
 from stoker.formats.parquet.footer.facts import FIELDS
 from stoker.formats.parquet.footer.predicate import Bounds
@@ -34,7 +34,7 @@ class FooterBounds:
     """
 
     def __init__(
-        self, footer: bytes, groups: Sequence[thrift.Group], schema: FileSchema, constants: Mapping[str, Any]
+        self, footer: bytes, groups: Sequence[parse.Group], schema: FileSchema, constants: Mapping[str, Any]
     ) -> None:
         self._footer = footer
         self._groups = groups
@@ -87,13 +87,13 @@ class FooterBounds:
             made.append(_bounds(meta.row_group(number).column(0).statistics, found, nulls != 0) if found else None)
         return made
 
-    def _fields(self, chunk: thrift.Chunk, kind: int) -> dict[int, bytes | int]:
+    def _fields(self, chunk: parse.Chunk, kind: int) -> dict[int, bytes | int]:
         """Fields of the chunk's statistics; none where they are damaged."""
         start, end = chunk[8:10]
         if start < 0:
             return {}
         try:
-            fields = thrift.parse_statistics(self._footer[start:end])
+            fields = parse.parse_statistics(self._footer[start:end])
         except CorruptDataError:
             return {}
         width = _WIDTHS.get(kind)

@@ -14,7 +14,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer import thrift
+from stoker.formats.parquet.footer import parse
 from stoker.formats.parquet.footer.bounds import FooterBounds
 from stoker.formats.parquet.footer.facts import FIELDS, GROUP_FIELDS, MAGIC
 from stoker.formats.parquet.footer.predicate import Predicate
@@ -26,7 +26,7 @@ _TAIL: Final = 8
 # Uncompressed, Snappy, gzip, Brotli, LZ4 as Hadoop frames it, zstd, LZ4: all but LZO.
 _CODECS: Final = frozenset([0, 1, 2, 4, 5, 6, 7])
 _MOST_ROWS: Final = 1 << 31
-# Index of the number of values in a chunk as thrift.py has it.
+# Index of the number of values in a chunk as parse.py has it.
 _VALUES: Final = 2
 
 
@@ -92,7 +92,7 @@ def read_facts(
         ConfigError: the predicate does not fit the file's columns, or a file with rows lacks a column.
     """
     needed = None if columns is None else {*columns, *(predicate.columns if predicate is not None else ())}
-    parsed = thrift.parse_footer(footer, partial(leaves_below, names=needed))
+    parsed = parse.parse_footer(footer, partial(leaves_below, names=needed))
     met = (
         b"".join(element.data for element in parsed.schema),
         parsed.metadata.get(ARROW_KEY, b""),
@@ -151,7 +151,7 @@ def _declared(metadata: Mapping[bytes, bytes], schema: FileSchema) -> dict[str, 
     return {"encodings": encodings} if encodings else {}
 
 
-def _check_rows(parsed: thrift.Footer, leaves: int) -> None:
+def _check_rows(parsed: parse.Footer, leaves: int) -> None:
     """Check that row groups have as many chunks as the schema has leaves, and together the footer's number of rows."""
     for number, group in enumerate(parsed.groups):
         if not 0 <= group.rows < _MOST_ROWS:
@@ -190,7 +190,7 @@ def _opened(footer: bytes) -> Any:
     return file
 
 
-def _chunk(chunk: thrift.Chunk, expected: int, end: int, rows: int | None) -> list[int]:
+def _chunk(chunk: parse.Chunk, expected: int, end: int, rows: int | None) -> list[int]:
     """Facts of a chunk. ValueError if it is impossible, or does not lie in the first ``end`` bytes of the file.
 
     ``rows``: as many values as there must be; ``None`` where footers do not tell.

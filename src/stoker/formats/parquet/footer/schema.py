@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.errors import CorruptDataError
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer.thrift import Footer, SchemaElement
+from stoker.formats.parquet.footer.parse import Footer, SchemaElement
 
 ARROW_KEY = b"ARROW:schema"
 """Key of the Arrow types in a footer, as Parquet's types do not tell them in full."""
