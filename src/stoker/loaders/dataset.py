@@ -29,11 +29,7 @@ from stoker.loaders.dataset_methods.checks import (
     check_limit,
     check_sizes,
 )
-from stoker.loaders.dataset_methods.overrides import (
-    SAMPLE_METHODS,
-    check_columns_allowed,
-    overridden,
-)
+from stoker.loaders.dataset_methods.overrides import SAMPLE_METHODS, check_columns_allowed, overridden
 from stoker.loaders.dataset_methods.settings import reader_settings
 from stoker.loaders.dataset_methods.states import DatasetStates
 from stoker.loaders.iterable import TorchIterable

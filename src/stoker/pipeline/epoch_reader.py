@@ -48,13 +48,7 @@ from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.rank_epochs import RankEpochs
 from stoker.pipeline.state.resume import ResumeState
-from stoker.pipeline.transforms import (
-    EpochReaderSettings,
-    Override,
-    loading_override,
-    loading_steps,
-    with_steps,
-)
+from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_override, loading_steps, with_steps
 from stoker.policy import FETCHED_FOR_WORKER, FEW_LINES, parsers
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain

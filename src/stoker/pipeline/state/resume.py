@@ -18,13 +18,7 @@ from stoker.pipeline.state.named_epochs import NamedEpochs
 from stoker.pipeline.state.pinned_quarantine import PinnedQuarantine
 from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.run_from import others_have_more, run_from
-from stoker.pipeline.state.state import (
-    check_same_chain,
-    check_same_others,
-    make_state,
-    read_changed,
-    read_state,
-)
+from stoker.pipeline.state.state import check_same_chain, check_same_others, make_state, read_changed, read_state
 from stoker.pipeline.state.worker_part import WorkerPart
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.quarantine import Quarantine, check_quarantine
