@@ -21,7 +21,7 @@ from stoker.tokens.sources.source import SkippedFile, TokenSource
 
 
 @dataclass(slots=True)
-class EpochProgress:
+class FilesProgress:
     """The epoch that is being delivered, or was last.
 
     Attributes:
@@ -46,7 +46,7 @@ class EpochByFiles:
     _files: RankFiles
     _rank_finder: DataRankFinder
     _resume: ResumeState
-    _progress: EpochProgress | None
+    _progress: FilesProgress | None
     _exhausted: int | None
     """The epoch that has been delivered, until the next one begins."""
     _running: Iterator[LMBatch] | None

@@ -20,7 +20,7 @@ from stoker.concurrency.spans.recorder import Stage, WaitClock, span
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.loaders.epoch_by_files import EpochByFiles, EpochProgress
+from stoker.loaders.epoch_by_files import EpochByFiles, FilesProgress
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import reads_ahead
@@ -295,7 +295,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         self._exhausted = None
         if isinstance(self._source, ParquetSource):
             self._source.share(worker.count * self._rank_finder.world.local_world_size)
-        progress = self._progress = EpochProgress(point, run.plan, begun, reads_ahead())
+        progress = self._progress = FilesProgress(point, run.plan, begun, reads_ahead())
         batches = self._read(run, worker, begun)
         with closing(batches):
             waits = WaitClock()

@@ -287,7 +287,7 @@ class ResumeState:
         check_same_chain(state, self._chain, inside=bool(begun))
         if check:
             run_from(sample_order, self.settled(point, data_rank), data_rank)
-        mark = check_quarantine(state, self._quarantine and self._quarantine.quarantine)
+        mark = check_quarantine(state, None if self._quarantine is None else self._quarantine.quarantine)
         if worker.token is None:  # for all workers the main process says it
             self._clock.unpin(None if mark is None else (mark.lines, mark.digest))
         self.sample_order = sample_order
@@ -305,7 +305,7 @@ class ResumeState:
         Raises:
             StateError: more than the streams differs.
         """
-        mark = check_quarantine(state, self._quarantine and self._quarantine.quarantine)
+        mark = check_quarantine(state, None if self._quarantine is None else self._quarantine.quarantine)
         if mark is not None and mark.lines:
             raise StateError(
                 "change_streams=True gives samples other ids, and this state's run leaves some out by theirs (quarantine=): "

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
 
 from stoker.cluster import LoaderWorker
 from stoker.errors import StateError
 from stoker.order.sample_order import DataRank
 from stoker.pipeline.state.state import is_count
 
+_FIELDS: Final = ("number", "count", "batches", "samples")
 
-class WorkerPart(NamedTuple):
-    """What a worker has delivered of an epoch.
+
+@dataclass(frozen=True, slots=True)
+class WorkerPart:
+    """The batches and samples that a worker has delivered of an epoch.
 
     Attributes:
         number: of the worker.
@@ -28,7 +32,7 @@ class WorkerPart(NamedTuple):
 
     def as_dict(self, data_rank: DataRank) -> dict[str, int]:
         """As a state has it, with what decides which samples these were."""
-        return {**self._asdict(), "world_size": data_rank.world_size, "batch_size": data_rank.batch_size}
+        return {**asdict(self), "world_size": data_rank.world_size, "batch_size": data_rank.batch_size}
 
     @classmethod
     def read(cls, state: Mapping[str, Any], worker: LoaderWorker, data_rank: DataRank) -> Self | None:
@@ -42,10 +46,10 @@ class WorkerPart(NamedTuple):
             return None
         if isinstance(found, Mapping):
             found = {"samples": 0, **found}  # which states of earlier versions do not say
-        if not (isinstance(found, Mapping) and all(is_count(found.get(name)) for name in cls._fields)):
+        if not (isinstance(found, Mapping) and all(is_count(found.get(name)) for name in _FIELDS)):
             raise StateError(f"this state's worker should have a number, a count, batches and samples, found {found!r}")
-        part = cls(*(found[name] for name in cls._fields))
-        if worker.token is None or part[:2] != (worker.number, worker.count):
+        part = cls(*(found[name] for name in _FIELDS))
+        if worker.token is None or (part.number, part.count) != (worker.number, worker.count):
             raise StateError(
                 f"this is the state of DataLoader worker {part.number} of {part.count}, which only that worker can "
                 "resume from. States of StreamingDataLoader fit any number of workers"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from stoker.cache.base import ShardCache
 from stoker.concurrency.shared_counters import Count, Counts
@@ -100,7 +100,7 @@ def _fetched_files(
     is_small: bool,
     demanded: bool,
     make_room: Callable[[ShardCache], None],
-) -> Sequence[Buffer] | None:
+) -> list[Buffer] | None:
     """The files of a shard that the cache has not; ``None`` where nobody demands it, and it is not to be had now."""
     # An evictor may take the file between fetching and opening it; then it is fetched again.
     for _ in range(100):
