@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from stoker.concurrency.spans.recorder import Stage, span
+from stoker.concurrency.spans.thread_times import own_time
 from stoker.display import with_article
 from stoker.errors import ConfigError, StokerError, TransformError
 from stoker.formats.mds.encodings.images import load_at_once
@@ -23,7 +24,6 @@ from stoker.pipeline.batch_ring import Region, Ring
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.hand_over import Parcel, first_refused, pack, pack_error
-from stoker.pipeline.execution.measure import own_time
 from stoker.pipeline.good_samples import GoodSamples
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings

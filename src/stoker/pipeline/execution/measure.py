@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 CLEARLY: Final = 1.3
@@ -17,20 +14,6 @@ _AT_ONCE: Final = 1.3
 
 _COMPUTES: Final = 0.1
 """The part of its time for which a thread computes, from which on that part tells how much it did."""
-
-_WAITS: Final = Path("/proc/thread-self/schedstat")
-
-
-def own_time() -> int:
-    """Nanoseconds of a clock that stands still while this thread could run and another one has its processor.
-
-    So what is measured by it is not disturbed by other processes of the machine. It goes on while the thread waits for
-    storage, or for Python's lock. Where the system does not tell, it never stands still.
-    """
-    waited = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        waited = int(_WAITS.read_bytes().split()[1])
-    return time.perf_counter_ns() - waited
 
 
 @dataclass(frozen=True, slots=True)

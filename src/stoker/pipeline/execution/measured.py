@@ -11,11 +11,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final, Generic, TypeVar
 
+from stoker.concurrency.spans.thread_times import own_time
 from stoker.errors import StokerError
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.hand_over import pack, unpack
 from stoker.pipeline.execution.in_processes import InProcesses
-from stoker.pipeline.execution.measure import CLEARLY, Burst, Costs, own_time
+from stoker.pipeline.execution.measure import CLEARLY, Burst, Costs
 from stoker.pipeline.execution.runner import InThreads
 
 logger = logging.getLogger(__name__)
