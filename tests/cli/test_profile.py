@@ -66,6 +66,20 @@ def test_a_function_of_this_folder_is_found(
     assert "transform" in profile(capsys, data, "--batch-size", 32, "--transform", "profiled_here:same")
 
 
+def test_a_run_that_fails_leaves_an_earlier_trace(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "trace.json"
+    profile(capsys, data, "--out", out)
+    earlier = out.read_text()
+    (tmp_path / "profiled_fails.py").write_text("def fails(sample):\n    raise ValueError('no')\n")
+    monkeypatch.chdir(tmp_path)
+    said = profile(capsys, data, "--out", out, "--transform", "profiled_fails:fails", code=1)
+    assert f"the trace until then is in {tmp_path / 'partial.trace.json'}" in said
+    assert json.loads((tmp_path / "partial.trace.json").read_text())["traceEvents"]
+    assert out.read_text() == earlier
+
+
 def test_faults_are_told(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.json").write_text("[]")
     assert "is no trace that stoker wrote" in profile(capsys, "--traces", tmp_path / "bad.json", code=1)

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from slow_store import slow_store, started
-from stoker import MDSWriter, StreamingDataLoader, StreamingDataset, Trace
+from stoker import MDSWriter, ReadOptions, StreamingDataLoader, StreamingDataset, Trace
+from stoker.concurrency.spans.recorder import WHOLE, Stage
 from stoker.errors import ConfigError
-from stoker.pipeline.stats.bottleneck import Profile
+from stoker.pipeline.stats.bottleneck import Profile, find_bottleneck
 from stoker.pipeline.stats.trace import profile_traces
+from stoker.pipeline.stats.trace_files import SPAN, TracedProcess
 from support import run_script
 
 SAMPLES, SHARD, BATCH = 960, 8, 8
@@ -112,11 +114,13 @@ def test_slow_decoding(tmp_path: Path) -> None:
 _RANK = """
 import sys, time
 
-from stoker import StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 
 remote, local, trace, *options = sys.argv[1:]
 options = dict(one.split("=", 1) for one in options)
-dataset = StreamingDataset(remote, local=local, storage_options=options, batch_size=8, shuffle=True)
+# By itself it would fetch as many shards at once as hide 0.2 s, and wait for the first ones alone.
+read = ReadOptions(download_threads=4)
+dataset = StreamingDataset(remote, local=local, storage_options=options, batch_size=8, shuffle=True, read=read)
 with dataset.trace(trace):
     for batch in dataset.batches():
         time.sleep(0.01)
@@ -138,6 +142,41 @@ def test_one_slow_rank(data: Path, tmp_path: Path) -> None:
     found = profile_traces([tmp_path / f"trace.rank{rank}.json" for rank in range(ranks)])
     assert (found.rank, found.kind) == (1, "store"), found
     assert found.sentence.startswith("Rank 1 is slower than the others")
+
+
+def test_a_busy_machine_hides_no_slow_rank() -> None:
+    """Others have the processors while the ranks compute: by the clock, rank 1 waits for less than 10 % of its time."""
+    processes = []
+    for rank, wait in enumerate((0, 4, 0)):
+        rows: list[tuple[int, ...]] = [(0, 1, 1, Stage.WAIT, 0, 0, 1)]
+        for begin in range(1, 5001, 100):
+            asked, got = begin + 90, begin + 92 + wait
+            rows += [(begin, asked, 1, Stage.PROCESSOR, 0, WHOLE * 8 // 9, 2), (asked, got, 1, Stage.WAIT, 0, 0, 8)]
+            if wait:
+                rows += [(asked + 2, got, 1, Stage.OPEN, 0, 0, 0), (asked + 2, got, 2, Stage.FETCH, 0, 8, 9)]
+            rows.append((asked, asked + 2, 1, Stage.DECODE, 0, 0, 8))
+        spans = np.array(sorted(rows, key=lambda row: (row[0], -row[1])), SPAN)
+        spans["begin"] *= 1_000_000
+        spans["end"] *= 1_000_000
+        processes.append(TracedProcess(rank, rank, None, spans))
+    found = find_bottleneck(processes, 2)
+    assert found.ranks[1].waited < 0.1 * found.ranks[1].elapsed
+    assert (found.rank, found.kind) == (1, "store"), found
+    assert "other programs or threads had the processors" in found.sentence
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_function_that_waits_wants_threads_and_not_processors(data: Path, tmp_path: Path, threads: int) -> None:
+    def asks_a_service(sample: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.002)
+        return sample
+
+    read = ReadOptions(read_threads=threads)
+    dataset = StreamingDataset(data / "data", batch_size=BATCH, shuffle=True, transform=asks_a_service, read=read)
+    found = profiled(tmp_path / "trace.json", dataset, dataset.batches)
+    assert found.kind == "transform", found
+    assert f"raise ReadOptions(read_threads=) above {threads}, beyond the number of processors" in found.sentence
+    assert "more than its" not in found.sentence
 
 
 def test_a_trace_of_nothing_says_so(data: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from stoker import (
     MDSWriter,
+    ReadOptions,
     StreamingConfig,
     StreamingDataLoader,
     StreamingDataset,
@@ -29,7 +30,7 @@ from stoker import (
 )
 from stoker.concurrency.spans import recorder as spans
 from stoker.concurrency.spans import sample_clock
-from stoker.concurrency.spans.recorder import Recorder, Stage
+from stoker.concurrency.spans.recorder import Recorder, Stage, WaitClock
 from stoker.concurrency.spans.sample_clock import SampleClock, ShortSamples, StretchClock
 from stoker.errors import ConfigError
 from stoker.pipeline.stats.span_times import Activity, Intervals
@@ -92,7 +93,15 @@ def test_a_trace_of_threads_is_what_perfetto_reads(data: Path, tmp_path: Path) -
         rows = sum(len(batch["y"]) for batch in dataset.batches())
     events = events_of(trace.path)
     # Whether a reader has to wait for a shard is a matter of time.
-    assert stages(events) - {"open"} == {"list", "fetch", "decompress", "decode", "transform", "collate", "wait"}
+    assert stages(events) - {"open", "processor"} == {
+        "list",
+        "fetch",
+        "decompress",
+        "decode",
+        "transform",
+        "collate",
+        "wait",
+    }
     assert len({event["tid"] for event in events if event["name"] == "fetch"}) > 1
     read = sum(event["args"]["samples"] for event in events if event["name"] == "collate")
     assert rows == read == 400
@@ -169,6 +178,45 @@ def test_of_many_short_samples_some_are_measured_and_stand_for_all(tmp_path: Pat
     running.close()
 
 
+def test_short_waits_before_a_long_one_are_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([1_000_000, 1_010_000, 1_100_000, 1_120_000, 1_200_000, 1_500_000, 2_000_000, 2_020_000, 2_100_000])
+    monkeypatch.setattr(spans, "perf_counter_ns", lambda: next(now))
+    running, waits = Recorder(str(tmp_path)), WaitClock()
+    spans.record(running)
+    try:
+        for amount in (1, 2, 4, 8):  # of 10, 20, 300 and 20 µs
+            waits.begin()
+            waits.end(amount)
+        waits.flush()
+    finally:
+        spans.record(None)
+    (found,) = read_recorded(tmp_path, 0, 0)
+    rows = [(int(one["begin"]), int(one["end"]), int(one["amount"])) for one in found.spans]
+    assert rows == [(1_170_000, 1_500_000, 7), (2_000_000, 2_020_000, 8)]
+    running.close()
+
+
+def test_what_threads_have_of_the_processors_is_recorded(data: Path, tmp_path: Path) -> None:
+    def computes(sample: dict[str, Any]) -> dict[str, Any]:
+        end = time.thread_time() + 2e-4
+        while time.thread_time() < end:
+            pass
+        return sample
+
+    dataset = dataset_of(data, transform=computes, read=ReadOptions(read_threads=0))
+    with dataset.trace(tmp_path / "trace.json") as trace:
+        for _ in dataset.batches():
+            time.sleep(1e-3)
+    events = [event for event in events_of(trace.path) if event["name"] == "processor"]
+    took = sum(event["dur"] for event in events) * 1e3
+    computed = sum(event["args"]["computed_ns"] for event in events)
+    assert 400 * 2e5 / 2 < computed <= took  # what is left of 4 ms at the end is not recorded
+    displaced = sum(event["args"]["displaced_ns"] for event in events)
+    assert computed + displaced <= took * 1.1
+    (read,), _ = read_trace(trace.path)
+    assert int(read.spans["amount"][read.spans["stage"] == Stage.PROCESSOR].sum()) == computed
+
+
 def test_the_time_of_samples_made_in_one_go_is_known_as_a_whole(tmp_path: Path) -> None:
     running = Recorder(str(tmp_path))
     clock, source = StretchClock(running), iter(range(3000))
@@ -222,10 +270,19 @@ def test_an_error_of_a_sample_passes_and_the_trace_is_written(data: Path, tmp_pa
         return sample
 
     dataset = dataset_of(data, transform=fails)
-    with pytest.raises(Exception, match="seven"), dataset.trace(tmp_path / "trace.json") as trace:
+    earlier = tmp_path / "trace.json"
+    earlier.write_text("of a run that was good")
+    with pytest.raises(Exception, match="seven") as raised, dataset.trace(earlier) as trace:
         list(dataset)
+    assert trace.path == tmp_path / "partial.trace.json"
+    assert raised.value.__notes__ == [f"the trace until then is in {trace.path}"]
     assert "transform" in stages(events_of(trace.path))
     assert spans.recorder() is None
+    assert earlier.read_text() == "of a run that was good"
+    with trace:
+        list(islice(dataset_of(data), 4))
+    assert trace.path == earlier
+    assert "decode" in stages(events_of(earlier))
 
 
 def test_ranks_write_files_of_their_own(data: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.arguments import byte_size, folder, integer, seconds
 from stoker.cli.running import add_format, add_json, add_storage_options, arguments_of, print_json
 from stoker.cli.terminal import make_console, make_table, print_table
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StokerError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,9 +85,15 @@ def run(chosen: argparse.Namespace) -> None:
         _show(profile_traces(chosen.traces), chosen, None)
         return
     transform = None if chosen.transform is None else _imported(chosen.transform)
-    with Trace(chosen.out) as trace, contextlib.closing(_open(chosen, transform)) as loader:
-        _consume(loader if chosen.workers else loader.batches(), chosen)
-        tuning = loader.stats().tuning
+    trace = Trace(chosen.out)
+    try:
+        with trace, contextlib.closing(_open(chosen, transform)) as loader:
+            _consume(loader if chosen.workers else loader.batches(), chosen)
+            tuning = loader.stats().tuning
+    except (StokerError, KeyboardInterrupt) as error:
+        for note in getattr(error, "__notes__", ()):
+            sys.stderr.write(f"stoker profile: {note}\n")
+        raise
     _show(trace.profile(), chosen, str(trace.path), tuning)
 
 

@@ -15,11 +15,13 @@ from enum import IntEnum
 from itertools import count
 from pathlib import Path
 from struct import Struct
+from threading import get_native_id
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Final
 
 from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.spans.thread_times import ThreadTimes
 
 logger = logging.getLogger(__name__)
 
@@ -47,18 +49,36 @@ class Stage(IntEnum):
     """The consumer has asked for a batch or sample, and waits."""
     LOOKAHEAD = 10
     """No more is asked for ahead, as settings allow no more; other spans of the thread lie across its ends."""
+    PROCESSOR = 11
+    """How long a thread had a processor, and how long it could run and others had them; lies across other spans, too."""
+
+
+APART: Final = (Stage.LOOKAHEAD, Stage.PROCESSOR)
+"""Stages whose spans do not nest with the others of their thread."""
 
 
 RECORD: Final = Struct("<qqIBxHq")
 """A span: its begin and end in ns of the monotonic clock, the system's number of the thread, the stage, how many of its kind
-may run at once (0: not said), and an amount: bytes of ``FETCH`` and ``DECOMPRESS``, samples of all else."""
+may run at once (0: not said), and an amount: bytes of ``FETCH`` and ``DECOMPRESS``, samples of all else.
 
-_SEGMENT: Final = 1 << 14
+Of ``PROCESSOR`` the amount is the ns that the thread had a processor, and "how many" the part of the span for which it could
+run and had none, of :data:`WHOLE`."""
+
+WHOLE: Final = (1 << 16) - 1
+
+_SHIFT: Final = 14
+_SEGMENT: Final = 1 << _SHIFT
 """Spans for which a file grows at a time: whole pages."""
+
+_pack_into: Final = RECORD.pack_into
+_SIZE: Final = RECORD.size
 
 _SHORT_WAIT: Final = 50_000
 _SUMMED_WAITS: Final = 1_000_000
 """Nanoseconds of a wait that is recorded by itself, and after which a sum of shorter ones is recorded."""
+
+_LOOKED: Final = 4_000_000
+"""Nanoseconds after which it is asked again what a thread had of the processors, which takes 3 µs."""
 
 MOST_SPANS: Final = 1 << 22
 """Spans that a process records at most: 128 MiB."""
@@ -86,19 +106,34 @@ class Recorder:
         self._segments: list[mmap.mmap] = []
         self._slots = count()
         self._threads: set[int] = set()
+        self._of_thread = _OfThread()
         self._full = False
 
     def add(self, stage: Stage, begin: int, end: int, amount: int = 0, at_once: int = 0) -> None:
         """Record a span of this thread; see :data:`RECORD`."""
-        thread = threading.get_native_id()
+        thread = get_native_id()
         if thread not in self._threads:
             self._threads.add(thread)
             self.note(thread=thread, name=threading.current_thread().name)
         slot = next(self._slots)
-        number, place = divmod(slot, _SEGMENT)
-        if number >= len(self._segments) and not self._grow(number):
-            return
-        RECORD.pack_into(self._segments[number], place * RECORD.size, begin, end, thread, stage, at_once, amount)
+        try:
+            segment = self._segments[slot >> _SHIFT]
+        except IndexError:
+            if not self._grow(slot >> _SHIFT):
+                return
+            segment = self._segments[slot >> _SHIFT]
+        _pack_into(segment, (slot & _SEGMENT - 1) * _SIZE, begin, end, thread, stage, at_once, amount)
+
+    def look(self, now: int) -> None:
+        """Record what this thread had of the processors since it was looked at last, if that is some time ago."""
+        mine = self._of_thread
+        times, since = mine.times, mine.since
+        if times is None:
+            mine.times, mine.since = ThreadTimes(), now
+        elif now - since >= _LOOKED:
+            computed, displaced = times.ask()
+            mine.since = now
+            self.add(Stage.PROCESSOR, since, now, computed, min(WHOLE, WHOLE * displaced // (now - since)))
 
     def note(self, **facts: Any) -> None:
         """Add a line about this process. Of several with the same name the last one holds."""
@@ -129,7 +164,7 @@ class Recorder:
                 elif self._file < 0:
                     self._file = os.open(self._path("spans"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 while not self._full and number >= len(self._segments):
-                    size = _SEGMENT * RECORD.size
+                    size = _SEGMENT * _SIZE
                     begin = len(self._segments) * size
                     os.posix_fallocate(self._file, begin, size)  # a full disk is an error here, and not a signal later
                     self._segments.append(mmap.mmap(self._file, size, offset=begin))
@@ -153,6 +188,13 @@ class Recorder:
             for file in files:
                 if file >= 0:
                     os.close(file)
+
+
+class _OfThread(threading.local):
+    """Times of each thread, and when they were looked at last, by the monotonic clock."""
+
+    times: ThreadTimes | None = None
+    since = 0
 
 
 _recorder: Recorder | None = None
@@ -228,14 +270,21 @@ def end_span(stage: Stage, begun: int, amount: int = 0) -> None:
 class WaitClock:
     """Records the waits of an iteration. Those of less than 50 µs are summed up, over a millisecond at most."""
 
-    __slots__ = ("_amount", "_begun", "_since", "_took")
+    __slots__ = ("_amount", "_begun", "_looked", "_since", "_took")
 
     def __init__(self) -> None:
-        self._since = self._took = self._amount = self._begun = 0
+        self._since = self._took = self._amount = self._begun = self._looked = 0
 
     def begin(self) -> None:
         """Say that the consumer asks for something."""
-        self._begun = 0 if _recorder is None else perf_counter_ns()
+        running = _recorder
+        if running is None:
+            self._begun = 0
+            return
+        self._begun = now = perf_counter_ns()
+        if now - self._looked > _LOOKED:
+            self._looked = now
+            running.look(now)
 
     def end(self, amount: int) -> None:
         """Say that it has it: so many samples."""
@@ -243,6 +292,9 @@ class WaitClock:
         if not begun or running is None:
             return
         now = perf_counter_ns()
+        if now - self._looked > _LOOKED:
+            self._looked = now
+            running.look(now)
         if now - begun < _SHORT_WAIT:
             self._since = self._since or begun
             self._took += now - begun
@@ -250,9 +302,9 @@ class WaitClock:
             if now - self._since > _SUMMED_WAITS:
                 self.flush()
             return
-        if begun - self._since > _SUMMED_WAITS:
-            self.flush()
-        running.add(Stage.WAIT, begun, now, amount)
+        # Short waits before a long one become part of it, as if they had been the last ones before it.
+        running.add(Stage.WAIT, begun - self._took, now, amount + self._amount)
+        self._since = self._took = self._amount = 0
 
     def flush(self) -> None:
         """Record what was summed up."""

@@ -168,6 +168,7 @@ class SampleClock:
             begin = end
         self._sums.clear()
         self._since = 0
+        self._recorder.look(now)
 
 
 class StretchClock:
@@ -238,3 +239,4 @@ class StretchClock:
         if self._transform:
             self._recorder.add(Stage.TRANSFORM, between, since + took, samples)
         self._decode = self._transform = 0
+        self._recorder.look(since + took)

@@ -3,6 +3,9 @@
 The time in which a consumer waits is divided among the stages of those that work for it: its own thread, reading threads and
 DataLoader workers, by the innermost span that each is in. Where these wait for a shard, the threads that fetch say whether it
 is fetched or decompressed.
+
+Whether a consumer waits, and which of several ranks is slow, is judged by times in which the consumer had a processor or
+wanted none: other programs of a busy machine make each of its steps longer, and waiting seem less.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.spans.recorder import Stage
+from stoker.concurrency.spans.recorder import APART, WHOLE, Stage
 from stoker.errors import ConfigError
 from stoker.pipeline.stats.span_times import Activity, Intervals, Times
 from stoker.pipeline.stats.trace_files import TracedProcess
@@ -44,6 +47,12 @@ _SKEW: Final = 2.0
 
 _FIRST: Final = 5
 """Of so many waits the first is left out: it is the start's. With workers, that for the first batch of each."""
+
+_BUSY: Final = 0.7
+"""The part of the processors that those who make batches may have and still gain from being more."""
+
+_DISTURBED: Final = 0.1
+"""The part of its time for which a consumer had to wait for a processor that is worth saying."""
 
 _MAKES: Final = (Stage.OPEN, Stage.DECODE, Stage.TRANSFORM, Stage.COLLATE, Stage.SEND)
 _FETCHES: Final = (Stage.FETCH, Stage.DECOMPRESS)
@@ -97,6 +106,10 @@ class RankTimes:
         fetch_rate: bytes a second of one.
         makers: threads and workers that make its batches.
         workers: those of them that are DataLoader workers.
+        computing: mean of processors that these had while it waited, or would have had on a machine that does nothing else;
+            ``None``: not known.
+        displaced: seconds for which the consumer could run, and others had the processors.
+        displaced_waiting: those of them in which it waited.
     """
 
     rank: int
@@ -111,11 +124,20 @@ class RankTimes:
     fetch_rate: float
     makers: int
     workers: int
+    computing: float | None = None
+    displaced: float = 0.0
+    displaced_waiting: float = 0.0
+
+    @property
+    def own_waited(self) -> float:
+        """Seconds for which the consumer waited, without those for which it could run and others had the processors."""
+        return self.waited - self.displaced_waiting
 
     @property
     def share(self) -> float:
-        """The part of the time in which the consumer waited, 0 to 1."""
-        return self.waited / self.elapsed if self.elapsed else 0.0
+        """The part of the time in which the consumer waited, 0 to 1, on a machine that does nothing else."""
+        own = self.elapsed - self.displaced
+        return self.own_waited / own if own > 0 else 0.0
 
     @property
     def kind(self) -> BottleneckKind:
@@ -193,14 +215,14 @@ def find_bottleneck(processes: Sequence[TracedProcess], cores: int) -> Profile:
         if spans[number] or waits[number]
     ]
     stages.sort(key=lambda one: (-one.waited, -one.seconds))
-    worst = max(ranks, key=lambda one: one.waited)
-    others = [one.waited for one in ranks if one is not worst]
-    slow = bool(others) and worst.share >= _LITTLE and worst.waited > _SKEW * float(np.median(others))
+    worst = max(ranks, key=lambda one: one.own_waited)
+    others = [one.own_waited for one in ranks if one is not worst]
+    slow = bool(others) and worst.share >= _LITTLE and worst.own_waited > _SKEW * float(np.median(others))
     shown = worst if slow or len(ranks) == 1 else _typical(ranks)
     return Profile(
         shown.kind,
         worst.rank if slow else None,
-        (_slow_rank(worst, float(np.median(others))) if slow else "") + _sentence(shown, cores),
+        (_slow_rank(worst, float(np.median(others))) if slow else "") + _sentence(shown, cores) + _disturbed(shown),
         tuple(stages),
         tuple(ranks),
     )
@@ -212,7 +234,7 @@ def _stage_names() -> list[str]:
 
 def _typical(ranks: Sequence[RankTimes]) -> RankTimes:
     """The rank whose waiting is the median."""
-    return sorted(ranks, key=lambda one: one.waited)[len(ranks) // 2]
+    return sorted(ranks, key=lambda one: one.own_waited)[len(ranks) // 2]
 
 
 # -- times of a rank -----------------------------------------------------------------------------------------------------
@@ -223,6 +245,18 @@ class _Thread:
     process: TracedProcess
     spans: NDArray[Any]
     activity: Activity
+    processor: NDArray[Any]
+
+    def computed(self, when: Intervals) -> float | None:
+        """Nanoseconds during some intervals for which it had a processor or could have had one; ``None``: not known."""
+        if not len(self.processor):
+            return None
+        return float((_parts(self.processor, when) * self.processor["amount"]).sum()) + self.displaced(when)
+
+    def displaced(self, when: Intervals) -> float:
+        """Nanoseconds during some intervals for which it could run, and others had the processors."""
+        lengths = self.processor["end"] - self.processor["begin"]
+        return float((_parts(self.processor, when) * lengths * (self.processor["at_once"] / WHOLE)).sum())
 
     def has(self, *stages: Stage) -> bool:
         return bool(np.isin(self.spans["stage"], stages).any())
@@ -236,11 +270,19 @@ class _Thread:
 def _threads(process: TracedProcess) -> list[_Thread]:
     """The threads of a process that have spans."""
     found = []
-    nested = process.spans[process.spans["stage"] != Stage.LOOKAHEAD]
+    nested = process.spans[~np.isin(process.spans["stage"], APART)]
+    processor = process.spans[process.spans["stage"] == Stage.PROCESSOR]
     for number in np.unique(nested["thread"]).tolist():
         spans = nested[nested["thread"] == number]
-        found.append(_Thread(process, spans, Activity.of(spans)))
+        found.append(_Thread(process, spans, Activity.of(spans), processor[processor["thread"] == number]))
     return found
+
+
+def _parts(spans: NDArray[Any], when: Intervals) -> NDArray[np.float64]:
+    """The part of each span that lies in some intervals, 0 to 1."""
+    inside: NDArray[np.float64] = when.within(spans["begin"], spans["end"])
+    inside /= np.maximum(spans["end"] - spans["begin"], 1)
+    return inside
 
 
 def _full(processes: Sequence[TracedProcess]) -> Intervals:
@@ -276,6 +318,7 @@ def _rank_times(rank: int, threads: Sequence[_Thread], full: Intervals) -> RankT
     downloads, most = _downloads(threads, waiting)
     fetches = np.concatenate([one.spans[one.spans["stage"] == Stage.FETCH] for one in threads])
     took = float((fetches["end"] - fetches["begin"]).sum()) / 1e9
+    computed = [found for one in makers or [consumer] if (found := one.computed(waiting)) is not None]
     return RankTimes(
         rank=rank,
         first=float(waits["end"][0] - waits["begin"][0]) / 1e9,
@@ -289,6 +332,9 @@ def _rank_times(rank: int, threads: Sequence[_Thread], full: Intervals) -> RankT
         fetch_rate=float(fetches["amount"].sum()) / took if took else 0.0,
         makers=max(1, len(makers)),
         workers=workers,
+        computing=sum(computed) / waiting.total if computed and waiting.total else None,
+        displaced=consumer.displaced(everything) / 1e9,
+        displaced_waiting=consumer.displaced(waiting) / 1e9,
     )
 
 
@@ -343,9 +389,42 @@ def _percent(part: float) -> str:
 
 def _slow_rank(worst: RankTimes, others: float) -> str:
     return (
-        f"Rank {worst.rank} is slower than the others, which wait for it: its consumer waits {worst.waited:.1f} s, that of "
-        f"the others {others:.1f} s (median). Look at the machine, disk and network of rank {worst.rank}. There: "
+        f"Rank {worst.rank} is slower than the others, which wait for it: its consumer waits {worst.own_waited:.1f} s, that "
+        f"of the others {others:.1f} s (median). Look at the machine, disk and network of rank {worst.rank}. There: "
     )
+
+
+def _is_idle(rank: RankTimes, cores: int) -> bool:
+    """Whether those who make batches wait for something else than processors, so that more of them get more done.
+
+    Threads that compute take turns with Python's lock; those that wait, for a store or a service, do not.
+    """
+    return rank.computing is not None and rank.computing < _BUSY * (cores if rank.workers else 1)
+
+
+def _more(rank: RankTimes, cores: int) -> str:
+    """The setting by which more is done at once."""
+    idle = _is_idle(rank, cores)
+    if rank.makers >= cores and not idle:
+        return f"give the rank more than its {cores} processors"
+    if rank.workers:
+        more = f"raise num_workers above {rank.workers}"
+    else:
+        more = f"raise ReadOptions(read_threads=) above {rank.makers}"
+        if not idle:
+            more += ", or num_workers= of a StreamingDataLoader above 0"
+    if idle:
+        more += (
+            f", beyond the number of processors: it waits for something else, and takes {rank.computing:.1f} of them"
+        )
+    return more
+
+
+def _disturbed(rank: RankTimes) -> str:
+    if rank.displaced < _DISTURBED * rank.elapsed:
+        return ""
+    part = _percent(rank.displaced / rank.elapsed)
+    return f" For {part} of its time the consumer could run, and other programs or threads had the processors."
 
 
 def _sentence(rank: RankTimes, cores: int) -> str:
@@ -365,12 +444,7 @@ def _sentence(rank: RankTimes, cores: int) -> str:
         f"{rank.downloads:.1f} of {rank.most_downloads:.0f} downloads run meanwhile, {1e3 * rank.fetch_seconds:.0f} ms "
         f"and {rank.fetch_rate / 1e6:.1f} MB/s each"
     )
-    if rank.workers and rank.makers < cores:
-        more = f"raise num_workers above {rank.workers}"
-    elif rank.makers < cores:
-        more = f"raise ReadOptions(read_threads=) above {rank.makers}, or num_workers= of a StreamingDataLoader above 0"
-    else:
-        more = f"give the rank more than its {cores} processors"
+    more, idle = _more(rank, cores), _is_idle(rank, cores)
     said: dict[BottleneckKind, str] = {
         "store": f"The store{head}shards ({downloads}). Raise ReadOptions(download_threads=) above "
         f"{rank.most_downloads:.0f}; where that gains nothing, move the data nearer, or keep it: local= on a fast disk.",
@@ -382,7 +456,11 @@ def _sentence(rank: RankTimes, cores: int) -> str:
         "decoding": f"Decoding{head}it. Read fewer columns (columns=), store values that decode faster, or {more}.",
         "transform": f"The transform{head}it. Do once what is the same in each epoch, by stoker convert, make it faster, "
         f"or {more}."
-        + ("" if rank.workers else " Pure Python gets more done in processes: ReadOptions(run_in='auto') measures it."),
+        + (
+            ""
+            if rank.workers or idle
+            else " Pure Python gets more done in processes: ReadOptions(run_in='auto') measures it."
+        ),
         "collating": f"Collating{head}it. Give samples arrays of one shape, use columnar=True, or {more}.",
         "hand-over": f"Passing batches on{head}what is around them in Python. Use columnar=True or batches(), a larger "
         "batch_size, or fewer workers.",

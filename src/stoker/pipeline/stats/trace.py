@@ -30,7 +30,8 @@ class Trace:
 
     At the end of the block the file is written: open it at https://ui.perfetto.dev. It has a span for each time that a thread
     lists, fetches, decompresses, opens, decodes, transforms, collates, sends or waits. DataLoader workers take part where
-    they are started inside the block.
+    they are started inside the block. Where the block ends with an error, the file ``partial.trace.json`` has what was
+    recorded until then, and an earlier ``trace.json`` stays as it is.
 
     >>> with stoker.Trace("trace.json") as trace:  # doctest: +SKIP
     ...     for batch in dataset.batches():
@@ -53,15 +54,16 @@ class Trace:
         self._origin = 0
         self._processes: list[TracedProcess] = []
         self._facts: TraceFacts | None = None
+        self._failed = False
 
     @property
     def path(self) -> Path:
-        """The file."""
-        world = self._world
-        if world is None or world.world_size == 1:
-            return self._given
-        name, dot, endings = self._given.name.partition(".")
-        return self._given.with_name(f"{name}.rank{world.rank}{dot}{endings}")
+        """The file; after a block that ended with an error, that of what was recorded until then."""
+        world, path = self._world, self._given
+        if world is not None and world.world_size > 1:
+            name, dot, endings = path.name.partition(".")
+            path = path.with_name(f"{name}.rank{world.rank}{dot}{endings}")
+        return path.with_name(f"partial.{path.name}") if self._failed else path
 
     def __enter__(self) -> Self:
         from stoker.pipeline.stats.trace_files import TraceFacts
@@ -70,6 +72,7 @@ class Trace:
         if running is not None:
             raise ConfigError(f"a trace runs in this process already, with its files in {running.folder}: end it first")
         self._world = self._world or World.detect()
+        self._failed = False
         try:
             folder = tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         except OSError as error:
@@ -80,7 +83,7 @@ class Trace:
         record(self._recorder)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         from stoker.pipeline.stats.trace_files import read_recorded, write_trace
 
         running, self._recorder = self._recorder, None
@@ -91,12 +94,18 @@ class Trace:
         folder = Path(running.folder)
         if not folder.is_dir() or running.pid != os.getpid():  # a forked child leaves the block of its parent
             return
+        self._failed = error is not None and not isinstance(error, GeneratorExit)
         try:
             running.close()
             self._processes = read_recorded(folder, self._facts.rank, self._origin)
             write_trace(self.path, self._processes, self._facts)
-        except OSError as error:
-            raise ConfigError(f"the trace {self.path} can not be written: {error.strerror or error}") from error
+            if error is not None and self._failed:
+                error.add_note(f"the trace until then is in {self.path}")
+        except OSError as problem:
+            said = f"the trace {self.path} can not be written: {problem.strerror or problem}"
+            if not self._failed:
+                raise ConfigError(said) from problem
+            logger.warning("%s", said)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if any(one.full for one in self._processes):

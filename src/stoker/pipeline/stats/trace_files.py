@@ -13,7 +13,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.spans.recorder import RECORD, Stage
+from stoker.concurrency.spans.recorder import APART, RECORD, WHOLE, Stage
 from stoker.errors import ConfigError
 
 SPAN: Final = np.dtype(
@@ -34,8 +34,11 @@ _STAGES: Final = {name: stage for stage, name in _NAMES.items()}
 _IN_BYTES: Final = (Stage.FETCH, Stage.DECOMPRESS)
 _VERSION: Final = 1
 
-_APART: Final = 1 << 23
-"""Added to the number of a thread for those of its spans that would not nest with its others: above all of these."""
+_THREADS: Final = 1 << 23
+"""Above all numbers of threads."""
+
+_APART: Final = {stage: number * _THREADS for number, stage in enumerate(APART, 1)}
+"""What is added to the number of a thread for those of its spans that would not nest with its others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ def nest(spans: NDArray[Any]) -> None:
     around: dict[int, list[tuple[int, int]]] = {}  # of each thread, ends and numbers of the spans that are open
     cut: dict[int, int] = {}
     for number, (begin, end, thread, stage, *_) in enumerate(spans.tolist()):
-        if stage == Stage.LOOKAHEAD:
+        if stage in APART:
             continue
         inside = around.setdefault(thread, [])
         while inside and (inside[-1][0] <= begin or inside[-1][0] < end):
@@ -175,12 +178,16 @@ def _events(process: TracedProcess) -> Iterator[dict[str, Any]]:
     yield named("process_sort_index", 0, sort_index=process.rank * 1000 + (process.worker or -1) + 1)
     for thread, name in process.threads.items():
         yield named("thread_name", thread, name=name)
-    for thread in np.unique(process.spans["thread"][process.spans["stage"] == Stage.LOOKAHEAD]).tolist():
-        yield named("thread_name", thread + _APART, name=f"{process.threads.get(thread, thread)}: lookahead")
+    for stage, above in _APART.items():
+        for thread in np.unique(process.spans["thread"][process.spans["stage"] == stage]).tolist():
+            yield named("thread_name", thread + above, name=f"{process.threads.get(thread, thread)}: {_NAMES[stage]}")
     for begin, end, thread, stage, _, at_once, amount in process.spans.tolist():
-        args = {"bytes" if stage in _IN_BYTES else "samples": amount} if amount else {}
-        if at_once:
-            args["at_once"] = at_once
+        if stage == Stage.PROCESSOR:
+            args = {"computed_ns": amount, "displaced_ns": at_once * (end - begin) // WHOLE}
+        else:
+            args = {"bytes" if stage in _IN_BYTES else "samples": amount} if amount else {}
+            if at_once:
+                args["at_once"] = at_once
         yield {
             "name": _NAMES[Stage(stage)],
             "cat": "stoker",
@@ -188,7 +195,7 @@ def _events(process: TracedProcess) -> Iterator[dict[str, Any]]:
             "ts": begin / 1e3,
             "dur": (end - begin) / 1e3,
             "pid": process.pid,
-            "tid": thread + _APART * (stage == Stage.LOOKAHEAD),
+            "tid": thread + _APART.get(stage, 0),
             "args": args,
         }
 
@@ -226,13 +233,16 @@ def _processes(events: Sequence[Mapping[str, Any]]) -> list[TracedProcess]:
         pid = int(event["pid"])
         if event["ph"] == "X":
             begin, args = round(event["ts"] * 1e3), event["args"]
-            end, amount = begin + round(event["dur"] * 1e3), args.get("bytes", args.get("samples", 0))
-            stage = _STAGES[event["name"]]
-            thread = event["tid"] % _APART
-            rows.setdefault(pid, []).append((begin, end, thread, stage, 0, args.get("at_once", 0), amount))
+            took, stage = round(event["dur"] * 1e3), _STAGES[event["name"]]
+            if stage is Stage.PROCESSOR:
+                at_once, amount = WHOLE * args["displaced_ns"] // max(1, took), args["computed_ns"]
+            else:
+                at_once, amount = args.get("at_once", 0), args.get("bytes", args.get("samples", 0))
+            row = (begin, begin + took, event["tid"] % _THREADS, stage, 0, at_once, amount)
+            rows.setdefault(pid, []).append(row)
         elif event["name"] == "process_name":
             names[pid] = event["args"]
-        elif event["name"] == "thread_name" and event["tid"] < _APART:
+        elif event["name"] == "thread_name" and event["tid"] < _THREADS:
             threads.setdefault(pid, {})[int(event["tid"])] = event["args"]["name"]
     return [
         TracedProcess(
