@@ -6,10 +6,14 @@
 Cases are batches of tokens, their samples one by one, pictures (JPEG, in threads) one by one and as batches of a transform,
 pictures of ``stoker.image``, rows of a ``StreamingParquetLoader``, and tokens and pictures of two forked DataLoader workers.
 
-One process reads epochs, without, with, with, and without a trace, and so on for ``--seconds``: each such four gives a ratio
-of processor times (``process_time``, of children where there are any). The figure is the median of these ratios, with the
-interval that has it in 95 of 100 cases (bootstrap). Revisions are processes of their own, in turn. A trace's file is written
-after the measured time; how long that takes is printed beside.
+One process reads epochs, without, with, with, and without a trace, then with, without, without, with, and so on for
+``--seconds``: each such four gives a ratio of processor times (``process_time``, of children where there are any).
+
+How to read it: the figure is the median of these ratios, less 1, with the interval that has it in 95 of 100 cases (see
+``paired.py``). ``< 2 %`` is ``yes`` or ``no`` where the whole interval lies on that side, else ``open``: more seconds tell.
+Other programs make intervals wider, and not the median larger. ``control`` is the same without any trace, from a process of
+its own: its true value is 0 %, and where its interval has no 0 the other is not to be trusted either. Revisions are processes
+of their own, in turn. A trace's file is written after the measured time; how long that takes is printed beside.
 """
 
 from __future__ import annotations
@@ -22,16 +26,19 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from paired import Ratio
+
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
+BOUND = 1.02
 TOKENS, PICTURES = 20_000, 512
-RUN = 0.15
+RUN = 0.08
 """Processor seconds of a run at least: neighbours in time are alike."""
 
 
@@ -140,8 +147,10 @@ def measure(case: str, folder: Path, seconds: float, *, traced: bool) -> None:
     found: list[tuple[float, float]] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until or len(found) < 3:
-        first, *inner, last = (run(recorded=recorded) for recorded in (False, traced, traced, False))
-        found.append((first + last, sum(inner)))
+        # One outside, the other inside, and the other way round: what changes steadily meets both alike.
+        outside = bool(len(found) % 2)
+        first, *inner, last = (run(recorded=traced and one) for one in (outside, not outside, not outside, outside))
+        found.append((sum(inner), first + last) if outside else (first + last, sum(inner)))
     print(json.dumps({"seconds": found, "spans": spans, "file": file}))
 
 
@@ -154,15 +163,6 @@ def start(case: str, folder: Path, source: Path, seconds: float, *, traced: bool
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _shown(ratios: Sequence[float]) -> str:
-    """The median, and the interval in which it lies in 95 of 100 cases."""
-    import numpy as np
-
-    drawn = np.random.default_rng(0).choice(np.array(ratios), (2000, len(ratios)))
-    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
-    return f"{statistics.median(ratios):.4f} ({low:.4f} to {high:.4f}, of {len(ratios)})"
 
 
 def main() -> None:
@@ -188,10 +188,11 @@ def main() -> None:
         here = source_of(None, scratch)
         before = source_of(options.before, scratch) if options.before else None
         for case in options.cases:
-            found = start(case, scratch, here, options.seconds, traced=True)
+            found, same = (start(case, scratch, here, options.seconds, traced=traced) for traced in (True, False))
             off = statistics.median(one[0] for one in found["seconds"]) / 2
-            said = f"{case:<18} without {off:6.3f} s   with / without {_shown([one[1] / one[0] for one in found['seconds']])}"
-            said += f"   {found['spans']:.0f} spans, file in {found['file']:.2f} s"
+            ratio, control = (Ratio.of([one[1] / one[0] for one in each["seconds"]]) for each in (found, same))
+            said = f"{case:<18}{off:6.3f} s   trace {ratio}   < 2 %: {ratio.keeps(BOUND):<5}control {control}   "
+            said += f"of {ratio.pairs}   {found['spans']:.0f} spans, file in {found['file']:.2f} s"
             if before is not None:
                 ratios = []
                 for number in range(options.rounds):
@@ -200,7 +201,7 @@ def main() -> None:
                         one = start(case, scratch, (before, here)[side], 0, traced=False)
                         pair[side] = min(each[0] for each in one["seconds"])
                     ratios.append(pair[1] / pair[0])
-                said += f"   without / {options.before} {_shown(ratios)}"
+                said += f"   without / {options.before} {Ratio.of(ratios)}"
             print(said, flush=True)
 
 

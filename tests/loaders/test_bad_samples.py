@@ -8,7 +8,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,24 @@ def test_good_samples_come_once_and_in_order(make: Any, shuffle: bool, threads: 
     assert len(replaced) == SAMPLES
     assert all(found == wanted for found, wanted in zip(replaced, order, strict=True) if wanted in GOOD)
     assert set(replaced) == GOOD
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("columnar", [False, True])
+def test_functions_are_called_once_for_each_sample_that_decodes(data: Path, threads: int, columnar: bool) -> None:
+    called: Counter[int] = Counter()
+
+    def raises_for_some(sample: dict[str, Any]) -> dict[str, Any]:
+        called[int(sample["id"])] += 1
+        if sample["id"] % 50 == 7:
+            raise ValueError("a bad one")
+        return sample
+
+    settings: dict[str, Any] = {"shuffle": True, "batch_size": 64, "read": ReadOptions(read_threads=threads)}
+    dataset = StreamingDataset(data, transform=raises_for_some, on_bad_sample="skip", **settings)
+    found = chain.from_iterable(ids_of(dataset.batches())) if columnar else (int(sample["id"]) for sample in dataset)
+    assert Counter(found) == Counter(number for number in GOOD if number % 50 != 7)
+    assert called == Counter(GOOD)
 
 
 @pytest.mark.parametrize("on_bad_sample", ["skip", "replace"])

@@ -34,7 +34,7 @@ from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.block_builder import BlockBuilder
-from stoker.tokens.layouts.good_rows import GoodRowBuilder, noted
+from stoker.tokens.layouts.good_rows import GoodRowBuilder
 from stoker.tokens.layouts.registry import LayoutName, make_layout
 from stoker.tokens.order.division import Granularity
 from stoker.tokens.order.rank_files import RankFiles, tell_of_remainder
@@ -324,8 +324,8 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
                 f"on_bad_sample='skip' makes batches shorter, and {division.wrapper} sends each rank a part of them: use "
                 "'replace', or dispatch_batches=False"
             )
-        found = GoodRowBuilder(self._builder, kind).batches(run, worker, begun, self.batch_size, self._threads)
-        return noted(found, BadSampleLog(self._bad_samples, self._counts))
+        builder = GoodRowBuilder(self._builder, kind, BadSampleLog(self._bad_samples, self._counts))
+        return builder.batches(run, worker, begun, self.batch_size, self._threads)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_running": None, "_progress": None}

@@ -13,9 +13,9 @@ from stoker.concurrency.shared_counters import Count
 from stoker.concurrency.spans.recorder import Stage, recorder, span
 from stoker.concurrency.spans.sample_clock import StretchClock
 from stoker.concurrency.user_code import calls_user_code, pass_exits
-from stoker.errors import ConfigError, SampleError
+from stoker.errors import ConfigError, SampleError, TransformError
 from stoker.formats.common.merge import check_types, scatter
-from stoker.formats.mds.encodings.images import left_to_load, loaded
+from stoker.formats.mds.encodings.images import last_left, left_to_load, loaded
 from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.order.spans import Spans, spans_of
@@ -59,7 +59,7 @@ def loaded_image(sample: Any) -> Any:
 
 
 class GoodSamples(NamedTuple):
-    """Samples that were read together.
+    """Samples that were read together, of which some are bad or filtered, or replaced.
 
     Attributes:
         values: columns of those that are left, or what is made of each, one by one: a sample, :data:`LEFT_OUT` or
@@ -93,6 +93,8 @@ class _Found:
 class GoodSampleReader(GoodRowReader):
     """Reads samples and deals with bad and filtered ones.
 
+    Where none is bad or filtered, what is done is that which is done where bad ones are errors.
+
     Args:
         reader: reads the samples.
         run: the positions of the epoch, and where their samples lie; ``None`` where no sample replaces another.
@@ -124,6 +126,13 @@ class GoodSampleReader(GoodRowReader):
         if self._replace:
             self._spans()  # an error is raised here, not when a sample is bad
         self._filters, self._as_stored = filters, as_stored
+        # Whether samples can be made one after the other, up to one that is bad.
+        self._in_turn = (
+            override is None
+            and not filters
+            and not isinstance(reader, JoinedReader)
+            and (steps is None or steps.functions is not None)
+        )
         self._dtypes: dict[str, np.dtype[Any]] | None = None
         self._replacements = Replacements(self._spans, strict=self._strict)
         self._empty: Batch | None = None
@@ -144,18 +153,21 @@ class GoodSampleReader(GoodRowReader):
         rows: Ids,
         own: list[Any] | None = None,
         others: OtherIds | None = None,
-    ) -> GoodSamples:
-        """The samples at these places, transformed, in a list as long as they are many.
+    ) -> list[Any] | GoodSamples:
+        """The samples at these places, transformed, in a list as long as they are many; alone where none is bad or filtered.
 
         Args:
             positions, shards, rows: int64, shape ``(n,)``.
             own, others: what is known of them; see :meth:`~stoker.reading.sample_reader.SampleReader.iterate`.
         """
-        found, bad = self._decoded(shards, rows, own, others)
-        if self._steps is not None or self._override is not None:
-            self._make(found, positions, shards, rows, bad)
+        before = None if own else last_left()
+        found, bad = list[Any](), dict[int, SampleError]()
+        if self._in_turn:
+            self._make_in_turn(found, positions, shards, rows, own, bad)
+        if len(found) < len(rows):
+            self._make_rest(found, positions, shards, rows, own, others, bad)
         # Whether an image is bad shows when it is loaded, by a function of the user or here.
-        if left_to_load() and not self._strict:
+        if last_left() is not before and not self._strict:
             for number, sample in enumerate(found):
                 try:
                     for one in sample if isinstance(sample, SeveralSamples) else (sample,):
@@ -163,6 +175,8 @@ class GoodSampleReader(GoodRowReader):
                 except Exception as error:  # noqa: BLE001 - as decoders raise
                     bad[number] = self.named(int(shards[number]), int(rows[number]), error)
                     found[number] = BAD
+        if not (bad or self._filters):
+            return found
         there = positions.copy()
         if self._filters:
             for number, (position, sample) in enumerate(zip(positions.tolist(), found, strict=True)):
@@ -193,6 +207,50 @@ class GoodSampleReader(GoodRowReader):
         if sample is TO_REPLACE:
             return self._replacement(position, None, self._sample_at)
         return sample, position
+
+    def _make_in_turn(
+        self,
+        found: list[Any],
+        positions: Ids,
+        shards: Ids,
+        rows: Ids,
+        own: list[Any] | None,
+        bad: dict[int, SampleError],
+    ) -> None:
+        """Add the samples up to the first one that is bad; that one, too, where a function raised its error."""
+        try:
+            if self._steps is None:
+                self._reader.samples(shards, rows, own=own, made=found)
+            else:
+                self._steps.samples(self._reader, positions, shards, rows, own=own, made=found)
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+            if isinstance(error, TransformError):
+                bad[len(found)] = error
+                found.append(BAD)
+
+    def _make_rest(
+        self,
+        found: list[Any],
+        positions: Ids,
+        shards: Ids,
+        rows: Ids,
+        own: list[Any] | None,
+        others: OtherIds | None,
+        bad: dict[int, SampleError],
+    ) -> None:
+        """Add the samples that are not made yet, and the errors of those that are bad."""
+        first = len(found)
+        if first:
+            positions, shards, rows = positions[first:], shards[first:], rows[first:]
+            own = None if own is None else own[first:]
+            others = None if others is None else tuple(ids[first:] for ids in others)
+        rest, more = self._decoded(shards, rows, own, others)
+        if self._steps is not None or self._override is not None:
+            self._make(rest, positions, shards, rows, more)
+        found += rest
+        bad.update((first + number, error) for number, error in more.items())
 
     def _decoded(
         self, shards: Ids, rows: Ids, own: list[Any] | None, others: OtherIds | None
@@ -354,9 +412,15 @@ class GoodSampleReader(GoodRowReader):
         rows: Ids,
         own: Batch | list[Any] | None = None,
         others: OtherIds | None = None,
-    ) -> GoodSamples:
+    ) -> Batch | GoodSamples:
         """The samples at these places as columns; args are those of :meth:`samples`."""
         found = self._batch(positions, shards, rows, own, others)
+        if not isinstance(found, GoodSamples):
+            if self._batch_steps is not None:
+                found = self._batch_steps(found, positions, shards, rows)
+            if self._empty is None:
+                self._empty = none_of(found)
+            return found
         kept = found.kept
         if not len(kept):
             return found._replace(values=self._none())
@@ -364,20 +428,24 @@ class GoodSampleReader(GoodRowReader):
         if self._batch_steps is not None:
             values = self._batch_steps(values, found.positions[kept], shards[kept], rows[kept])
         if self._empty is None:
-            self._empty = {name: column[:0].copy() for name, column in values.items()}
+            self._empty = none_of(values)
         return found if values is found.values else found._replace(values=values)
 
-    def _batch(self, positions: Ids, shards: Ids, rows: Ids, own: Any, others: OtherIds | None) -> GoodSamples:
+    def _batch(self, positions: Ids, shards: Ids, rows: Ids, own: Any, others: OtherIds | None) -> Batch | GoodSamples:
         if (
             own is not None
             and self._steps is None
             and not isinstance(self._reader, JoinedReader)
             and not left_to_load()
         ):
-            return GoodSamples(own, np.arange(len(rows)), positions, [])
+            batch: Batch = own
+            return batch
         if self._steps is not None:
             with BatchRows(len(rows)) as memory:
                 found = self.samples(positions, shards, rows, own, others)
+            if not isinstance(found, GoodSamples):
+                with span(Stage.COLLATE, len(found)):
+                    return stack_samples(found, partial(location_at, self._pool, shards, rows), memory)
             numbers: list[int] = []
             here: list[Any] = []
             for number in found.kept.tolist():
@@ -397,12 +465,14 @@ class GoodSampleReader(GoodRowReader):
             return GoodSamples(stacked, kept, found.positions, found.bad)
         if not isinstance(self._reader, JoinedReader):
             try:
-                return GoodSamples(self._columns_of(shards, rows), self._everything(len(rows)), positions, [])
+                return self._columns_of(shards, rows)
             except Exception as reason:
                 if not is_of_sample(reason):
                     raise
         parts, bad = self._parts(shards, rows, own, others)
         if len(parts) == 1 and not bad:
+            if len(parts[0][0]) == len(rows):
+                return parts[0][1]
             return GoodSamples(parts[0][1], parts[0][0], positions, [])
         there = positions.copy()
         if self._replace:
@@ -557,6 +627,11 @@ class GoodSampleReader(GoodRowReader):
                 "is kept: use dropped='leave_out', or choose samples by their columns, subset=Where(...)"
             )
         raise none_is_good(error)
+
+
+def none_of(batch: Batch) -> Batch:
+    """A batch of the same columns without samples."""
+    return {name: column[:0].copy() for name, column in batch.items()}
 
 
 def _rows_of(column: Column, rows: Ids) -> Column:

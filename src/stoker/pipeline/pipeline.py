@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
@@ -16,8 +16,8 @@ import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span
-from stoker.errors import CacheError, StateError, StokerError, StorageError
-from stoker.formats.mds.encodings.images import left_to_load
+from stoker.errors import CacheError, SampleError, StateError, StokerError, StorageError
+from stoker.formats.mds.encodings.images import last_left
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.by_shard import ShardByShard
@@ -26,7 +26,7 @@ from stoker.pipeline.chunks.located import Chunk, cut_chunk, located_chunks
 from stoker.pipeline.columns import batch_length
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
-from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image
+from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image, none_of
 from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_steps
@@ -116,7 +116,8 @@ class Pipeline:
         self._others = OthersAhead(self._reader.sample_reader, settings.amounts.sharers)
         if self._reader.one_batch:
             self._chunk = 1  # one batch is read at a time
-        self._first = True
+        # What stood for the image that was left to load last when a chunk was begun; of none, this.
+        self._last_left: object = self
         self._is_full = False
         # Columns of a batch of which nothing is left.
         self._none: Batch | None = None
@@ -129,7 +130,7 @@ class Pipeline:
                 return map(itemgetter(1), self._chunks(reader.sample_run))
             return (reader.overridden(chunk, SampleRun.of(made)) for chunk, made in self._chunks(reader.samples))
         if self._ahead:
-            return map(self._run_of, map(itemgetter(1), self._told(self._chunks(reader.good_samples))))
+            return map(self._told_run, self._chunks(reader.good_samples))
         return self._recoverable()
 
     def batches(self) -> Iterator[Batch]:
@@ -139,7 +140,7 @@ class Pipeline:
     def _groups(self) -> Iterator[BatchGroup]:
         if self._reader.good is None:
             return map(itemgetter(1), self._chunks(self._reader.group))
-        return map(self._group_of, self._told(self._chunks(self._reader.good_batch)))
+        return map(self._told_group, self._chunks(self._reader.good_batch))
 
     def groups(self) -> Iterator[BatchGroup]:
         """The same batches, those together that are read in one step; of several workers each takes every n-th group.
@@ -156,15 +157,20 @@ class Pipeline:
 
     # -- with bad samples --------------------------------------------------------------------------------------------
 
-    def _told(self, read: Iterator[tuple[Chunk, GoodSamples]]) -> Iterator[tuple[Chunk, GoodSamples]]:
-        """The same, with bad samples counted and listed as they would be delivered."""
-        for chunk, found in read:
-            if self._log is not None:
-                self._log.enter(len(chunk.rows))
-                for number, error in found.bad:
-                    self._log.note(number, error)
-            yield chunk, found
-            del chunk, found  # frees their memory for the next chunk
+    def _tell(self, chunk: Chunk, bad: Iterable[tuple[int, SampleError]] = ()) -> None:
+        """Count and list the bad samples of a chunk that is delivered now."""
+        if self._log is not None:
+            self._log.enter(len(chunk.rows))
+            for number, error in bad:
+                self._log.note(number, error)
+
+    def _told_run(self, read: tuple[Chunk, list[Any] | GoodSamples]) -> SampleRun:
+        chunk, found = read
+        if isinstance(found, GoodSamples):
+            self._tell(chunk, found.bad)
+            return self._run_of(found)
+        self._tell(chunk)
+        return SampleRun.of(found)
 
     def _recoverable(self) -> Iterator[SampleRun]:
         """Samples that are made as they are asked for: lists of small ones would cost more than the samples do."""
@@ -174,10 +180,12 @@ class Pipeline:
             yield self._with_recovery(chunk, 0, run)
             del chunk, run
 
-    def _begin(self, chunk: Chunk) -> SampleRun | GoodSamples:
+    def _begin(self, chunk: Chunk) -> SampleRun | list[Any] | GoodSamples:
         """The samples of a chunk, made as they are asked for; or all of them, where one is met before that is bad."""
         reader = self._reader
-        first, self._first = self._first, False
+        before, self._last_left = self._last_left, last_left()
+        if before is not self and before is not self._last_left:
+            self._pool.has_images = True
         if self._settings.takes_chunks:  # all samples of a chunk are made at once
             return reader.good_samples(chunk)
         if self._settings.bad_samples is None:
@@ -185,7 +193,8 @@ class Pipeline:
         chunk, missing = reader.find_others(chunk)
         if missing:
             return reader.good_samples(chunk)
-        images = first or left_to_load()  # after the first ones it is known whether there are any
+        # They are opened when samples are asked for: after the first chunk it is known whether there are any.
+        images = before is self or self._pool.has_images
         if images and reader.filters:
             return reader.good_samples(chunk)
         try:
@@ -208,10 +217,14 @@ class Pipeline:
     def _run_of(self, found: GoodSamples) -> SampleRun:
         return SampleRun.of(found.values, gaps=self._reader.filters or len(found.kept) < len(found.values))
 
-    def _with_recovery(self, chunk: Chunk, first: int, run: SampleRun | GoodSamples) -> SampleRun:
+    def _with_recovery(self, chunk: Chunk, first: int, run: SampleRun | list[Any] | GoodSamples) -> SampleRun:
         """The samples of a chunk from the ``first`` on."""
         if isinstance(run, SampleRun):
-            return run if self._log is None else replace(run, recover=partial(self._recover, chunk))
+            if self._log is None:
+                return run
+            return SampleRun(run.samples, run.remaining, run.gaps, partial(self._recover, chunk))
+        if not isinstance(run, GoodSamples):
+            return SampleRun.of(run)
         for number, error in run.bad:
             assert self._log is not None
             self._log.note(first + number, error)
@@ -245,12 +258,18 @@ class Pipeline:
             after, samples=chain([stands], after.samples), gaps=self._reader.filters or after.gaps or stands is LEFT_OUT
         )
 
-    def _group_of(self, found: tuple[Chunk, GoodSamples]) -> BatchGroup:
-        chunk, good = found
+    def _told_group(self, read: tuple[Chunk, BatchGroup | GoodSamples]) -> BatchGroup:
+        chunk, good = read
+        if not isinstance(good, GoodSamples):
+            self._tell(chunk)
+            if self._none is None:
+                self._none = none_of(good.columns)
+            return good
+        self._tell(chunk, good.bad)
         if not len(good.kept) and self._none is not None:
             good = good._replace(values=dict(self._none))  # a process may not have seen columns yet
         elif len(good.kept) and self._none is None:
-            self._none = {name: column[:0].copy() for name, column in good.values.items()}
+            self._none = none_of(good.values)
         if self._reader.one_batch:
             return BatchGroup(good.values, [batch_length(good.values)])
         # flat_map() may make as many samples as there were, and other numbers of single ones.

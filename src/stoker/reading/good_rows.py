@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stoker.errors import DecodeError, SampleError
-from stoker.formats.mds.encodings.images import loaded
+from stoker.formats.mds.encodings.images import last_left, loaded
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import decode_error, location_of, override_error
 from stoker.reading.sample_reader import OtherIds, SampleReader
@@ -94,10 +94,12 @@ class GoodRowReader:
         return numbers[:count]
 
     def _columns_of(self, shards: Ids, rows: Ids, others: OtherIds | None = None, own: Batch | None = None) -> Batch:
+        before = last_left()
         batch = self._reader.batch(shards, rows, others=others, own=own, named=False)
-        for column in batch.values():
-            if isinstance(column, list):
-                loaded(column)
+        if own or last_left() is not before:
+            for column in batch.values():
+                if isinstance(column, list):
+                    loaded(column)
         return batch
 
     def _open(self, shard: int) -> None:

@@ -93,11 +93,17 @@ class SampleReader:
         *,
         others: OtherIds | None = None,
         own: list[Any] | None = None,
+        made: list[Any] | None = None,
     ) -> list[Any]:
-        """The samples of :meth:`iterate`, all made; args and errors are the same."""
+        """The samples of :meth:`iterate`, all made; args and errors are the same.
+
+        ``made`` is the list that they are added to, which keeps those before one that has an error; default, a new one.
+        """
         if own is None:
-            return list_samples(self.pool, shards, rows, self.columns, transform)
-        return [*self.iterate(shards, rows, transform, others=others, own=own).samples]
+            return list_samples(self.pool, shards, rows, self.columns, transform, made)
+        made = [] if made is None else made
+        made.extend(self.iterate(shards, rows, transform, others=others, own=own).samples)
+        return made
 
     def transformed(
         self,

@@ -143,19 +143,30 @@ def iterate_samples(
 
 
 def list_samples(
-    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None, transform: Transform | None = None
+    pool: ShardPool,
+    shards: Ids,
+    rows: Ids,
+    columns: Sequence[str] | None = None,
+    transform: Transform | None = None,
+    made: list[Any] | None = None,
 ) -> list[Any]:
-    """The samples of :func:`iterate_samples`, all of them; args and errors are the same."""
+    """The samples of :func:`iterate_samples`, all of them; args and errors are the same.
+
+    ``made`` is the list that they are added to, which keeps those before one that has an error; default, a new one.
+    """
     recording = recorder()
+    made = [] if made is None else made
     if transform is None:
         with span(Stage.DECODE, len(rows)):
-            return list(_iterate(pool, shards, rows, columns).samples)
+            made.extend(_iterate(pool, shards, rows, columns).samples)
+        return made
     run = _iterate(pool, shards, rows, columns)
     samples = run.samples
     if recording is not None:
         clock = StretchClock(recording)
         samples, transform = clock.decoded(samples, run.remaining), clock.transforming(transform)
-    return list(apply_transform(transform, samples, run.remaining, partial(location_at, pool, shards, rows)))
+    made.extend(apply_transform(transform, samples, run.remaining, partial(location_at, pool, shards, rows)))
+    return made
 
 
 def _iterate(

@@ -124,15 +124,18 @@ class ChunkReader:
                 return BatchGroup(batch, [batch_length(batch)])
         return BatchGroup(batch, chunk.lengths)
 
-    def good_samples(self, chunk: Chunk) -> GoodSamples:
-        """The samples, made one by one, and which ones are bad."""
+    def good_samples(self, chunk: Chunk) -> list[Any] | GoodSamples:
+        """The samples, made one by one; with those that are bad or filtered, where there are some."""
         assert self.good is not None
         return self.good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values, chunk.other_ids)
 
-    def good_batch(self, chunk: Chunk) -> GoodSamples:
-        """The good samples as columns, and which ones are bad."""
+    def good_batch(self, chunk: Chunk) -> BatchGroup | GoodSamples:
+        """The samples as columns; the good ones and which are bad or filtered, where there are some."""
         assert self.good is not None
-        return self.good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values, chunk.other_ids)
+        found = self.good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values, chunk.other_ids)
+        if isinstance(found, GoodSamples):
+            return found
+        return BatchGroup(found, [batch_length(found)] if self.one_batch else chunk.lengths)
 
     def _transformed(self, chunk: Chunk) -> SampleRun:
         shards, rows, others = chunk.shards, chunk.rows, chunk.other_ids

@@ -244,12 +244,15 @@ class JoinedReader(SampleReader):
         *,
         others: OtherIds | None = None,
         own: list[Any] | None = None,
+        made: list[Any] | None = None,
     ) -> list[Any]:
         """See the base class."""
         run = self.iterate(shards, rows, others=others, own=own, timed=False)
         recording = recorder()
         clock = None if recording is None else StretchClock(recording)
-        return [*self.transformed(run, shards, rows, transform, clock).samples]
+        made = [] if made is None else made
+        made.extend(self.transformed(run, shards, rows, transform, clock).samples)
+        return made
 
     def one(self, shard: int, row: int) -> Sample:
         """See the base class."""

@@ -110,12 +110,18 @@ class SampleSteps:
         *,
         others: OtherIds | None = None,
         own: list[Any] | None = None,
+        made: list[Any] | None = None,
     ) -> list[Any]:
-        """The samples of :meth:`read`, all made; args and errors are the same."""
+        """The samples of :meth:`read`, all made; args and errors are the same.
+
+        ``made`` is the list that they are added to, which keeps those before one that has an error; default, a new one.
+        """
         functions = self.functions
         if functions is not None:
-            return reader.samples(shards, rows, functions(positions, shards, rows), others=others, own=own)
-        return list(self.read(reader, positions, shards, rows, others=others, own=own).samples)
+            return reader.samples(shards, rows, functions(positions, shards, rows), others=others, own=own, made=made)
+        made = [] if made is None else made
+        made.extend(self.read(reader, positions, shards, rows, others=others, own=own).samples)
+        return made
 
     def apply(self, run: SampleRun, positions: Ids, shards: Ids, rows: Ids) -> SampleRun:
         """The same for samples that are read already."""

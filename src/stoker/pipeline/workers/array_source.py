@@ -22,7 +22,7 @@ from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.spans import spans_of
 from stoker.pipeline.columns import stack_samples
-from stoker.pipeline.good_samples import GoodSamples
+from stoker.pipeline.good_samples import GoodSamples, none_of
 from stoker.pipeline.order_sources import nulls_of
 from stoker.pipeline.workers.sample_source import GoodReader, ReadSamples, SampleSource
 from stoker.reading.apply_chain import LEFT_OUT
@@ -121,8 +121,7 @@ class ArraySource(SampleSource):
                 if good is None:
                     yield ReadSamples(self.samples(shards[here], rows[here]), len(rows[here]))
                 else:
-                    found = good.samples(positions[here], shards[here], rows[here])
-                    yield ReadSamples(found.values, len(rows[here]), found.bad)
+                    yield _read(good.samples(positions[here], shards[here], rows[here]), len(rows[here]))
             skip = max(0, skip - len(rows))
 
     def batches(self, run: Run) -> Iterator[ReadSamples]:
@@ -133,8 +132,7 @@ class ArraySource(SampleSource):
                 if good is None:
                     yield ReadSamples(self.batch(*located), len(positions))
                 else:
-                    found = good.batch(positions, *located)
-                    yield ReadSamples(found.values, len(positions), found.bad)
+                    yield _read(good.batch(positions, *located), len(positions))
 
     def chunk(self, batch_size: int) -> int:
         return max(batch_size, _CHUNK // 16)
@@ -192,6 +190,13 @@ class ArraySource(SampleSource):
         self.counts.waited(took)
 
 
+def _read(found: Any, places: int) -> ReadSamples:
+    """The samples that a :class:`~stoker.pipeline.workers.sample_source.GoodReader` gave for so many places."""
+    return (
+        ReadSamples(found.values, places, found.bad) if isinstance(found, GoodSamples) else ReadSamples(found, places)
+    )
+
+
 class _GoodArrayReader:
     """Transforms samples of arrays of which some are bad; see :class:`~stoker.pipeline.workers.sample_source.GoodReader`."""
 
@@ -203,38 +208,44 @@ class _GoodArrayReader:
             spans = spans_of(run.plan, "on_bad_sample='replace'")
             self._replacements = Replacements(lambda: spans)
 
-    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:  # noqa: ARG002 - there is one shard
+    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> list[Any] | GoodSamples:  # noqa: ARG002 - there is one shard
         """See :class:`~stoker.pipeline.workers.sample_source.GoodReader`."""
         begun = time.perf_counter_ns()
         given = self._arrays.stored(rows)
         found: list[Any] = []
         bad: list[tuple[int, SampleError]] = []
-        there = positions.copy()
+        there = positions
         while (first := len(found)) < len(given):
-            taken = iter(given[first:])
+            taken = iter(given[first:] if first else given)
             try:
                 # What comes before an error is kept.
                 found.extend(apply_transform(self._transform, taken, taken, partial(_origin, rows[first:])))
             except SampleError as error:
                 if not is_of_sample(error):
                     raise
-                number = len(found)
+                number, there = len(found), there if bad else positions.copy()
                 bad.append((number, error))
                 made, there[number] = self._instead(int(positions[number]), error)
                 found.append(made)
-        kept = np.array([number for number, sample in enumerate(found) if sample is not LEFT_OUT], np.int64)
         self._arrays.count(len(rows), begun)
+        if not bad:
+            return found
+        kept = np.array([number for number, sample in enumerate(found) if sample is not LEFT_OUT], np.int64)
         return GoodSamples(found, kept, there, bad)
 
-    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:
+    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> Batch | GoodSamples:
         """See :class:`~stoker.pipeline.workers.sample_source.GoodReader`."""
         with BatchRows(len(rows)) as memory:
             found = self.samples(positions, shards, rows)
+        if not isinstance(found, GoodSamples):
+            batch = stack_samples(found, partial(_origin, rows), memory)
+            self._empty = self._empty or none_of(batch)
+            return batch
         values = self._empty
         if len(found.kept):
             here = [found.values[number] for number in found.kept.tolist()]
             values = stack_samples(here, partial(_origin, rows[found.kept]), memory)
-            self._empty = self._empty or {name: column[:0].copy() for name, column in values.items()}
+            self._empty = self._empty or none_of(values)
         return found._replace(values=dict(values))
 
     def _instead(self, position: int, error: SampleError) -> tuple[Any, int]:

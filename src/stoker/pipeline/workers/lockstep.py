@@ -15,6 +15,7 @@ from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.columns import batch_length
+from stoker.pipeline.good_samples import GoodSamples
 from stoker.pipeline.state.progress import resume_point
 from stoker.pipeline.state.run_from import check_not_empty, others_have_more, run_from
 from stoker.pipeline.state.state import make_state, read_state
@@ -195,6 +196,8 @@ class _LockstepReader:
                 if good is None:
                     return self.sample_source.batch(*located)
                 found = good.batch(batches[0], *located)
+                if not isinstance(found, GoodSamples):
+                    return found
                 if len(found.kept):
                     batch: Batch = found.values
                     return batch

@@ -14,6 +14,7 @@ from stoker.coordination import LeasedSplit
 from stoker.errors import SampleError
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
+from stoker.pipeline.good_samples import GoodSamples
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
@@ -250,11 +251,13 @@ class RangeReader:
         positions = self._splits.positions(begin, end)
         located = self._splits.run.order.locate(positions)
         if not self._batched:
-            found = good.samples(positions, *located)
-            return SampleChunk(*numbers, end - begin, samples=found.values, split=split, bad=found.bad)
+            made = good.samples(positions, *located)
+            if not isinstance(made, GoodSamples):
+                return SampleChunk(*numbers, end - begin, samples=made, split=split)
+            return SampleChunk(*numbers, end - begin, samples=made.values, split=split, bad=made.bad)
         found = good.batch(positions, *located)
-        if not found.bad:
-            return SampleChunk(*numbers, end - begin, batch=found.values, split=split)
+        if not isinstance(found, GoodSamples):
+            return SampleChunk(*numbers, end - begin, batch=found, split=split)
         kept = found.kept if len(found.kept) < end - begin else None
         return SampleChunk(*numbers, end - begin, batch=found.values, split=split, bad=found.bad, kept=kept)
 

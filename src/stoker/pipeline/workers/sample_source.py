@@ -55,13 +55,16 @@ class ReadSamples(NamedTuple):
 
 
 class GoodReader(Protocol):
-    """Reads samples of a run at positions, shards and rows, int64 of shape ``(n,)``, where bad ones are no errors."""
+    """Reads samples of a run at positions, shards and rows, int64 of shape ``(n,)``, where bad ones are no errors.
 
-    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:
+    Where none is bad, the samples or columns come alone.
+    """
+
+    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> list[Any] | GoodSamples:
         """A list of something for each, :data:`~stoker.reading.apply_chain.LEFT_OUT` where nothing comes."""
         ...
 
-    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:
+    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> Batch | GoodSamples:
         """Columns of those that come."""
         ...
 
@@ -254,12 +257,12 @@ class _CountingReader:
     def __init__(self, reader: GoodSampleReader, counted: Callable[[Ids], AbstractContextManager[None]]) -> None:
         self._reader, self._counted = reader, counted
 
-    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:
+    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> list[Any] | GoodSamples:
         """See :class:`GoodReader`."""
         with self._counted(shards):
             return self._reader.samples(positions, shards, rows)
 
-    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> GoodSamples:
+    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> Batch | GoodSamples:
         """See :class:`GoodReader`."""
         with self._counted(shards):
             return self._reader.batch(positions, shards, rows)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -28,21 +27,6 @@ from stoker.tokens.sources.source import describe_row
 
 # Blocks that are kept for rows that come in the place of others.
 _KEPT: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class RowBatch:
-    """A batch of which some rows are bad.
-
-    Attributes:
-        batch: the rows that come.
-        rows: rows that it would have if none were bad.
-        bad: number of each bad one among these, rising, and its error.
-    """
-
-    batch: LMBatch
-    rows: int
-    bad: Sequence[tuple[int, SampleError]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,55 +86,51 @@ class GoodRowBuilder:
     Args:
         builder: makes blocks. Its layout counts damaged documents: :attr:`~stoker.tokens.layouts.base.TokenLayout.salvage`.
         on_bad_sample: ``"skip"`` or ``"replace"``.
+        log: counts and lists bad rows as they are delivered.
 
     Raises:
         ConfigError: there are less than two tokens.
     """
 
-    def __init__(self, builder: BlockBuilder, on_bad_sample: OnBadSample) -> None:
+    def __init__(self, builder: BlockBuilder, on_bad_sample: OnBadSample, log: BadSampleLog) -> None:
         if builder.settings.limit < 2:
             raise ConfigError("on_bad_sample= needs two tokens to tell what can be read: vocab_size=1")
-        self._builder, self._replace = builder, on_bad_sample == "replace"
+        self._builder, self._replace, self._log = builder, on_bad_sample == "replace", log
 
     def batches(
         self, run: Run, worker: LoaderWorker, begun: int, batch_size: int, threads: int
-    ) -> Generator[LMBatch | RowBatch, None, None]:
+    ) -> Generator[LMBatch, None, None]:
         """Read what is left of an epoch; arguments as those of the builder's method."""
-        order, source = run.order, self._builder.source
+        order, source, log = run.order, self._builder.source, self._log
         assert isinstance(order, TokenOrder)
         epoch = _EpochRows(self._builder, order, last_blocks(order, run.plan), replaces=self._replace)
         steps = self._builder.steps(order, run.plan, worker, begun, batch_size)
         source.rest()
         try:
             for parts in read_ahead(steps, epoch.load, epoch.make, threads):
-                good = [part for part in parts if isinstance(part, LMBatch)]
-                if len(good) == len(parts):
-                    yield from LMBatch.concat(good).split(batch_size)
+                if all(map(_is_good, parts)):
+                    together = LMBatch.concat(cast(list[LMBatch], parts))
+                    log.enter(len(together))
+                    yield from together.split(batch_size)
                     continue
                 rows = [(part, number) for part in parts for number in range(len(part))]
                 parts.clear()  # its blocks may go
                 for first in range(0, len(rows), batch_size):
-                    yield epoch.good_batch(rows[first : first + batch_size])
+                    here = rows[first : first + batch_size]
+                    batch, bad = epoch.good_batch(here)
+                    log.enter(len(here))
+                    del here
+                    for number, error in bad:
+                        log.note(number, error)
+                    yield batch
+                    del batch
                 del rows
         finally:
             source.rest()
 
 
-def noted(found: Generator[LMBatch | RowBatch, None, None], log: BadSampleLog) -> Generator[LMBatch, None, None]:
-    """Batches, of which bad rows are counted and listed as they are delivered."""
-    good = 0
-    with closing(found):
-        for one in found:
-            if isinstance(one, LMBatch):
-                good += one.input_ids.shape[0]
-                yield one
-                continue
-            log.enter(good)
-            log.enter(one.rows)
-            good = 0
-            for number, error in one.bad:
-                log.note(number, error)
-            yield one.batch
+def _is_good(part: LMBatch | _Rows) -> bool:
+    return isinstance(part, LMBatch)
 
 
 class _EpochRows:
@@ -159,6 +139,7 @@ class _EpochRows:
     def __init__(self, builder: BlockBuilder, order: TokenOrder, last: Mapping[int, int], *, replaces: bool) -> None:
         self._builder, self._layout, self._order, self._last = builder, builder.layout, order, last
         self._replaces = replaces
+        self._lossy = False
         self._replacements: dict[int, Replacements] = {}
         self._kept: OrderedDict[tuple[int, int], _CheckedBlock] = OrderedDict()
 
@@ -171,6 +152,7 @@ class _EpochRows:
         block = self._layout.block(found)
         if not lost:
             return _CheckedBlock(block, sequence, number)
+        self._lossy = True
         lost.sort(key=lambda one: one.first)
         documents = found.documents
         values = documents.values.copy()
@@ -182,12 +164,8 @@ class _EpochRows:
 
     def make(self, blocks: Sequence[_CheckedBlock], inside: int, count: int) -> LMBatch | _Rows:
         """Make rows, and find those that are bad; a batch where there are none."""
-        plain, lossy = [], False
-        for one in blocks:
-            plain.append(one.block)
-            lossy = lossy or one.other is not None
-        batch = self._layout.batch(plain, inside, count)
-        if not lossy:
+        batch = self._layout.batch([one.block for one in blocks], inside, count)
+        if not self._lossy or all(one.other is None for one in blocks):
             return batch
         other = self._layout.batch([one.other or one.block for one in blocks], inside, count)
         differ = (batch.input_ids != other.input_ids).any(axis=1)
@@ -196,8 +174,10 @@ class _EpochRows:
         bad = {number: self._error(blocks, batch, number) for number in np.flatnonzero(differ).tolist()}
         return _Rows(blocks, inside, batch, bad) if bad else batch
 
-    def good_batch(self, rows: Sequence[tuple[LMBatch | _Rows, int]]) -> RowBatch:
-        """A batch of rows, of which some are bad: without these, or with others in their places.
+    def good_batch(
+        self, rows: Sequence[tuple[LMBatch | _Rows, int]]
+    ) -> tuple[LMBatch, Sequence[tuple[int, SampleError]]]:
+        """A batch of rows without the bad ones, or with others in their places; and numbers and errors of the bad ones.
 
         Steps of several parts are one batch; so a part without bad rows is in it whole.
         """
@@ -222,8 +202,7 @@ class _EpochRows:
                 stop += 1
             parts.append(part.part(self._layout, first, stop - number))
             number = stop
-        batch = LMBatch.concat(parts) if parts else _no_rows(rows[0][0])
-        return RowBatch(batch, len(rows), bad)
+        return LMBatch.concat(parts) if parts else _no_rows(rows[0][0]), bad
 
     # -- other rows ------------------------------------------------------------------------------------------------
 

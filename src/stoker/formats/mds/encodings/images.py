@@ -24,9 +24,9 @@ _MAX_MODE = 16
 _SIGNATURES = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n"}
 
 
-# Whether images are loaded when they are opened; and whether any was opened and left for its user to load.
+# Whether images are loaded when they are opened; and what stands for the last one that was left for its user to load.
 _at_once = False
-_left_to_load = False
+_last_left: object = None
 
 
 def load_at_once() -> None:
@@ -41,12 +41,20 @@ def load_at_once() -> None:
 
 def left_to_load() -> bool:
     """Whether any image was opened in this process and left for its user to load."""
-    return _left_to_load
+    return _last_left is not None
+
+
+def last_left() -> object:
+    """Something that stands for the image that was opened last in this process and left to load; ``None``: none was.
+
+    Where it is the same object after some samples were decoded, these have no such image.
+    """
+    return _last_left
 
 
 def loaded(made: Any) -> Any:
     """Loads the images that a transform returned and left to be loaded."""
-    if _left_to_load:
+    if _last_left is not None:
         values = made.values() if isinstance(made, dict) else made if isinstance(made, list | tuple) else (made,)
         for value in values:
             for image in value if isinstance(value, list | tuple) else (value,):
@@ -197,14 +205,14 @@ def _split_parts(data: bytes, at: int) -> list[bytes]:
 
 
 def _open_image(data: bytes) -> Image:
-    global _left_to_load
+    global _last_left
     pil = _pil()
     try:
         image: Image = pil.open(BytesIO(data))
         if _at_once:
             image.load()
         else:
-            _left_to_load = True
+            _last_left = object()
     except (OSError, ValueError, SyntaxError, TypeError, EOFError, pil.DecompressionBombError) as error:
         raise ValueError(f"not a whole image file: {error}") from error
     return image
