@@ -22,7 +22,7 @@ from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import outer_division
 from stoker.formats.mds.encodings import images
 from stoker.order.partition.partition import RoundRobin
-from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.ranks.data_rank import DataRankFinder
 from support import make_dataset
 
 SOURCE = """

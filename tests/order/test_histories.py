@@ -23,8 +23,8 @@ from stoker.errors import ConfigError, StateError
 from stoker.formats.base import ReadOptions
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.epoch_reader import EpochReader
+from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.reading.fetch_width import FetchWidth
 from stoker.reading.shard_pool import ShardPool

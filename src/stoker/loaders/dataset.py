@@ -39,8 +39,8 @@ from stoker.loaders.trainers.consumers import check_divides_by_id, check_samplin
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
-from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.epoch_reader import EpochReader
+from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override

@@ -11,7 +11,7 @@ from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition
-from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.resume import ResumeState
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.order.division import Granularity

@@ -27,7 +27,7 @@ from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition, Run
-from stoker.pipeline.data_rank import DataRankFinder, Replication
+from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample

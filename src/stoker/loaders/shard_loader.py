@@ -18,8 +18,8 @@ from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
-from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.prefetch_buffer import END
+from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.stats import StreamStats

@@ -28,7 +28,6 @@ from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
-from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.iteration_checks import (
     check_as_begun,
@@ -45,6 +44,7 @@ from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.pipeline.joins.sample_steps import SampleSteps, make_reader, make_steps
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
 from stoker.pipeline.pipeline import Pipeline
+from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.rank_epochs import RankEpochs
 from stoker.pipeline.state.resume import ResumeState

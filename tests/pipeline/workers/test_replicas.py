@@ -21,8 +21,8 @@ from stoker.order.partition.partition import Contiguous
 from stoker.order.selection.selection import Everything
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.epoch_reader import EpochReader
+from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.pipeline.workers.adaptive import Adaptive, Splits, adaptive_order
 from stoker.pipeline.workers.config import StreamingConfig

@@ -13,7 +13,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 from stoker.order.step import StepSamples, samples_of_step
-from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.resume import ResumeState
 from stoker.reading.shard_pool import ShardPool
 

@@ -14,7 +14,7 @@ from stoker.cluster.outer_division import OuterDivision, outer_division
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
-from stoker.pipeline.rank_comparison import RankComparison
+from stoker.pipeline.ranks.rank_comparison import RankComparison
 
 Replication: TypeAlias = int | Mesh | DeviceMesh
 """The ranks that read the same samples: so many consecutive ones, or those that a mesh says."""
@@ -157,7 +157,7 @@ class DataRankFinder:
         """Compare with the other ranks what this one is about to read; beneath a wrapper that divides, nothing.
 
         Raises:
-            ConfigError: see :meth:`~stoker.pipeline.rank_comparison.RankComparison.compare`.
+            ConfigError: see :meth:`~stoker.pipeline.ranks.rank_comparison.RankComparison.compare`.
         """
         if self._comparison is not None and not in_user_code() and self.division() is None:
             self._comparison.compare(order, point, self.data_rank(batch_size), loads, left)
