@@ -125,8 +125,9 @@ def first_fetches(shard_bytes: int, sharers: int) -> int:
 HELD_IN_MEMORY: Final = 8 << 30
 """Bytes of the shards that ``cache="memory"`` holds at once, over the processes of a node, where no limit is given."""
 
-SMALL_SHARDS_HELD: Final = 1 << 26
-"""Bytes of small shards that a process holds as they were fetched; it maps those beyond in the cache on disk."""
+# Bytes of small shards that the processes of a node hold as they were fetched, and one of them at least.
+_SMALL_SHARDS_HELD: Final = 1 << 28
+_LEAST_SMALL_SHARDS_HELD: Final = 1 << 24
 
 GROUP_BYTES: Final = 1 << 28
 """Bytes of samples that the processes of a node hold where they read an order shard by shard."""
@@ -238,6 +239,15 @@ def spare_bytes(limit: int | None, sharers: int) -> int:
         sharers: those processes.
     """
     return min(_SPARE_BYTES, _SPARE_BYTES if limit is None else limit // 4) // sharers
+
+
+def small_shards_held(sharers: int) -> int:
+    """Bytes of small shards that a process holds as they were fetched; it maps those beyond in the cache on disk.
+
+    Args:
+        sharers: processes on this node that read at the same time.
+    """
+    return max(_LEAST_SMALL_SHARDS_HELD, _SMALL_SHARDS_HELD // sharers)
 
 
 def parsers(sharers: int) -> int:

@@ -396,7 +396,7 @@ def test_a_small_shard_is_held_as_it_was_fetched_and_is_in_the_cache(tmp_path: P
 
 def test_small_shards_are_held_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = write(tmp_path / "remote")
-    monkeypatch.setattr("stoker.reading.shard_pool.SMALL_SHARDS_HELD", 4000)
+    monkeypatch.setattr("stoker.reading.shard_pool.small_shards_held", lambda _: 4000)
     pool = open_pool(tmp_path)
     kinds = [type(pool.get(number).data) for number in range(4)]
     assert kinds == [bytes, bytes, bytes, MappedFile] or kinds == [bytes, bytes, MappedFile, MappedFile]
@@ -502,23 +502,27 @@ def test_claims_end_with_an_error_and_with_a_fetch(tmp_path: Path) -> None:
     assert pool.get(5).samples
 
 
-def test_a_small_shard_that_another_process_has_fetched_since_is_not_fetched_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["tmpfs", "nfs4"])
+def test_a_small_shard_that_another_process_has_fetched_since_is_not_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("stoker.cache.claims.file_system_of", lambda _: kind)
     write(tmp_path / "remote")
     mine, theirs = open_pool(tmp_path), open_pool(tmp_path)
     infos = mine.index.shards
-    assert mine.cache.claim_small(infos[:1]) == [True]  # so that the next one is looked for after it is claimed
+    assert mine.caches[0].claim_small(infos[:1]) == [True]  # so that the next one is looked for after it is claimed
     assert theirs.get(1).samples
-    assert mine.cache.claim_small(infos[:2]) == [False, False]
-    assert mine.cache.claim_small(infos[1:3]) == [False, True]
+    assert mine.caches[0].claim_small(infos[:2]) == [False, False]
+    assert mine.caches[0].claim_small(infos[1:3]) == [False, True]
     others = Claims(str(cache_of(tmp_path / "local") / ".stoker"), 60.0)
     assert [others.take(info.raw[0].basename) for info in infos[:4]] == [False, True, False, True]
 
 
-@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("kind", ["tmpfs", "nfs4"])
 def test_claims_of_small_shards_hold_on_any_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("stoker.cache.claims.file_system_of", lambda _: "ext4" if is_local else "nfs4")
+    monkeypatch.setattr("stoker.cache.claims.file_system_of", lambda _: kind)
     one, two = Claims(str(tmp_path), 60.0), Claims(str(tmp_path), 60.0)
     assert one.take("a")
     assert not one.take("a")

@@ -17,6 +17,11 @@ MS = 1e-3
 SHARDS = 150
 
 
+@pytest.fixture(autouse=True)
+def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+
+
 def width_after(seconds: float, work: float, size: int, *, sharers: int = 1, count: int = 100) -> int:
     width = FetchWidth(None)
     width.sharers = sharers
@@ -26,9 +31,16 @@ def width_after(seconds: float, work: float, size: int, *, sharers: int = 1, cou
 
 
 def test_as_many_as_keep_the_process_at_work() -> None:
-    assert width_after(20 * MS, 0.5 * MS, 100_000) in range(40, 80)
+    assert width_after(20 * MS, 0.5 * MS, 1 << 20) in range(40, 80)
     assert width_after(1 * MS, 0.5 * MS, 100_000) == USUAL_FETCHES
     assert width_after(200 * MS, 0.2 * MS, 1000) == 128
+
+
+def test_of_small_objects_as_many_as_keep_two_processors_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert width_after(20 * MS, 0.5 * MS, 100_000) in range(100, 128)
+    assert width_after(20 * MS, 0.5 * MS, 100_000, sharers=2) in range(40, 80)  # each has a processor
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    assert width_after(20 * MS, 0.5 * MS, 100_000) in range(40, 80)
 
 
 def test_bytes_under_way_and_requests_of_a_node_are_bounded() -> None:

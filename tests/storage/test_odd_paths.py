@@ -12,6 +12,7 @@ import pytest
 
 from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError
+from stoker.storage.files.regular import exists_at_once
 
 
 @pytest.fixture
@@ -52,3 +53,12 @@ def test_what_can_be_no_path_is_refused(use: Callable[[str], Any], tmp_path: Pat
     path = os.path.join(tmp_path, "\ud800")
     with pytest.raises(ConfigError, match="is no path"):
         use(path)
+
+
+def test_what_exists_is_told_without_letting_go_of_pythons_lock(tmp_path: Path) -> None:
+    (tmp_path / "file\udcff").write_bytes(b"")
+    assert exists_at_once(str(tmp_path / "file\udcff"))
+    assert exists_at_once(str(tmp_path))
+    assert not exists_at_once(str(tmp_path / "none"))
+    assert not exists_at_once(str(tmp_path / "none" / "of it"))
+    assert exists_at_once(str(tmp_path / "file\udcff" / "below a file"))  # an error, which os.stat is to tell

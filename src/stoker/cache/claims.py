@@ -28,13 +28,16 @@ class Claims:
     Args:
         folder: the cache's private directory, which must be there when something is claimed.
         patience: seconds after which the claim of another process is not respected any more, from when it was first met.
+
+    Attributes:
+        is_local: whether the folder is on a file system of this machine alone, where the kernel itself has locks and names;
+            known once a file was claimed.
     """
 
     def __init__(self, folder: str, patience: float) -> None:
         self._folder, self._patience = folder, patience
         self._descriptor = -1
-        # Whether the folder is on a file system of this machine alone, of which the kernel itself has the locks.
-        self._is_local = False
+        self.is_local = False
         self._reset()
         reset_in_children(self)
 
@@ -69,7 +72,7 @@ class Claims:
                 self._open()
             offset = lock_offset(name)
             # Where the file system has no such locks, no byte is ever locked by another.
-            locked = lock_byte(self._descriptor, offset, "exclusive", at_once=self._is_local)
+            locked = lock_byte(self._descriptor, offset, "exclusive", at_once=self.is_local)
             if not locked and is_byte_locked(self._descriptor, offset):
                 return False
             self._mine.add(name)
@@ -82,14 +85,14 @@ class Claims:
             os.close(self._descriptor)
         self._descriptor = -1
         self._descriptor = open_own(f"{self._folder}/{_NAME}")
-        self._is_local = file_system_of(self._folder) in LOCAL_FILE_SYSTEMS
+        self.is_local = file_system_of(self._folder) in LOCAL_FILE_SYSTEMS
 
     def release(self, name: str) -> None:
         """Give up a claim."""
         with self._lock:
             self._mine.discard(name)
             with contextlib.suppress(OSError):
-                unlock_byte(self._descriptor, lock_offset(name), at_once=self._is_local)
+                unlock_byte(self._descriptor, lock_offset(name), at_once=self.is_local)
 
     def is_stalled(self, name: str) -> bool:
         """Whether another process has had a claim for too long, which this one waits for."""

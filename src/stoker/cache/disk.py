@@ -57,7 +57,7 @@ from stoker.storage import ObjectInfo, Store
 from stoker.storage.files.copying import write_all
 from stoker.storage.files.mapped import MappedFile, map_open_file
 from stoker.storage.files.own import make_own_directory, open_own
-from stoker.storage.files.regular import open_regular, read_regular
+from stoker.storage.files.regular import exists_at_once, open_regular, read_regular
 from stoker.storage.local import file_info
 from stoker.storage.types import Arrival, BufferLike
 from stoker.types import Buffer, HeldBytes
@@ -232,7 +232,7 @@ class DiskCache(ShardCache):
             except FileNotFoundError:  # someone has removed the cache
                 self._make_directories(self.root / file.basename)
                 mine = self._claims.take(file.basename)
-        lacks = mine and not self._present(file)
+        lacks = mine and not (self._may_be_there(file.basename) and self._present(file))
         if mine and not lacks:  # another process has just fetched it
             self._claims.release(file.basename)
         self._lacks = lacks
@@ -463,6 +463,10 @@ class DiskCache(ShardCache):
             release(held)
 
     # -- files -----------------------------------------------------------------------------------------------------
+
+    def _may_be_there(self, name: str) -> bool:
+        """Whether a file may be there. Where the kernel can tell, Python's lock is kept, which other threads would take."""
+        return not self._claims.is_local or exists_at_once(f"{self._folder}/{name}")
 
     def _present(self, file: FileInfo) -> bool:
         try:

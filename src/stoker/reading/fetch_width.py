@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Final
 
-from stoker.policy import USUAL_FETCHES, first_fetches, most_fetches
+from stoker.policy import SMALL_OBJECT, USUAL_FETCHES, first_fetches, most_fetches
 
 # Fetches that are seen before the first choice: those of the first connections take longer.
 _LEAST_SEEN: Final = 2 * USUAL_FETCHES
@@ -17,13 +18,15 @@ _FORGET: Final = 1.001
 _LEAST_WORK: Final = 50e-6
 # More than what fits exactly: times vary.
 _SPARE: Final = 1.5
+# Processors that work at small objects at once: a good half of it is the kernel's and obstore's, the rest has Python's lock.
+_PROCESSORS: Final = 2
 
 
 class FetchWidth:
     """The number of shards that a process fetches at once.
 
     A fetch takes a time, of which a part is work of this process; the rest is waiting, in which others can be fetched. By
-    Little's law, time / work of them keep the process at work, and more at once would bring no more a second. The time
+    Little's law, time / work of them keep a processor at work, and more at once would bring no more a second. The time
     is the shortest that was seen, as that has the least of waiting for each other in it. There is a bound for the bytes
     under way, and for the requests of all processes of a node.
 
@@ -54,7 +57,10 @@ class FetchWidth:
             return min(self.tuned, self.most)
         if self._seen < _LEAST_SEEN:
             return first_fetches(self._first_bytes, self.sharers)
-        enough = math.ceil(_SPARE * self._time / max(self._work, _LEAST_WORK))
+        at_work = 1
+        if self._bytes <= SMALL_OBJECT:
+            at_work = max(1, min(_PROCESSORS, len(os.sched_getaffinity(0)) // self.sharers))
+        enough = math.ceil(_SPARE * at_work * self._time / max(self._work, _LEAST_WORK))
         return min(max(USUAL_FETCHES, enough), self.most)
 
     @property

@@ -24,7 +24,7 @@ from stoker.concurrency.threads import Threads
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
-from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, SMALL_SHARDS_HELD, spare_bytes
+from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, small_shards_held, spare_bytes
 from stoker.reading.fetch_width import FetchWidth
 from stoker.reading.opening.load_shard import load_shard
 from stoker.reading.opening.loaded import Loaded
@@ -217,7 +217,7 @@ class ShardPool:
             self.options,
             self.counts,
             load=lambda shard, repeated: self._load(shard, demanded=False, repeated=repeated),
-            may_hold=lambda: self._open.held < SMALL_SHARDS_HELD,
+            may_hold=self._may_hold,
             at_once=lambda: self.width.value,
         )
         future = self._threads.submit_each(range(len(shards)), group.fetch, partial(self._objects_loaded, group))
@@ -430,6 +430,10 @@ class ShardPool:
                 self._open.trim(self.most_open, loaded[-1].shard, len(loaded))
         return readers
 
+    def _may_hold(self) -> bool:
+        """Whether one more small shard is held as it was fetched."""
+        return self._open.held < small_shards_held(self.width.sharers)
+
     def _load(self, shard: int, *, demanded: bool, repeated: bool = False) -> Loaded | None:
         return load_shard(
             shard,
@@ -440,7 +444,7 @@ class ShardPool:
             self.width,
             demanded=demanded,
             repeated=repeated,
-            may_hold=self._open.held < SMALL_SHARDS_HELD,
+            may_hold=self._may_hold(),
             reads_cut=self.reads_cut,
             make_room=self._make_room,
         )

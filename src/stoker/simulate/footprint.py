@@ -18,7 +18,7 @@ from stoker.errors import ConfigError
 from stoker.index.columnar_shards import FEW
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.policy import SMALL_OBJECT, SMALL_SHARDS_HELD
+from stoker.policy import SMALL_OBJECT, small_shards_held
 from stoker.simulate.cache import run_cache
 from stoker.simulate.settings import Cluster, Shards
 from stoker.simulate.shard_access import Sampling, node_uses
@@ -204,7 +204,7 @@ def predict(
     as_fetched = shard_bytes <= SMALL_OBJECT and ahead.cache_limit is None
     memory = (
         _AT_LEAST
-        + (min(opened * shard_bytes, SMALL_SHARDS_HELD) if as_fetched else 0)
+        + (min(opened * shard_bytes, small_shards_held(processes)) if as_fetched else 0)
         + (_OF_SHARD if size.shards < FEW else _OF_KEPT_SHARD) * size.shards
         + opened * (_OF_OPEN_SHARD + _OF_OPEN_ROW * size.samples / size.shards)
         + _OF_LOCATED * (ahead.samples + ahead.chunk)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, chain
+from mmap import mmap
 from struct import Struct
 from typing import Any, Final
 
@@ -223,7 +224,8 @@ def read_many(shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequen
     for k, name in wanted:
         size = layout.sizes[k]
         if size is not None:
-            raw, values = _fixed(base + begins[k], size), _NO_VALUES
+            at_once = not any(isinstance(shard.data, mmap) for shard in shards)
+            raw, values = _fixed(base + begins[k], size, at_once=at_once), _NO_VALUES
         else:
             raw, values = _NO_ROWS, list(_slices(shards, which, begins[k], lengths[k], layout.encodings[k]))
         try:
@@ -310,8 +312,8 @@ def _slices(shards: Sequence[MDSShard], which: Ids, first: Ids, length: Ids, enc
     return (buffers[s][a:b] for s, a, b in zip(which.tolist(), first.tolist(), ends, strict=True))
 
 
-def _fixed(addresses: Ids, size: int) -> NDArray[np.uint8]:
-    return gather_rows(addresses, size) if size else np.zeros((len(addresses), 0), np.uint8)
+def _fixed(addresses: Ids, size: int, *, at_once: bool = False) -> NDArray[np.uint8]:
+    return gather_rows(addresses, size, at_once=at_once) if size else np.zeros((len(addresses), 0), np.uint8)
 
 
 def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[Ids], list[Ids]]:
