@@ -25,7 +25,6 @@ from stoker import (
     Trace,
 )
 from stoker.errors import ConfigError, DecodeError, StokerError, TooManyBadSamplesError, TransformError
-from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.pipeline.workers.config import StreamingConfig
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -215,8 +214,9 @@ def test_a_dataset_is_fetched_once_for_all_processes(data: Path, tmp_path: Path)
         with opened(data, read, remote=f"file://{data}", **where).random_map(noise) as dataset:
             batches = all_told(dataset.batches())
             stats = dataset.stats()
-        fetched = (stats.bytes_fetched, stats.cache_misses) if limit is None else ()  # else some comes twice
-        return batches, stats.remote_samples, stats.local_samples, fetched
+        if limit is not None:  # some comes twice, and may be there when a process wants it
+            return batches, stats.remote_samples + stats.local_samples
+        return batches, stats.remote_samples, stats.local_samples, stats.bytes_fetched, stats.cache_misses
 
     for limit in (None, "20kb"):
         assert read_by(FORK, limit) == read_by(THREADS, limit)
@@ -281,12 +281,6 @@ def test_other_loaders_run_functions_in_processes(data: Path) -> None:
         return [told(batch.input_ids) for batch in stream]
 
     assert tokens(FORK) == tokens(THREADS)
-
-
-def test_leased_work_says_that_it_has_no_processes(data: Path, tmp_path: Path) -> None:
-    config = StreamingConfig(rank=0, world_size=1, partition=Adaptive(), coordinator=f"sqlite:///{tmp_path}/work.db")
-    with pytest.raises(ConfigError, match="run_in='processes'"):
-        StreamingShardLoader(opened(data, FORK), config).next()
 
 
 def test_a_trace_has_the_spans_of_processes(data: Path, tmp_path: Path) -> None:

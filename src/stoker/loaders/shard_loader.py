@@ -445,7 +445,8 @@ class StreamingShardLoader(CloseOnExit):
 
     def stats(self) -> StreamStats:
         """Statistics of loading; cheap, at any time, from any thread."""
-        return StreamStats.of(self._counts, self._sample_source.decisions, buffered=True)
+        source = self._sample_source
+        return StreamStats.of(self._counts, source.decisions, buffered=True, execution=source.execution)
 
     def get_stats(self) -> StreamStats:
         """The same as :meth:`stats`."""
@@ -553,11 +554,5 @@ def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[Poo
         raise ConfigError(
             f"the dataset has replication=, by which {readers.world_size} ranks read different samples, and the config says "
             f"world_size={config.world_size}: give no config, or count in it the ranks that read different samples"
-        )
-    planned = config.adaptive is not None or config.global_batch_size is not None
-    if planned and epoch_reader.settings.run_in == "processes":
-        raise ConfigError(
-            "run_in='processes' is for workers in lockstep: those that lease work, or share it by a plan, read in threads of "
-            "their own; use run_in='threads'"
         )
     return PoolSource(epoch_reader, dataset.world.local_world_size), changed_order(epoch_reader.sample_order, config)

@@ -420,7 +420,7 @@ class EpochReader(RankEpochs):
     def _limit_open(self, sharers: int, readers: int = 0) -> None:
         self.pool.share(sharers, readers)
         for other in self.others:
-            other.share(sharers)
+            other.share(sharers, readers)
         self.pool.most_open = min(self.pool.most_open, replace(self.settings.amounts, sharers=sharers).most_shards)
 
     def _sharers(self, worker: LoaderWorker) -> int:

@@ -29,7 +29,7 @@ from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
 from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image, none_of
 from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.outer_plan import OuterRun
-from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_steps
+from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleSink, is_of_sample
@@ -113,7 +113,9 @@ class Pipeline:
         self._chunk_bytes = max(self._chunk, batch_size) * settings.amounts.sample_bytes
         self._worker_takes_groups = False
         self._reader = ChunkReader(pool, run, settings, epoch, as_columns=as_columns, override=override)
-        self._others = OthersAhead(self._reader.sample_reader, settings.amounts.sharers)
+        self._others = OthersAhead(
+            self._reader.sample_reader, settings.amounts.sharers, read_here=settings.run_in == "threads"
+        )
         if self._reader.one_batch:
             self._chunk = 1  # one batch is read at a time
         # What stood for the image that was left to load last when a chunk was begun; of none, this.
@@ -372,12 +374,7 @@ class Pipeline:
 
     def _task(self, method: ReadMethod) -> ChunkTask:
         """The work of a process that reads chunks."""
-        from stoker.pipeline.execution.chunk_process import ChunkTask
-
-        settings, processes = self._settings, self._executor.processes
-        own = replace(settings, steps=loading_steps(settings.steps), transform=None)
-        sharers = settings.amounts.sharers * (1 + processes)
-        return ChunkTask(own, self._epoch, self._as_columns, method, sharers)
+        return self._executor.task(self._settings, self._epoch, method, as_columns=self._as_columns)
 
     def _counted(self, read: Callable[[Chunk], _T], chunk: Chunk) -> _T:
         with self._pool.counted(chunk.shards, chunk.distinct):

@@ -78,6 +78,12 @@ class EpochReaderSettings:
         return any(step.other is not None for step in self.steps)
 
     @property
+    def others(self) -> list[Any]:
+        """The other datasets of its zips and joins, without those that come with them."""
+        steps = (*(join.step for join in self.joins), *self.steps)
+        return [step.other for step in steps if step.other is not None]
+
+    @property
     def replaces(self) -> bool:
         """Whether a sample may come in the place of another."""
         bad = self.bad_samples is not None and self.bad_samples.on_bad_sample == "replace"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from stoker.concurrency.shared_counters import Counts
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.spans.thread_times import own_time
 from stoker.display import with_article
@@ -29,6 +31,8 @@ from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.reading.sample_errors import location_at, transform_error
 from stoker.reading.shard_pool import ShardPool
+from stoker.streams.key_index import KeyIndex
+from stoker.streams.streams import Streams
 
 ReadMethod: TypeAlias = Literal["samples", "group", "good_samples", "good_batch"]
 """The method of a :class:`~stoker.pipeline.chunks.chunk_reader.ChunkReader` that reads a chunk whole."""
@@ -74,6 +78,57 @@ class ChunkAnswer:
     fetched: tuple[int, ...] = ()
 
 
+class _TaskPickler(pickle.Pickler):
+    """Leaves out what a process that is being started is handed in another way: open shards, counters, indexes."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.parts: list[Any] = []
+
+    def persistent_id(self, one: Any) -> int | None:
+        if not isinstance(one, ShardPool | Streams | KeyIndex | Counts):
+            return None
+        number = next((number for number, part in enumerate(self.parts) if part is one), len(self.parts))
+        if number == len(self.parts):
+            self.parts.append(one)
+        return number
+
+
+class _TaskUnpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, parts: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._parts = parts
+
+    def persistent_load(self, number: int) -> Any:
+        return self._parts[number]
+
+
+@dataclass(frozen=True, slots=True)
+class PickledTask:
+    """The work of a fresh process, pickled before that is started: what it lacks there is an error that it can tell.
+
+    Attributes:
+        data: the task.
+        parts: of the datasets that its zips and joins read.
+    """
+
+    data: bytes
+    parts: Sequence[Any]
+
+    @staticmethod
+    def of(task: ChunkTask) -> PickledTask:
+        """The task, pickled; raises whatever its objects raise."""
+        stream = io.BytesIO()
+        pickler = _TaskPickler(stream)
+        pickler.dump(task)
+        return PickledTask(stream.getvalue(), pickler.parts)
+
+    def load(self) -> ChunkTask:
+        """The task in the process that was sent it."""
+        task: ChunkTask = _TaskUnpickler(self.data, self.parts).load()
+        return task
+
+
 MakeRun: TypeAlias = Callable[[], Run | OuterRun]
 """Makes the batches of a rank again, in another process."""
 
@@ -81,7 +136,7 @@ Request: TypeAlias = tuple[Chunk | None, tuple[int, ...]]
 """A chunk to be read, and shards that no chunk ahead needs any more."""
 
 
-def serve_chunks(pipe: Any, ring: Ring, pool: ShardPool, run: MakeRun | None, told: bytes | ChunkTask) -> None:
+def serve_chunks(pipe: Any, ring: Ring, pool: ShardPool, run: MakeRun | None, told: PickledTask | ChunkTask) -> None:
     """Read the chunks that come through a pipe, until it is closed.
 
     Args:
@@ -89,14 +144,15 @@ def serve_chunks(pipe: Any, ring: Ring, pool: ShardPool, run: MakeRun | None, to
         ring: its memory.
         pool: the dataset's shards.
         run: makes the rank's batches, where samples may replace others.
-        told: what to do; pickled for a fresh process, so that what can not be had here is an error that can be sent.
+        told: what to do.
     """
     try:
-        task: ChunkTask = pickle.loads(told) if isinstance(told, bytes) else told  # noqa: S301 - of our own parent
+        task = told.load() if isinstance(told, PickledTask) else told
         _seed_anew()
         if not any(step.calls for step in task.settings.steps):
             load_at_once()
-        pool.share(task.sharers)
+        for one in (pool, *task.settings.others):
+            one.share(task.sharers)
         reader = ChunkReader(pool, run and run(), task.settings, task.epoch, as_columns=task.as_columns)
         read: Callable[[Chunk], Any] = getattr(reader, task.method)
     except Exception as error:  # noqa: BLE001 - raised where the process was asked for

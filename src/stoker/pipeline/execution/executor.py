@@ -17,11 +17,11 @@ from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.execution import Execution
 from stoker.pipeline.execution.runner import InThreads, Runner
-from stoker.pipeline.transforms import EpochReaderSettings, Override
+from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_steps
 from stoker.reading.shard_pool import ShardPool
 
 if TYPE_CHECKING:  # imported where an iteration runs in processes, or may
-    from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
+    from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun, ReadMethod
     from stoker.pipeline.execution.in_processes import InProcesses
 
 logger = logging.getLogger(__name__)
@@ -30,8 +30,6 @@ _T = TypeVar("_T")
 
 _MOST: Final = 8
 """Processes where no number is given."""
-
-_JOINED: Final = "zip() and join() read another dataset, in the threads of this process"
 
 
 class Executor:
@@ -73,8 +71,6 @@ class Executor:
                     "run_in='processes' and on_bad_sample= do not go together with a method of a subclass that makes "
                     "samples, as it runs in the thread that asks for them: use transform= instead of the method"
                 )
-            if settings.joins:
-                raise ConfigError(f"run_in='processes': {_JOINED}; use run_in='threads'")
             _check_may_start()
             self.execution = Execution("processes", self.processes, "run_in='processes'")
             return "processes"
@@ -96,8 +92,6 @@ class Executor:
             return "this Python has no global lock, so that threads run functions at once"
         if override is not None:
             return "a method of a subclass makes the samples, in the thread that asks for them"
-        if self._settings.joins:
-            return _JOINED
         if min(_processors(), threads, self.processes) < 2:
             return "there is one processor, or one thread or process was asked for"
         if self._measured is not None and self._measured.run_in == "threads":
@@ -112,6 +106,13 @@ class Executor:
     def processes(self) -> int:
         """Processes, where it is processes that read."""
         return self._settings.read_processes or min(_MOST, _processors())
+
+    def task(self, settings: EpochReaderSettings, epoch: int, method: ReadMethod, *, as_columns: bool) -> ChunkTask:
+        """The work of a process that reads chunks; args are those of the reader that does the same here."""
+        from stoker.pipeline.execution.chunk_process import ChunkTask
+
+        own = replace(settings, steps=loading_steps(settings.steps), transform=None)
+        return ChunkTask(own, epoch, as_columns, method, settings.amounts.sharers * (1 + self.processes))
 
     def runner(
         self,

@@ -17,14 +17,14 @@ from stoker.concurrency.processes import StartMethod, WorkerProcess, stop_worker
 from stoker.errors import ConfigError, StokerError
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.located import Chunk
-from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, MakeRun, Request, serve_chunks
+from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, MakeRun, PickledTask, Request, serve_chunks
 from stoker.pipeline.execution.hand_over import unpack, unpack_error
 from stoker.reading.sample_errors import location_at
 from stoker.reading.shard_pool import ShardPool
 
 _T = TypeVar("_T")
 
-_EACH: Final = 2
+CHUNKS_EACH: Final = 2
 """Chunks that a process has at once: one that it reads, and the next."""
 
 _PATIENCE: Final = 1.0
@@ -170,7 +170,7 @@ class InProcesses(Generic[_T]):
         check_may_start()
         self._execute, self._pool, self._run, self._ring = execute, pool, run, ring
         self._start_method: StartMethod = start_method
-        self._task: bytes | ChunkTask = task if start_method == "fork" else pickled_task(task)
+        self._task: PickledTask | ChunkTask = task if start_method == "fork" else pickled_task(task)
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._processes: list[ChunkProcess] = []
@@ -182,7 +182,7 @@ class InProcesses(Generic[_T]):
     @property
     def ahead(self) -> int:
         """Chunks for all processes."""
-        return _EACH * self.workers
+        return CHUNKS_EACH * self.workers
 
     @property
     def ready(self) -> bool:
@@ -293,14 +293,14 @@ class InProcesses(Generic[_T]):
         stop_workers(ending)
 
 
-def pickled_task(task: ChunkTask) -> bytes:
+def pickled_task(task: ChunkTask) -> PickledTask:
     """The work as it is sent to a fresh process.
 
     Raises:
         ConfigError: a function can not be pickled.
     """
     try:
-        return pickle.dumps(task)
+        return PickledTask.of(task)
     except Exception as error:
         raise ConfigError(
             f"the functions of the dataset can not be sent to a process ({error}): define them at the top of a module, and "

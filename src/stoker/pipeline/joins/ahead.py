@@ -62,18 +62,20 @@ class OthersAhead:
     Args:
         reader: of the samples; one without joins has nothing to fetch.
         sharers: processes on this node that read through the same caches.
+        read_here: whether this process reads the samples, so that shards of this machine are opened ahead in it, too.
 
     Attributes:
         active: whether there is anything to find ahead.
     """
 
-    def __init__(self, reader: SampleReader, sharers: int = 1) -> None:
+    def __init__(self, reader: SampleReader, sharers: int = 1, *, read_here: bool = True) -> None:
         self._reader = reader if isinstance(reader, JoinedReader) else None
         joins = self._reader.joins if self._reader is not None else ()
         self._others = [] if self._reader is None else [one.other for one in self._reader.readers]
         keyed = any(join.key is not None for join in joins)
-        # Reading keys ahead is of use only where there is something to fetch.
-        self.active = bool(joins) and not (keyed and all(other.amounts.near for other in self._others))
+        # Reading keys ahead, or what another process opens by itself, is of use only where there is something to fetch.
+        near = all(other.amounts.near for other in self._others)
+        self.active = bool(joins) and not (near and (keyed or not read_here))
         self._threads = Threads(1, "join") if self.active and keyed else None
         self._lock = threading.Lock()
         self._waiting: deque[ChunkOthers] = deque()

@@ -169,13 +169,13 @@ class OtherDataset:
         for other in self._nested:
             other.reads_cut(cut)
 
-    def share(self, sharers: int) -> None:
-        """Say how many processes of this node read through the same caches."""
+    def share(self, sharers: int, readers: int = 0) -> None:
+        """Say how many processes of this node read through the same caches; args are those of the pool's method."""
         self._sharers = sharers
-        self.pool.share(sharers)
+        self.pool.share(sharers, readers)
         self.pool.most_open = min(self.pool.most_open, replace(self.amounts, sharers=sharers).most_shards)
         for other in self._nested:
-            other.share(sharers)
+            other.share(sharers, readers)
 
     def close(self) -> None:
         """Close all files."""

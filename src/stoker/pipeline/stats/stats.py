@@ -95,7 +95,7 @@ class StreamStats:
         tuning: what tuners of its processes tried, kept and withdrew, the latest 32 of each; see
             :class:`~stoker.formats.base.ReadOptions`.
         execution: what runs the functions of samples in this process, and why; ``None``: it has not begun to iterate, or its
-            DataLoader's workers do.
+            DataLoader's workers do, or the thread of a StreamingShardLoader.
     """
 
     samples_loaded: int = _metric("Samples read.", Count.SAMPLES, name="samples")

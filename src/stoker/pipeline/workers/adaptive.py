@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 import numpy as np
 
@@ -21,8 +22,11 @@ from stoker.order.native import NativeOrder
 from stoker.order.partition.part_plan import DealtPlan, PartPlan
 from stoker.order.partition.part_positions import PART_BITS
 from stoker.order.partition.partition import Elastic, Partition
-from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
+from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.types import Ids
+
+if TYPE_CHECKING:
+    from stoker.pipeline.execution.chunk_process import MakeRun
 
 _THRESHOLD: Final = 0.2
 
@@ -144,12 +148,14 @@ class Splits:
         parts: samples of each rank's part where the base is static, else of the whole epoch alone.
         total: samples of all.
         run: order and plan of the epoch, of some rank.
+        again: makes the same in another process.
     """
 
     def __init__(self, sample_order: NativeOrder, epoch: int, world_size: int) -> None:
         data_rank = DataRank(0, world_size) if sample_order.settings.partition.static else DataRank()
         run = sample_order.run(EpochPosition(epoch), data_rank)
         self.run = run
+        self.again: MakeRun = partial(_run_again, sample_order, epoch, world_size)
         self._static = sample_order.settings.partition.static
         if self._static:
             assert isinstance(run.plan, PartPlan | DealtPlan)
@@ -171,3 +177,7 @@ class Splits:
     def locate(self, begin: int, end: int) -> tuple[Ids, Ids]:
         """Shards and rows of the samples at positions ``[begin, end)``; two int64 arrays of that length."""
         return self.run.order.locate(self.positions(begin, end))
+
+
+def _run_again(sample_order: NativeOrder, epoch: int, world_size: int) -> Run:
+    return Splits(sample_order, epoch, world_size).run

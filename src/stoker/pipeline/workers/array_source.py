@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import xxhash
@@ -32,6 +32,9 @@ from stoker.reading.sample_errors import SampleLocation, apply_transform
 from stoker.streams.compare import null_mask, without_nulls
 from stoker.streams.labels import hash_column, null_error
 from stoker.types import Array, Batch, Column, Ids, Transform
+
+if TYPE_CHECKING:
+    from stoker.pipeline.execution.chunk_process import MakeRun
 
 _CHUNK: Final = 4096
 _HASHED_CHUNKS: Final = 64
@@ -109,7 +112,7 @@ class ArraySource(SampleSource):
         self.count(len(rows), begun)
         return found
 
-    def chunks(self, run: Run, skip: int, most: int) -> Iterator[ReadSamples]:
+    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadSamples]:  # noqa: ARG002
         good = self.good_reader(run)
         for together in run.plan.chunks(_CHUNK):
             positions = np.concatenate(together)
@@ -124,7 +127,7 @@ class ArraySource(SampleSource):
                     yield _read(good.samples(positions[here], shards[here], rows[here]), len(rows[here]))
             skip = max(0, skip - len(rows))
 
-    def batches(self, run: Run) -> Iterator[ReadSamples]:
+    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadSamples]:  # noqa: ARG002 - it is read here
         good = self.good_reader(run)
         for together in run.plan.chunks(_CHUNK):
             for positions in together:

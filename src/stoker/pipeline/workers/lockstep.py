@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk, WorkerProgress, chunk_size
 from stoker.pipeline.workers.sample_source import ReadSamples, SampleSource
 from stoker.types import Batch
+
+if TYPE_CHECKING:
+    from stoker.pipeline.execution.chunk_process import MakeRun
 
 FILLER: Final = "_filler"
 """Column of batches of ``remainder="join"``: bool, shape ``(n,)``; true where the samples only keep a rank in step."""
@@ -153,7 +157,7 @@ class _LockstepReader:
     def samples(self) -> Iterator[SampleChunk]:
         """The rest of the rank's part, some samples at a time."""
         begin = self.at
-        for some in self.sample_source.chunks(self.run, begin, chunk_size(self.config)):
+        for some in self.sample_source.chunks(self.run, self._again, begin, chunk_size(self.config)):
             end = begin + some.places
             yield SampleChunk(begin, end, some.places, samples=some.values, bad=some.bad)
             begin = end
@@ -163,7 +167,7 @@ class _LockstepReader:
         joined = self.config.remainder == "join"
         filler: Batch | None = None
         steps = 0
-        for found in self.sample_source.batches(self.run):
+        for found in self.sample_source.batches(self.run, self._again):
             batch: Batch = found.values
             if joined:
                 filler = batch if batch_length(batch) else filler
@@ -176,6 +180,10 @@ class _LockstepReader:
                     filler = self._any_batch()
                 some = {**filler, FILLER: _flags(filler, of=True)}
                 yield self._chunk(step, ReadSamples(some, batch_length(some)))
+
+    @property
+    def _again(self) -> MakeRun:
+        return partial(self.sample_order.run, self.point, self.data_rank)
 
     def _chunk(self, step: int, found: ReadSamples) -> SampleChunk:
         size = self.run.plan.batch_size

@@ -20,6 +20,7 @@ from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import (
     STEPS_AHEAD,
+    RangePart,
     RangeReader,
     RangeSource,
     RestoreRequest,
@@ -53,6 +54,7 @@ class PlannedSource(RangeSource):
         self._order = sample_order
         self._step = config.global_batch_size
         self._steps = max(1, -(-config.prefetch_buffer_size * config.world_size // self._step))
+        self._ahead = 0  # steps that processes have
         self._splits: Splits
         self._current: _CurrentPlan
         self._begin(0, Generation(0, *_equal_or_given(config)))
@@ -87,7 +89,8 @@ class PlannedSource(RangeSource):
 
     @property
     def capacity(self) -> int:
-        return self._steps if self._config.prefetch_buffer_size else 0
+        # What processes have is as good as in the buffer: both together end at the horizon.
+        return self._steps - self._ahead if self._config.prefetch_buffer_size else 0
 
     @staticmethod
     def cost(chunk: SampleChunk) -> int:  # noqa: ARG004
@@ -95,7 +98,9 @@ class PlannedSource(RangeSource):
         return 1
 
     def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:  # noqa: ARG002 - waits for nobody
-        reader = RangeReader(self._sample_source, self._splits, self._config, batched=True)
+        most = self._steps - 1 if self._config.prefetch_buffer_size else 0
+        reader = RangeReader(self._sample_source, self._splits, self._config, batched=True, most_ahead=most)
+        self._ahead = reader.ahead
         return _chunks(reader, self._current, self._config.rank, at)
 
     def advance(self) -> None:
@@ -176,6 +181,14 @@ class PlannedSource(RangeSource):
 
 def _chunks(reader: RangeReader, current: _CurrentPlan, rank: int, position: int) -> Iterator[SampleChunk]:
     """A rank's part of each global batch from a position on."""
+    try:
+        yield from reader.read(_parts(reader, current, rank, position))
+        reader.expect(())
+    finally:
+        reader.close()
+
+
+def _parts(reader: RangeReader, current: _CurrentPlan, rank: int, position: int) -> Iterator[RangePart]:
     expected = position
     while position < current.plan.end:
         plan = current.plan
@@ -186,9 +199,8 @@ def _chunks(reader: RangeReader, current: _CurrentPlan, rank: int, position: int
             reader.expect([plan.part(rank, start) for start in ahead])
             expected = position + STEPS_AHEAD // 2 * plan.step
         if last > begin:
-            yield reader.read(begin, last, (position, end))
+            yield RangePart(begin, last, (position, end))
         position = end
-    reader.expect(())
 
 
 def _equal_or_given(config: StreamingConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:

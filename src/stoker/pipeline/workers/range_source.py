@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.good_samples import GoodSamples
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
 from stoker.pipeline.workers.adaptive import Splits
+from stoker.pipeline.workers.chunks_ahead import Places
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.sample_source import GoodReader, SampleSource, in_order
+from stoker.pipeline.workers.sample_source import SampleSource, in_order
 from stoker.types import Ids
 
 # Samples that are read in one step, where they are delivered one by one.
@@ -50,6 +51,21 @@ class SampleChunk:
     split: LeasedSplit | None = None
     bad: Sequence[tuple[int, SampleError]] = ()
     kept: Ids | None = None
+
+
+class RangePart(NamedTuple):
+    """Positions that are read in one step.
+
+    Attributes:
+        begin, end: positions ``[begin, end)`` of the epoch.
+        numbers: that of the first, and one past that of the last, as the source counts.
+        split: the lease that they are of.
+    """
+
+    begin: int
+    end: int
+    numbers: tuple[int, int]
+    split: LeasedSplit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +230,34 @@ class RangeReader:
         splits: the epoch's positions.
         config: the worker's settings.
         batched: whether a range that is read is one batch.
+        most_ahead: chunks that processes may read ahead of the one that is delivered next; ``None``: as many as they like.
     """
 
-    def __init__(self, sample_source: SampleSource, splits: Splits, config: StreamingConfig, *, batched: bool) -> None:
+    def __init__(
+        self,
+        sample_source: SampleSource,
+        splits: Splits,
+        config: StreamingConfig,
+        *,
+        batched: bool,
+        most_ahead: int | None = None,
+    ) -> None:
         self.sample_source = sample_source
         self._splits = splits
         self._batched = batched
         self._good = sample_source.good_reader(splits.run)
         self._step = config.batch_size or chunk_size(config)
+        self._ahead = sample_source.read_ahead(splits.run, splits.again, batched=batched, most=most_ahead)
+
+    @property
+    def ahead(self) -> int:
+        """Chunks that are read ahead of the one that is delivered next, at most."""
+        return 0 if self._ahead is None else self._ahead.most
+
+    def close(self) -> None:
+        """End the processes that read, where there are some."""
+        if self._ahead is not None:
+            self._ahead.close()
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Have the shards of these ranges fetched; those of others may go."""
@@ -236,30 +272,38 @@ class RangeReader:
                 self.expect([(first, min(end, first + STEPS_AHEAD * step))])
             yield first, min(end, first + step)
 
-    def read(self, begin: int, end: int, numbers: tuple[int, int], split: LeasedSplit | None = None) -> SampleChunk:
-        """The samples at positions ``[begin, end)``, which the source gives these numbers."""
+    def read(self, parts: Iterable[RangePart]) -> Iterator[SampleChunk]:
+        """The samples of parts, one after the other. Processes have parts that come next meanwhile."""
+        if self._ahead is None:
+            for part in parts:
+                yield self._read(*part)
+        else:
+            yield from self._ahead.read(((part, self._places(part)) for part in parts), self._chunk_of)
+
+    def _places(self, part: RangePart) -> Places:
+        positions = self._splits.positions(part.begin, part.end)
+        return positions, *self._splits.run.order.locate(positions)
+
+    def _read(self, begin: int, end: int, numbers: tuple[int, int], split: LeasedSplit | None) -> SampleChunk:
         if self._good is not None:
-            return self._read_good(self._good, begin, end, numbers, split)
+            part = RangePart(begin, end, numbers, split)
+            places = self._places(part)
+            return self._chunk_of(part, self._good.batch(*places) if self._batched else self._good.samples(*places))
         located = self._splits.locate(begin, end)
         if self._batched:
             return SampleChunk(*numbers, end - begin, batch=self.sample_source.batch(*located), split=split)
         return SampleChunk(*numbers, end - begin, samples=self.sample_source.samples(*located), split=split)
 
-    def _read_good(
-        self, good: GoodReader, begin: int, end: int, numbers: tuple[int, int], split: LeasedSplit | None
-    ) -> SampleChunk:
-        positions = self._splits.positions(begin, end)
-        located = self._splits.run.order.locate(positions)
-        if not self._batched:
-            made = good.samples(positions, *located)
-            if not isinstance(made, GoodSamples):
-                return SampleChunk(*numbers, end - begin, samples=made, split=split)
-            return SampleChunk(*numbers, end - begin, samples=made.values, split=split, bad=made.bad)
-        found = good.batch(positions, *located)
+    def _chunk_of(self, part: RangePart, found: Any) -> SampleChunk:
+        """The chunk of a part, of which samples or a batch were read, with or without bad ones."""
+        count = part.end - part.begin
         if not isinstance(found, GoodSamples):
-            return SampleChunk(*numbers, end - begin, batch=found, split=split)
-        kept = found.kept if len(found.kept) < end - begin else None
-        return SampleChunk(*numbers, end - begin, batch=found.values, split=split, bad=found.bad, kept=kept)
+            samples, batch = (None, found) if self._batched else (found, None)
+            return SampleChunk(*part.numbers, count, samples=samples, batch=batch, split=part.split)
+        if not self._batched:
+            return SampleChunk(*part.numbers, count, samples=found.values, split=part.split, bad=found.bad)
+        kept = found.kept if len(found.kept) < count else None
+        return SampleChunk(*part.numbers, count, batch=found.values, split=part.split, bad=found.bad, kept=kept)
 
 
 def chunk_size(config: StreamingConfig) -> int:

@@ -14,7 +14,14 @@ from stoker.order.native import NativeOrder
 from stoker.pipeline.state.state import check_same_order
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.range_source import RangeReader, RangeSource, RestoreRequest, SampleChunk, WorkerProgress
+from stoker.pipeline.workers.range_source import (
+    RangePart,
+    RangeReader,
+    RangeSource,
+    RestoreRequest,
+    SampleChunk,
+    WorkerProgress,
+)
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.storage.recorded_versions import check_versions, host_versions
 
@@ -98,10 +105,17 @@ class ReplayedSource(RangeSource):
 
 def _chunks(reader: RangeReader, ranges: list[tuple[int, int]], at: int) -> Iterator[SampleChunk]:
     """The ranges one after the other, from their sample number ``at`` on."""
+    try:
+        yield from reader.read(_parts(reader, ranges, at))
+        reader.expect(())
+    finally:
+        reader.close()
+
+
+def _parts(reader: RangeReader, ranges: list[tuple[int, int]], at: int) -> Iterator[RangePart]:
     before = 0
     for first, last in ranges:
         for begin, end in reader.steps(first + max(0, at - before), last):
             number = before + begin - first
-            yield reader.read(begin, end, (number, number + end - begin))
+            yield RangePart(begin, end, (number, number + end - begin))
         before += last - first
-    reader.expect(())

@@ -18,17 +18,23 @@ from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError, SampleError
 from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
+from stoker.pipeline.chunks.chunk_reader import ChunkReader
+from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.columns import batch_length, stack_samples
 from stoker.pipeline.epoch_reader import EpochReader
+from stoker.pipeline.execution.execution import Execution
+from stoker.pipeline.execution.runner import Runner
 from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
 from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.pipeline import Pipeline
+from stoker.pipeline.workers.chunks_ahead import ChunksAhead
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
 from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import SampleRun, distinct
 from stoker.types import Batch, Ids
 
 if TYPE_CHECKING:
+    from stoker.pipeline.execution.chunk_process import MakeRun, ReadMethod
     from stoker.pipeline.tuning.decisions import DecisionLog
 
 
@@ -101,12 +107,24 @@ class SampleSource(ABC):
         """The same, as columns."""
 
     @abstractmethod
-    def chunks(self, run: Run, skip: int, most: int) -> Iterator[ReadSamples]:
-        """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
+    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadSamples]:
+        """All samples of a run, which ``again`` makes in another process, but the first ``skip``: in lists of ``most`` or
+        fewer."""
 
     @abstractmethod
-    def batches(self, run: Run) -> Iterator[ReadSamples]:
-        """All batches of a run."""
+    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadSamples]:
+        """All batches of a run, which ``again`` makes in another process."""
+
+    def read_ahead(self, run: Run, again: MakeRun, *, batched: bool, most: int | None) -> ChunksAhead | None:  # noqa: ARG002
+        """Processes that read samples of a run at any places, where these are asked for; ``None``: they are read here.
+
+        Args:
+            run: the run.
+            again: makes it in another process.
+            batched: whether columns are asked for, and not samples.
+            most: chunks that may be read ahead; ``None``: as many as there are processes for.
+        """
+        return None
 
     @abstractmethod
     def chunk(self, batch_size: int) -> int:
@@ -115,6 +133,11 @@ class SampleSource(ABC):
     @property
     def decisions(self) -> DecisionLog | None:
         """Those of the tuner; ``None``: nothing is tuned."""
+        return None
+
+    @property
+    def execution(self) -> Execution | None:
+        """The choice of what runs the functions of samples; ``None``: the thread that reads ahead."""
         return None
 
     def expect(self, shards: Iterable[int]) -> None:  # noqa: B027 - where all is in memory
@@ -153,6 +176,11 @@ class PoolSource(SampleSource):
         """See :class:`SampleSource`."""
         return self._reader.decisions
 
+    @property
+    def execution(self) -> Execution | None:
+        """See :class:`SampleSource`."""
+        return self._reader.executor.execution
+
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
         with self._counted(shards):
             if self._steps is None:
@@ -185,10 +213,41 @@ class PoolSource(SampleSource):
         )
         return _CountingReader(reader, self._counted)
 
-    def chunks(self, run: Run, skip: int, most: int) -> Iterator[ReadSamples]:
+    def read_ahead(self, run: Run, again: MakeRun, *, batched: bool, most: int | None) -> ChunksAhead | None:
+        """See :class:`SampleSource`."""
+        executor, worker = self._reader.executor, LoaderWorker.detect()
+        threads = self._settings.read_threads or 0
+        run_in = "threads" if self._settings.run_in == "threads" else executor.plan(worker, threads)
+        if run_in == "threads":
+            return None
+        from stoker.pipeline.execution.in_processes import CHUNKS_EACH
+
+        settings = replace(self._settings, amounts=self._amounts)
+        method: ReadMethod = "group" if batched else "samples"
+        if settings.bad_samples is not None:
+            method = "good_batch" if batched else "good_samples"
+        reader = ChunkReader(self.pool, run, settings, 0, as_columns=batched)
+        self.pool.share(self._sharers, executor.processes)
+        for other in self._reader.others:
+            other.share(self._sharers, executor.processes)
+        runner: Runner[Any] = executor.runner(
+            partial(self._read_chunk, getattr(reader, method)),
+            run_in,
+            threads,
+            partial(executor.task, settings, 0, method, as_columns=batched),
+            again if settings.replaces else None,
+        )
+        useful = max(CHUNKS_EACH * executor.processes, threads + 1)
+        return ChunksAhead(self.pool, runner, useful if most is None else min(useful, most))
+
+    def _read_chunk(self, read: Callable[[Chunk], Any], chunk: Chunk) -> Any:
+        with self.pool.counted(chunk.shards, chunk.distinct):
+            return read(chunk)
+
+    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadSamples]:
         notes = BadSampleNotes()
         done = 0
-        for part in self._pipeline(run, notes, one_by_one=True).sample_runs():
+        for part in self._pipeline(run, again, notes, one_by_one=True).sample_runs():
             while True:
                 found, part = _take(part, most)  # noqa: PLW2901
                 if not found:
@@ -198,11 +257,11 @@ class PoolSource(SampleSource):
                 if first < done:
                     yield ReadSamples(found[first - done :], done - first, bad)
 
-    def batches(self, run: Run) -> Iterator[ReadSamples]:
+    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadSamples]:
         notes = BadSampleNotes()
         skips = self.bad_samples is not None and self.bad_samples.on_bad_sample == "skip"
         size = run.plan.batch_size
-        for number, batch in enumerate(self._pipeline(run, notes, one_by_one=False).batches()):
+        for number, batch in enumerate(self._pipeline(run, again, notes, one_by_one=False).batches()):
             if not notes.waiting:
                 yield ReadSamples(batch, batch_length(batch))
                 continue
@@ -223,7 +282,7 @@ class PoolSource(SampleSource):
     def close(self) -> None:
         self.pool.close()
 
-    def _pipeline(self, run: Run, notes: BadSampleNotes, *, one_by_one: bool) -> Pipeline:
+    def _pipeline(self, run: Run, again: MakeRun, notes: BadSampleNotes, *, one_by_one: bool) -> Pipeline:
         worker = LoaderWorker.detect()
         if worker.token is not None:
             raise ConfigError(
@@ -239,6 +298,7 @@ class PoolSource(SampleSource):
             threads=threads,
             one_by_one=one_by_one and not threads and run_in == "threads",
             as_columns=not one_by_one,
+            run_again=again,
             notes=None if self.bad_samples is None else notes,
             tune_threads=self._settings.read_threads is None and not one_by_one,
         )

@@ -10,7 +10,7 @@ from typing import Final
 
 from stoker.concurrency.shared_counters import Count
 from stoker.coordination import Coordination, LeasedSplit, WaitTimeoutError
-from stoker.pipeline.workers.range_source import RangeReader, SampleChunk
+from stoker.pipeline.workers.range_source import RangePart, RangeReader, SampleChunk
 from stoker.pipeline.workers.replicas import Replicas
 
 _LOOK: Final = 0.25
@@ -54,20 +54,21 @@ class SplitReader:
             while (split := self._next_split()) is not None:
                 self._reader.sample_source.counts.add(Count.LEASES, 1)
                 try:
-                    yield from self._chunks_of(split)
+                    yield from self._reader.read(self._parts_of(split))
                 except Exception:
                     self.failed = split
                     raise
             self._reader.expect(())
         finally:
+            self._reader.close()
             if replicas is not None:
                 replicas.close()
 
-    def _chunks_of(self, split: LeasedSplit) -> Iterator[SampleChunk]:
+    def _parts_of(self, split: LeasedSplit) -> Iterator[RangePart]:
         for begin, end in self._reader.steps(split.begin, split.end):
             if split in self._lost or self._closing.is_set():
                 break
-            yield self._reader.read(begin, end, (begin, end), split)
+            yield RangePart(begin, end, (begin, end), split)
 
     def _next_split(self) -> LeasedSplit | None:
         try:
