@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias, Unpack
+from typing import Any, Protocol, TypeAlias, Unpack, cast
 
 from numpy.typing import DTypeLike
 
@@ -18,12 +18,14 @@ from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.user_code import pass_exits
 from stoker.display import with_article
 from stoker.errors import ConfigError, StateError, TransformError
+from stoker.loaders.dataset_methods.chained import ChainMethods, tokenized
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
+from stoker.pipeline.joins.texts_stage import check_tokenized
 from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.chain import Chain
@@ -81,8 +83,8 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
     the end, and may differ from rank to rank: ranks that must step together should take equally many of an ``endless``
     stream. (:class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` knows it before.)
 
-    Bad samples are the dataset's matter (``on_bad_sample=``): documents that it leaves out are not joined or packed; where
-    each document is a row, batches are shorter by them, and may have no row.
+    ``on_bad_sample=`` of the dataset holds, also for what the tokenizer raises for a text: documents that are left out are
+    not joined or packed; where each document is a row, batches are shorter by them, and may have no row.
 
     torch's ``DataLoader`` takes a stream as it is, with ``batch_size=None``: each of its workers makes batches of every n-th
     batch of documents. States are of iterations without workers.
@@ -146,10 +148,14 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
                 f"flat_map() makes batches longer, and with layout={layout!r} each has {batch_size} rows at most: use a "
                 "layout that joins documents"
             )
-        self._dataset = dataset
         self._column = column
         self._batch_size = batch_size
         self._tokenize = None if tokenizer is None else _function_of(tokenizer)
+        if self._tokenize is not None and isinstance(dataset, ChainMethods):
+            made = tokenized(dataset, column, self._tokenize)
+            if made is not None:
+                dataset, self._tokenize = cast(DatasetLike, made), None
+        self._dataset = dataset
         self._token_dtype = token_dtype
         self._endless = endless
         self._lookahead = lookahead
@@ -417,12 +423,7 @@ def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any
                 pass_exits(alone)
                 raise _tokenizer_error(alone, f"document {number}") from alone
         raise _tokenizer_error(error, f"documents {first} to {first + len(texts) - 1} together") from error
-    if not hasattr(found, "__len__"):
-        raise ConfigError(
-            f"the tokenizer returned {with_article(type(found).__name__)}: expected a list of ids for each text"
-        )
-    if len(found) != len(texts):
-        raise ConfigError(f"the tokenizer returned {len(found)} lists of ids for {len(texts)} texts")
+    check_tokenized(found, texts)
     return found
 
 

@@ -20,7 +20,7 @@ from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.order.spans import Spans, spans_of
 from stoker.pipeline.columns import stack_samples
-from stoker.pipeline.joins.join_stage import JoinStage
+from stoker.pipeline.joins.chunk_stage import ChunkStage
 from stoker.pipeline.joins.joined_reader import JoinedReader
 from stoker.pipeline.joins.sample_steps import SampleSteps
 from stoker.pipeline.outer_plan import OuterPlan, OuterRun
@@ -297,14 +297,14 @@ class GoodSampleReader(GoodRowReader):
     def _make(self, found: list[Any], positions: Ids, shards: Ids, rows: Ids, bad: dict[int, SampleError]) -> None:
         """Put what the steps make of samples in their place, and add to the bad ones."""
         stages = [] if self._steps is None else list(self._steps.stages)
-        last = stages.pop() if stages and not isinstance(stages[-1], JoinStage) else None
+        last = stages.pop() if stages and not isinstance(stages[-1], ChunkStage) else None
         for stage in stages:
-            if isinstance(stage, JoinStage):
+            if isinstance(stage, ChunkStage):
                 stage.apply(found, self._pool, shards, rows, None if self._strict else bad)
             else:
                 self._call(stage, None, found, positions, shards, rows, bad)
         if last is not None or self._override is not None:
-            assert not isinstance(last, JoinStage)
+            assert not isinstance(last, ChunkStage)
             self._call(last, self._override, found, positions, shards, rows, bad)
 
     def _call(

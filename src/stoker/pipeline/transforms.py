@@ -74,8 +74,8 @@ class EpochReaderSettings:
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether a zip or join comes after a function of samples, so that all of a chunk are made at once."""
-        return any(step.other is not None for step in self.steps)
+        """Whether a zip, join or tokenizer comes after functions of samples, so that all of a chunk are made at once."""
+        return any(step.other is not None or step.kind == "tokenize" for step in self.steps)
 
     @property
     def others(self) -> list[Any]:

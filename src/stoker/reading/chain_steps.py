@@ -28,15 +28,16 @@ StepKind: TypeAlias = Literal[
     "project",
     "present",
     "loading",
+    "tokenize",
 ]
-"""The method of a chain that adds a step. Three are stoker's own: ``"project"`` stands for the changes of columns that a
-chain begins with, ``"present"`` leaves out samples that a join at the beginning found nothing for, and ``"loading"`` loads
-images in a DataLoader's worker."""
+"""The method of a chain that adds a step. Four are stoker's own: ``"project"`` stands for the changes of columns that a
+chain begins with, ``"present"`` leaves out samples that a join at the beginning found nothing for, ``"loading"`` loads
+images in a DataLoader's worker, and ``"tokenize"`` makes ids of the texts of a column, for an ``LMStream``."""
 
 Missing: TypeAlias = Literal["raise", "leave_out", "none"]
 """Treatment of a sample whose key no sample of the other dataset has: it is bad, is left out, or has ``None`` for columns."""
 
-_OF_SAMPLE: Final = ("map", "random_map", "filter", "flat_map", "zip", "join", "loading")
+_OF_SAMPLE: Final = ("map", "random_map", "filter", "flat_map", "zip", "join", "loading", "tokenize")
 BESIDE: Final = ("zip", "join")
 PLAIN: Final = ("map", "rename", "select", "project")
 OF_OTHER: Final = (*PLAIN, *BESIDE, "random_map")
@@ -83,10 +84,12 @@ class Step:
     Attributes:
         kind: what it does.
         name: tells it from the others of its chain.
-        function: of a sample; of ``random_map``, of a sample and a generator; of ``batch_map``, of columns.
+        function: of a sample; of ``random_map``, of a sample and a generator; of ``batch_map``, of columns; of ``tokenize``,
+            of texts.
         generator: the kind of generator that the function gets; ``None``: none.
         dropped: of ``filter``: what becomes of a sample for which the function says no.
         columns: of ``rename``: pairs of old and new name; of ``select``, names; of ``enumerate``, the new column; of
+            ``tokenize``, that of the texts; of
             ``project``, pairs of name and stored name, which is ``None`` for a sample's position.
         other: of ``zip`` and ``join``: the other dataset.
         on: of ``join``: the names of the key column here and there.

@@ -133,19 +133,23 @@ def returned_error(made: object, origin: SampleLocation) -> TransformError:
     )
 
 
-def transform_error(what: str, origin: SampleLocation, function: str = "the transform") -> TransformError:
+def transform_error(
+    what: str, origin: SampleLocation, function: str = "the transform", column: str | None = None
+) -> TransformError:
     """The error of a function of the user for a sample.
 
     Args:
         what: what it did, such as ``returned None``.
         origin: where the sample comes from.
         function: the function, in words.
+        column: that is to blame, where it is known.
     """
     return TransformError(
         f"{origin}: {function} {what}",
         url=origin.url,
         shard=origin.shard,
         row=origin.row,
+        column=column,
         sample=origin.sample,
     )
 

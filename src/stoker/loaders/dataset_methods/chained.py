@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.reading.chain import Chain, as_chain
-from stoker.reading.chain_steps import OF_OTHER, Dropped, Generator, Missing
+from stoker.reading.chain_steps import OF_OTHER, Dropped, Generator, Missing, Step
 from stoker.streams.streams import Streams
 from stoker.types import Batch
 
@@ -264,3 +264,27 @@ class ChainMethods:
         made = copy.copy(self)
         made._epoch_reader = reader.with_settings(replace(reader.settings, transform=chain))
         return made
+
+
+def tokenized(
+    dataset: ChainMethods, column: str, tokenize: Callable[[Sequence[str]], Sequence[Any]]
+) -> ChainMethods | None:
+    """A dataset with token ids in the place of texts, where texts that do not become ids are bad samples.
+
+    Args:
+        dataset: with the texts.
+        column: of them.
+        tokenize: from texts to as many lists of ids.
+
+    Returns:
+        Another dataset; ``None`` where bad samples are errors, or where the texts are made of whole batches.
+
+    Raises:
+        ConfigError: the dataset is in the middle of an epoch.
+    """
+    chain = dataset.chain
+    if dataset._epoch_reader.settings.bad_samples is None or chain.has("batch_map"):
+        return None
+    return dataset._with(
+        Chain((*chain.steps, Step("tokenize", "tokenizer of an LMStream", tokenize, columns=(column,))))
+    )

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import MutableMapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from stoker.errors import ConfigError, SampleError
+from stoker.pipeline.joins.chunk_stage import ChunkStage, Together
 from stoker.pipeline.joins.joined_reader import missing_error, taken
 from stoker.pipeline.joins.other_dataset import OtherReader
-from stoker.reading.apply_chain import BAD, LEFT_OUT, LeftOut, SeveralSamples
+from stoker.reading.apply_chain import BAD, LEFT_OUT
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.chain_steps import Step, same_name
-from stoker.reading.sample_errors import location_at, transform_error
-from stoker.reading.shard_pool import ShardPool
+from stoker.reading.sample_errors import transform_error
 from stoker.types import Ids
 
 
@@ -27,7 +26,7 @@ def _is_same(one: Any, other: Any) -> bool:
         return False
 
 
-class JoinStage:
+class JoinStage(ChunkStage):
     """Puts the columns of another dataset beside those of samples that functions have made.
 
     Args:
@@ -40,88 +39,45 @@ class JoinStage:
         self._step, self._reader, self._scalars = step, reader, scalars
         self._checked = False
 
-    def apply(
-        self, found: list[Any], pool: ShardPool, shards: Ids, rows: Ids, bad: MutableMapping[int, SampleError] | None
-    ) -> None:
-        """Replace samples by those with more columns.
-
-        Args:
-            found: what the functions made of each sample: a sample, several, or what stands for one that is left out.
-            pool: of the dataset whose samples they are.
-            shards, rows: of the samples that they were made of.
-            bad: gets the errors of bad samples, by number; ``None``: they are raised.
+    def make(self, together: Together) -> list[Any]:
+        """See the base class.
 
         Raises:
             ConfigError: two columns have one name, or keys are of different types.
         """
-        flat = [
-            (number, sample)
-            for number, one in enumerate(found)
-            if not isinstance(one, LeftOut)
-            for sample in (one if isinstance(one, SeveralSamples) else (one,))
-        ]
-        if not flat:
-            return
-        numbers = np.array([number for number, _ in flat], np.int64)
-        failed: dict[int, SampleError] = {}
-
-        def fail(number: int, error: SampleError) -> None:
-            if bad is None:
-                raise error
-            failed.setdefault(number, error)
-
-        ids, asked = self._ids(flat, pool, shards, rows, fail)
-        beside = self._read(ids, asked, numbers, fail, strict=bad is None)
+        ids, asked = self._ids(together)
+        beside = self._read(ids, asked, together)
         made: list[Any] = []
-        for (number, sample), sample_id, other in zip(flat, ids.tolist(), beside, strict=True):
-            if number in failed:
+        for (number, sample), sample_id, other in zip(together.samples, ids.tolist(), beside, strict=True):
+            if number in together.failed:
                 made.append(BAD)
             elif sample_id < 0 and self._step.missing == "leave_out":
                 self._check_keys()
                 made.append(LEFT_OUT)
             elif sample_id < 0 and self._step.missing == "raise":
                 key = sample[self._step.on[0]]
-                fail(number, missing_error(self._step, key, location_at(pool, shards, rows, number)))
+                together.fail(number, missing_error(self._step, key, together.origin(number)))
                 made.append(BAD)
             else:
                 made.append(self._merged(sample, other))
-        results = iter(made)
-        for number, one in enumerate(found):
-            if isinstance(one, LeftOut):
-                continue
-            if not isinstance(one, SeveralSamples):
-                found[number] = next(results)
-                continue
-            pairs = [(item, next(results)) for item in one.numbers]
-            kept = SeveralSamples(sample for _, sample in pairs if sample is not LEFT_OUT)
-            kept.numbers = [item for item, sample in pairs if sample is not LEFT_OUT]
-            kept.dropped = one.dropped + len(pairs) - len(kept)
-            found[number] = kept
-        for number, error in failed.items():
-            found[number] = BAD
-            assert bad is not None
-            bad[number] = error
+        return made
 
-    def _ids(
-        self, flat: list[tuple[int, Any]], pool: ShardPool, shards: Ids, rows: Ids, fail: Any
-    ) -> tuple[Ids, list[Any] | None]:
+    def _ids(self, together: Together) -> tuple[Ids, list[Any] | None]:
         """The ids of the other dataset's samples, -1 where there is none, and the keys that they were found by."""
         step = self._step
-        for number, sample in flat:
+        for number, sample in together.samples:
             if not isinstance(sample, dict) or (step.kind == "join" and step.on[0] not in sample):
                 has = ", ".join(map(str, sample)) if isinstance(sample, dict) else type(sample).__name__
                 what = f"needs a dict with a column {step.on[0]!r}" if step.kind == "join" else "needs a dict"
-                fail(number, transform_error(f"{what}, got {has}", location_at(pool, shards, rows, number), step.told))
+                together.fail(number, transform_error(f"{what}, got {has}", together.origin(number), step.told))
         if step.kind == "zip":
-            at = np.array([number for number, _ in flat], np.int64)
-            ids: Ids = pool.index.table.starts[shards[at]] + rows[at]
+            at = np.array([number for number, _ in together.samples], np.int64)
+            ids: Ids = together.pool.index.table.starts[together.shards[at]] + together.rows[at]
             return ids, None
-        keys = [sample.get(step.on[0]) if isinstance(sample, dict) else None for _, sample in flat]
+        keys = [sample.get(step.on[0]) if isinstance(sample, dict) else None for _, sample in together.samples]
         return self._reader.find(step.on[1], keys, f"{step.told}: column {step.on[0]!r}"), keys
 
-    def _read(
-        self, ids: Ids, asked: list[Any] | None, numbers: Ids, fail: Any, *, strict: bool
-    ) -> list[dict[str, Any] | None]:
+    def _read(self, ids: Ids, asked: list[Any] | None, together: Together) -> list[dict[str, Any] | None]:
         """The other dataset's columns for each sample; ``None`` where there are none."""
         values: list[dict[str, Any] | None] = [None] * len(ids)
         there = np.flatnonzero(ids >= 0)
@@ -133,13 +89,13 @@ class JoinStage:
             ):
                 values[place] = other
         except Exception as error:
-            if strict or not is_of_sample(error):
+            if together.strict or not is_of_sample(error):
                 raise
             for place in there.tolist():
                 try:
                     (values[place],) = self._reader.iterate(ids[place : place + 1], scalars=self._scalars)
                 except SampleError as one:
-                    fail(int(numbers[place]), one)
+                    together.fail(together.samples[place][0], one)
         return values
 
     def _merged(self, sample: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:

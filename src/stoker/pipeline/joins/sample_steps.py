@@ -9,9 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stoker.order.shuffle.shard_table import ShardTable
+from stoker.pipeline.joins.chunk_stage import ChunkStage
 from stoker.pipeline.joins.join_stage import JoinStage
 from stoker.pipeline.joins.joined_reader import JoinedReader
 from stoker.pipeline.joins.other_dataset import OtherDataset, OtherReader, Pairs
+from stoker.pipeline.joins.texts_stage import TextsStage
 from stoker.pipeline.transforms import EpochReaderSettings, TransformOf, make_transforms
 from stoker.reading.chain_steps import BESIDE, Step
 from stoker.reading.sample_errors import apply_transform, location_at
@@ -20,7 +22,7 @@ from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
 
-Stage: TypeAlias = TransformOf | JoinStage
+Stage: TypeAlias = TransformOf | ChunkStage
 
 
 def make_reader(
@@ -60,11 +62,11 @@ def _apply_steps(
 
 
 class SampleSteps:
-    """The steps of a chain that make samples: functions, and zips and joins after them.
+    """The steps of a chain that make samples: functions, and zips, joins and tokenizers after them.
 
     Args:
         pool: the dataset's open shards.
-        stages: functions of samples, and zips and joins, in turn.
+        stages: functions of samples, and stages that take those of a chunk together.
     """
 
     def __init__(self, pool: ShardPool, stages: Sequence[Stage]) -> None:
@@ -72,9 +74,9 @@ class SampleSteps:
 
     @property
     def functions(self) -> TransformOf | None:
-        """The only stage, where samples are made one by one; ``None`` where a zip or join takes all of a chunk."""
+        """The only stage, where samples are made one by one; ``None`` where a stage takes all of a chunk."""
         (stage, *rest) = self.stages
-        return None if rest or isinstance(stage, JoinStage) else stage
+        return None if rest or isinstance(stage, ChunkStage) else stage
 
     def read(
         self,
@@ -86,7 +88,7 @@ class SampleSteps:
         others: OtherIds | None = None,
         own: list[Any] | None = None,
     ) -> SampleRun:
-        """Samples, each made when it is asked for, or all at once where a zip or join takes them together.
+        """Samples, each made when it is asked for, or all at once where a stage takes them together.
 
         Args:
             reader: of what the steps begin with.
@@ -127,7 +129,7 @@ class SampleSteps:
         """The same for samples that are read already."""
         origin = partial(location_at, self._pool, shards, rows)
         for stage in self.stages:
-            if isinstance(stage, JoinStage):
+            if isinstance(stage, ChunkStage):
                 found = list(run.samples)
                 stage.apply(found, self._pool, shards, rows, None)
                 run = SampleRun.of(found)
@@ -153,12 +155,14 @@ def make_steps(
     stages: list[Stage] = []
     begin = 0
     for number, step in enumerate((*steps, None)):
-        if step is not None and step.kind not in BESIDE:
+        if step is not None and step.kind not in (*BESIDE, "tokenize"):
             continue
         functions = make_transforms(table, settings.identity, steps[begin:number], epoch, later=bool(stages))
         if functions is not None:
             stages.append(functions)
-        if step is not None:
+        if step is not None and step.kind == "tokenize":
+            stages.append(TextsStage(step))
+        elif step is not None:
             assert isinstance(step.other, OtherDataset)
             names = step.other.columns
             pairs = None if names is None else tuple((step.prefix + one, one) for one in names if one != step.on[1])

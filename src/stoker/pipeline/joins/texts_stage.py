@@ -1,0 +1,116 @@
+"""Texts to token ids after all functions of samples: a tokenizer takes those of a chunk together, and bad ones are found."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.concurrency.spans.recorder import Stage, span
+from stoker.concurrency.user_code import calls_user_code, pass_exits
+from stoker.display import with_article
+from stoker.errors import ConfigError, TransformError
+from stoker.pipeline.joins.chunk_stage import ChunkStage, Together
+from stoker.reading.bad_samples import is_of_sample
+from stoker.reading.chain_steps import Step
+from stoker.reading.sample_errors import transform_error
+from stoker.types import Array
+
+
+class TextsStage(ChunkStage):
+    """Puts token ids in the place of the texts of a column; a text that does not become ids is a bad sample.
+
+    Args:
+        step: with the column, and a function from texts to lists of ids.
+    """
+
+    def __init__(self, step: Step) -> None:
+        assert step.function is not None
+        (self._column,) = step.columns
+        self._tokenize: Callable[[Sequence[str]], Sequence[Any]] = step.function
+        # Several threads read chunks, and tokenizers are often not for several at once.
+        self._lock = threading.Lock()
+
+    def make(self, together: Together) -> list[Any]:
+        """See the base class. Ids are an array of integers, shape ``(tokens,)``.
+
+        Raises:
+            ConfigError: there is no such column, or the tokenizer does not give a list for each text.
+        """
+        column, numbers, texts = self._column, list[int](), list[str]()
+        made: list[Any] = []
+        for number, sample in together.samples:
+            if not isinstance(sample, dict) or column not in sample:
+                has = ", ".join(map(str, sample)) if isinstance(sample, dict) else type(sample).__name__
+                raise ConfigError(f"the dataset has no column {column!r}; it has {has}")
+            text = sample[column]
+            if isinstance(text, str):
+                numbers.append(len(made))
+                texts.append(text)
+            else:
+                holds = "null" if text is None else with_article(type(text).__name__)
+                together.fail(number, self._error(f"takes text, got {holds}", together, number))
+            made.append(sample)
+        with self._lock, span(Stage.TRANSFORM, len(texts)):
+            found = _each(self._tokenize, texts) if texts else []
+        for at, ids in zip(numbers, found, strict=True):
+            number, sample = together.samples[at]
+            try:
+                made[at] = {**sample, column: ids if isinstance(ids, BaseException) else _array(ids)}
+            except (TypeError, ValueError) as error:
+                ids = error  # noqa: PLW2901
+            if isinstance(ids, BaseException):
+                told = self._error(f"raised {type(ids).__name__}: {ids}", together, number)
+                told.__cause__ = ids
+                together.fail(number, told)
+        return made
+
+    def _error(self, what: str, together: Together, number: int) -> TransformError:
+        return transform_error(what, together.origin(number), "the tokenizer", self._column)
+
+
+@calls_user_code
+def _each(tokenize: Callable[[Sequence[str]], Sequence[Any]], texts: list[str]) -> list[Any]:
+    """The ids of each text, or the error of the tokenizer for it."""
+    try:
+        found = tokenize(texts)
+    except BaseException as error:
+        pass_exits(error)
+        if not is_of_sample(error):
+            raise
+        if len(texts) == 1:
+            return [error]
+        half = len(texts) // 2
+        return [*_each(tokenize, texts[:half]), *_each(tokenize, texts[half:])]
+    check_tokenized(found, texts)
+    return list(found)
+
+
+def check_tokenized(found: Any, texts: Sequence[str]) -> None:
+    """See that a tokenizer gave a list for each text.
+
+    Raises:
+        ConfigError: it gave something else.
+    """
+    if not hasattr(found, "__len__"):
+        raise ConfigError(
+            f"the tokenizer returned {with_article(type(found).__name__)}: expected a list of ids for each text"
+        )
+    if len(found) != len(texts):
+        raise ConfigError(f"the tokenizer returned {len(found)} lists of ids for {len(texts)} texts")
+
+
+def _array(ids: Any) -> Array:
+    """Token ids as an array.
+
+    Raises:
+        ValueError: they are none.
+    """
+    made = np.asarray(ids)
+    if not made.size and made.ndim == 1:
+        return np.zeros(0, np.int64)
+    if made.ndim != 1 or made.dtype.kind not in "iu":
+        raise ValueError(f"it returned {made.dtype} of shape {made.shape} for a text: expected token ids")
+    return made
