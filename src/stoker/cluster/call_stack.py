@@ -7,6 +7,7 @@ that gets the samples is then not on the reading thread's stack. A generator tha
 from __future__ import annotations
 
 import gc
+import opcode
 import sys
 import threading
 from collections import deque
@@ -15,7 +16,7 @@ from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType, TracebackType
 from typing import Any, Final
 
-__all__ = ["called_from", "callers", "module_of"]
+__all__ = ["asks_to_call", "called_from", "callers", "module_of"]
 
 _SCANS: Final = 20
 """Scans at most. One scan finds all callers, unless the code of a wrapper runs during its milliseconds."""
@@ -50,6 +51,18 @@ def module_of(frame: FrameType) -> str:
     """Name of the module whose code a frame runs."""
     # The frame of another thread has no globals when it ends.
     return str((frame.f_globals or {}).get("__name__"))
+
+
+def asks_to_call(frame: FrameType) -> bool:
+    """Whether the code of a frame asks for an attribute in order to call it, as in ``dataset.shuffle(seed=1)``.
+
+    Args:
+        frame: that asks for it, by the name itself, not by ``getattr``.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    name = opcode.opname[code[at]]
+    # From Python 3.12 on one instruction loads attributes and methods, whose argument's lowest bit tells them apart.
+    return name == "LOAD_METHOD" or (name == "LOAD_ATTR" and sys.version_info >= (3, 12) and bool(code[at + 1] & 1))
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:

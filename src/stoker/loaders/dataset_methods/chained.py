@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
+from stoker.loaders.dataset_methods.checks import OTHER_OF_MAP
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.reading.chain import Chain, as_chain
@@ -34,7 +35,7 @@ class ChainMethods:
         """The functions that make the samples: those of ``transform=``, and of the methods that were called since."""
         return as_chain(self._epoch_reader.settings.transform)
 
-    @checked
+    @checked(**OTHER_OF_MAP)
     def map(self, function: Callable[[Any], Any], name: str | None = None) -> Self:
         """This dataset with a further function of its samples; see :meth:`~stoker.reading.chain.Chain.map`.
 
@@ -50,7 +51,7 @@ class ChainMethods:
         """
         return self._with(self.chain.map(function, name))
 
-    @checked
+    @checked(**OTHER_OF_MAP)
     def random_map(
         self, function: Callable[[Any, Any], Any], name: str | None = None, *, generator: Generator = "numpy"
     ) -> Self:
@@ -69,7 +70,7 @@ class ChainMethods:
         """
         return self._with(self.chain.random_map(function, name, generator=generator))
 
-    @checked
+    @checked(**OTHER_OF_MAP)
     def filter(
         self, function: Callable[[Any], Any], name: str | None = None, *, dropped: Dropped = "leave_out"
     ) -> Self:
@@ -92,7 +93,7 @@ class ChainMethods:
         """
         return self._with(self.chain.filter(function, name, dropped=dropped))
 
-    @checked
+    @checked(**OTHER_OF_MAP)
     def flat_map(self, function: Callable[[Any], Iterable[Any]], name: str | None = None) -> Self:
         """This dataset with any number of samples, which a function makes of each.
 
@@ -110,7 +111,7 @@ class ChainMethods:
         """
         return self._with(self.chain.flat_map(function, name))
 
-    @checked
+    @checked(**OTHER_OF_MAP)
     def batch_map(self, function: Callable[[Batch], Batch], name: str | None = None) -> Self:
         """This dataset with a function of its batches, called once for each, before arrays become tensors.
 
