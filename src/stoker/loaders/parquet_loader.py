@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from stoker.arguments import check_argument, checked
@@ -31,11 +32,13 @@ from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample
+from stoker.reading.sample_errors import SampleLocation
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.layouts.good_rows import GoodRowBuilder
 from stoker.tokens.layouts.registry import LayoutName, make_layout
+from stoker.tokens.layouts.step_documents import document_location, documents_of_step
 from stoker.tokens.order.division import Granularity
 from stoker.tokens.order.rank_files import RankFiles, tell_of_remainder
 from stoker.tokens.order.token_order import TokenSampleOrder
@@ -43,7 +46,7 @@ from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
 from stoker.tokens.sources.open_source import open_source
 from stoker.tokens.sources.parquet import ParquetSource
 from stoker.tokens.sources.source import TokenSource
-from stoker.types import StorageOptions
+from stoker.types import Ids, StorageOptions
 from stoker.units import parse_bytes, parse_count
 
 __all__ = ["ShardConfig", "StreamingParquetLoader"]
@@ -107,6 +110,12 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         decode_threads="it is read=ReadOptions(read_threads=...)",
         **{name: f"it is in read=ReadOptions({name}=...)" for name in ("read_threads", "download_threads")},
         on_bad_files='it is format_options={"on_bad_files": "skip"}',
+        **dict.fromkeys(
+            ("quarantine", "subset"),
+            "rows are cut of many documents, which are left out where they are documents: in an LMStream over a "
+            "StreamingDataset(quarantine=, subset=)",
+        ),
+        ids="batch.document_ids has the numbers of documents, and where() tells where they lie",
     )
     def __init__(
         self,
@@ -202,6 +211,52 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
 
     def __len__(self) -> int:
         return self.steps
+
+    # -- lineage ---------------------------------------------------------------------------------------------------
+
+    @checked
+    def ids_of(self, step: int, rank: int | None = None, epoch: int | None = None) -> Ids:
+        """The numbers of the documents of which a step's rows have tokens, as ``batch.document_ids`` has them.
+
+        Where documents begin shows in their row groups: those of this step are read, whatever comes before it.
+
+        Args:
+            step: number of the batch, from 0. In the epoch that was begun last it is counted from where its iteration
+                began, which after a resume is where the state was taken; in other epochs from their beginning.
+            rank: of those that read different rows; default: all, one after the other.
+            epoch: number of the epoch; default: the one that was begun last, or that the next iteration begins.
+
+        Returns:
+            int64, rising within each rank.
+
+        Raises:
+            ConfigError: there is no such step, rank or epoch.
+        """
+        mine = self._data_rank()
+        if step < 0 or (epoch is not None and epoch < 0):
+            raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
+        if rank is not None and not 0 <= rank < mine.world_size:
+            raise ConfigError(f"rank={rank}: {mine.world_size} ranks read different rows, numbered from 0")
+        point = self._resume.upcoming() if self._progress is None else self._progress.position
+        if epoch is not None and epoch != point.epoch:
+            point = EpochPosition(epoch)
+        return documents_of_step(
+            self._builder,
+            lambda number: self._resume.run(point, replace(mine, rank=number)),
+            range(mine.world_size) if rank is None else [rank],
+            step,
+            self.batch_size,
+            None if self._bad_samples is None else self._bad_samples.on_bad_sample,
+            f"epoch {point.epoch}",
+        )
+
+    def where(self, document: int) -> SampleLocation:
+        """The file of a document, its row group (``shard``, counted through all files) and its row there.
+
+        Raises:
+            IndexError: there is no such document.
+        """
+        return document_location(self._source, document)
 
     # -- the epoch -------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from stoker.pipeline.workers.worker_reader import WorkerReader
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.chain import Chain
 from stoker.streams.streams import Stream
-from stoker.types import Transform
+from stoker.types import Ids, Transform
 
 __all__ = ["FILLER", "Adaptive", "Checkpoint", "StreamStats", "StreamingConfig", "StreamingShardLoader"]
 
@@ -246,6 +246,26 @@ class StreamingShardLoader(CloseOnExit):
 
     def __bool__(self) -> bool:
         return True
+
+    @checked
+    def ids_of(self, step: int, rank: int | None = None, epoch: int | None = None) -> Ids:
+        """The ids of the samples in a batch of any rank, from the order or the plan alone: nothing is read.
+
+        Args:
+            step: number of the batch, from 0, counted from where the epoch was begun: after a checkpoint of its middle was
+                restored, from there; with ``global_batch_size`` always from its beginning.
+            rank: default: all, one after the other.
+            epoch: its number; default: :attr:`epoch`.
+
+        Returns:
+            int64, shape ``(n,)``: as in ``dataset[id]``, or rows of arrays.
+
+        Raises:
+            ConfigError: there is no such step, rank or epoch; samples come one by one; or it is leased work, or a replay.
+        """
+        if step < 0 or (epoch is not None and epoch < 0):
+            raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
+        return self._worker.source.step_samples(step, rank, epoch)
 
     # -- work by a plan --------------------------------------------------------------------------------------------
 

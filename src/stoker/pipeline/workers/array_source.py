@@ -67,6 +67,7 @@ class ArraySource(SampleSource):
         self.counts = Counts()
         self.columns = tuple(self._columns)
         self.shards = 1
+        self.table = ShardTable(np.array([self.total], dtype=np.int64))
         self._transform = transform
         self.bad_samples = bad_samples
 
@@ -285,11 +286,10 @@ def _column(name: str, values: Any) -> Column:
 
 def array_order(arrays: ArraySource, partition: Partition, shuffle_seed: int | None, remainder: Any) -> NativeOrder:
     """The order of arrays: a shuffle of all rows, as all samples are equally fast to read."""
-    table = ShardTable(np.array([arrays.total], dtype=np.int64))
     source = StreamSource(
         name="arrays",
-        table=table,
-        selection=Everything(table),
+        table=arrays.table,
+        selection=Everything(arrays.table),
         about={"fingerprint": arrays.fingerprint, "samples": arrays.total},
         labels=arrays.labels(partition),
     )

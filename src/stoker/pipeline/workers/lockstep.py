@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from stoker.errors import StateError, TransformError
+from stoker.errors import ConfigError, StateError, TransformError
 from stoker.order.capabilities import settled
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.order.step import samples_of_step
 from stoker.pipeline.columns import batch_length
 from stoker.pipeline.good_samples import GoodSamples
 from stoker.pipeline.state.progress import resume_point
@@ -23,7 +24,7 @@ from stoker.pipeline.state.state import make_state, read_state
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk, WorkerProgress, chunk_size
 from stoker.pipeline.workers.sample_source import ReadSamples, SampleSource
-from stoker.types import Batch
+from stoker.types import Batch, Ids
 
 if TYPE_CHECKING:
     from stoker.pipeline.execution.chunk_process import MakeRun
@@ -50,6 +51,7 @@ class LockstepSource(RangeSource):
         super().__init__(sample_source, sample_order, config)
         self._data_rank = DataRank(config.rank, config.world_size, 1, batch_size)
         self._begin(EpochPosition(0))
+        self._origin = self._point
 
     def _begin(self, point: EpochPosition) -> None:
         self._point = settled(self.sample_order, point, self._data_rank)
@@ -85,6 +87,27 @@ class LockstepSource(RangeSource):
 
     def advance(self) -> None:
         self._begin(self._point.next_epoch())
+        self._origin = self._point
+
+    def step_samples(self, step: int, rank: int | None, epoch: int | None) -> Ids:
+        """See the base class."""
+        if self._config.batch_size is None:
+            raise ConfigError(
+                "ids_of tells the samples of a batch, and these come one by one: give the config batch_size=, or have the "
+                "dataset deliver the id of each, ids="
+            )
+        ranks, point = self._check_rank(rank), self._origin
+        if epoch is not None and epoch != point.epoch:
+            point = EpochPosition(epoch)
+        point = settled(self.sample_order, point, self._data_rank)
+        return samples_of_step(
+            lambda number: self.sample_order.run(point, replace(self._data_rank, rank=number)),
+            self._sample_source.table,
+            ranks,
+            step,
+            f"epoch {point.epoch}"
+            + (f" from position {point.position} on, where it was resumed" if point.position else ""),
+        ).ids
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -132,6 +155,7 @@ class LockstepSource(RangeSource):
         run_from(sample_order, settled(sample_order, point, self._data_rank), self._data_rank)
         self.sample_order = sample_order
         self._begin(point)
+        self._origin = self._point
         if self.ended(self._point.partial):  # before other ranks: this one's next item is of the next epoch
             self.advance()
         return self._point.partial

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from stoker.coordination.history.plan_log import Generation, PlanLog, apportion
 from stoker.errors import ConfigError, StateError
 from stoker.order.global_batches import WorkerRemainder
@@ -28,6 +30,7 @@ from stoker.pipeline.workers.range_source import (
     WorkerProgress,
 )
 from stoker.pipeline.workers.sample_source import SampleSource
+from stoker.types import Ids
 
 
 @dataclass
@@ -108,6 +111,28 @@ class PlannedSource(RangeSource):
 
     def ended(self, at: int) -> bool:
         return at >= self._current.plan.end
+
+    def step_samples(self, step: int, rank: int | None, epoch: int | None) -> Ids:
+        """See the base class: by the plan as it stands, from the epoch's beginning."""
+        ranks, plan = self._check_rank(rank), self._current.plan
+        if epoch is not None and epoch != self.epoch:
+            raise ConfigError(
+                f"ids_of: epoch={epoch}: the plan is that of epoch {self.epoch}, and may be changed before another"
+            )
+        left = step
+        ends = [generation.start for generation in plan.generations[1:]] + [plan.end]
+        for generation, end in zip(plan.generations, ends, strict=True):
+            count = -(-(end - generation.start) // plan.step)
+            if left < count:
+                parts = [plan.part(one, generation.start + left * plan.step) for one in ranks]
+                positions = np.concatenate([self._splits.positions(begin, last) for begin, last in parts])
+                shards, rows = self._splits.run.order.locate(positions)
+                ids: Ids = self._sample_source.table.starts[shards] + rows
+                return ids
+            left -= count
+        raise ConfigError(
+            f"step {step} is not in epoch {self.epoch}: the plan has {step - left} steps, numbered from 0"
+        )
 
     # -- the plan ----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from stoker.coordination import LeasedSplit
-from stoker.errors import SampleError
+from stoker.errors import ConfigError, SampleError
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.good_samples import GoodSamples
@@ -158,6 +158,24 @@ class RangeSource(ABC):
         Raises:
             StateError: it is of another dataset, order or settings; says what differs.
         """
+
+    def step_samples(self, step: int, rank: int | None, epoch: int | None) -> Ids:  # noqa: ARG002 - nobody knows
+        """The ids of the samples in a step; see :meth:`stoker.StreamingShardLoader.ids_of`.
+
+        Raises:
+            ConfigError: it is not settled before it is delivered; or there is no such step, rank or epoch.
+        """
+        raise ConfigError(
+            "ids_of: of leased work it is settled on the way which worker gets which samples, and a replay follows its "
+            "record: ids= of the dataset delivers the id of each, last_positions() positions, assignment() who had which"
+        )
+
+    def _check_rank(self, rank: int | None) -> Sequence[int]:
+        """The ranks that are asked about."""
+        world = self._config.world_size
+        if rank is not None and not 0 <= rank < world:
+            raise ConfigError(f"rank={rank}: {world} ranks read different samples, numbered from 0")
+        return range(world) if rank is None else [rank]
 
     @property
     def remainder(self) -> WorkerRemainder:

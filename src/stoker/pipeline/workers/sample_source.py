@@ -18,6 +18,7 @@ from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError, SampleError
 from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
+from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.columns import batch_length, stack_samples
@@ -82,12 +83,14 @@ class SampleSource(ABC):
         counts: the counts of what was read.
         columns: names of the columns.
         shards: number of shards.
+        table: where the ids of each shard begin.
         bad_samples: what becomes of bad samples; ``None``: they are errors.
     """
 
     counts: Counts
     columns: tuple[str, ...]
     shards: int
+    table: ShardTable
     bad_samples: BadSamples | None
 
     @abstractmethod
@@ -159,6 +162,7 @@ class PoolSource(SampleSource):
         self.pool = reader.pool
         self.counts = self.pool.counts
         self.shards = len(self.pool.index)
+        self.table = self.pool.index.table
         self.columns = tuple(reader.settings.columns or self.pool.index.columns)
         self._reader = reader
         self._sharers = sharers

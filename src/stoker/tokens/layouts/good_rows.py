@@ -14,7 +14,7 @@ from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, DecodeError, SampleError
 from stoker.order.sample_order import Run
 from stoker.order.spans import Spans
-from stoker.reading.bad_samples import BadSampleLog, OnBadSample
+from stoker.reading.bad_samples import BadSampleSink, OnBadSample
 from stoker.reading.replacement import Replacements, none_is_good
 from stoker.tokens.batch import Extents, LMBatch
 from stoker.tokens.layouts.base import DocumentBlock, TokenLayout
@@ -92,7 +92,7 @@ class GoodRowBuilder:
         ConfigError: there are less than two tokens.
     """
 
-    def __init__(self, builder: BlockBuilder, on_bad_sample: OnBadSample, log: BadSampleLog) -> None:
+    def __init__(self, builder: BlockBuilder, on_bad_sample: OnBadSample, log: BadSampleSink) -> None:
         if builder.settings.limit < 2:
             raise ConfigError("on_bad_sample= needs two tokens to tell what can be read: vocab_size=1")
         self._builder, self._replace, self._log = builder, on_bad_sample == "replace", log

@@ -1,0 +1,86 @@
+"""The documents of which a step's rows are made, and where a document lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import numpy as np
+
+from stoker.cluster import LoaderWorker
+from stoker.errors import ConfigError
+from stoker.order.sample_order import Run
+from stoker.reading.bad_samples import BadSampleNotes, OnBadSample
+from stoker.reading.sample_errors import SampleLocation
+from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.block_builder import BlockBuilder
+from stoker.tokens.layouts.good_rows import GoodRowBuilder
+from stoker.tokens.sources.source import TokenSource
+from stoker.types import Ids
+
+
+def documents_of_step(
+    builder: BlockBuilder,
+    run_of: Callable[[int], Run],
+    ranks: Sequence[int],
+    step: int,
+    batch_size: int,
+    on_bad_sample: OnBadSample | None,
+    epoch: str,
+) -> Ids:
+    """Numbers of the documents of which ranks have tokens in a step: the row groups of these batches are decoded.
+
+    Args:
+        builder: makes batches.
+        run_of: gives a rank's batches.
+        ranks: at least one.
+        step: batches before it.
+        batch_size: rows in a batch of a rank.
+        on_bad_sample: what becomes of rows that can not be read; ``None``: they are errors.
+        epoch: the epoch in words, for errors.
+
+    Returns:
+        int64, rising within a rank, one rank after the other.
+
+    Raises:
+        ConfigError: none of these ranks has so many batches.
+    """
+    found: list[Ids] = []
+    most = 0
+    for rank in ranks:
+        run = run_of(rank)
+        most = max(most, len(run.plan))
+        if step < len(run.plan):
+            found.append(np.unique(_batch(builder, run, step, batch_size, on_bad_sample).extents.documents))
+    if not found:
+        whose = f"rank {ranks[0]}" if len(ranks) == 1 else "every rank"
+        raise ConfigError(f"step {step} is not in {epoch}: {whose} has {most} steps there, numbered from 0")
+    return np.concatenate(found)
+
+
+def _batch(builder: BlockBuilder, run: Run, step: int, batch_size: int, on_bad_sample: OnBadSample | None) -> LMBatch:
+    if on_bad_sample is None:
+        with closing(builder.batches(run, LoaderWorker(), step, batch_size, 1)) as batches:
+            return next(batches)
+    # Nothing is delivered: what is bad is not counted.
+    good = GoodRowBuilder(builder, on_bad_sample, BadSampleNotes())
+    with closing(good.batches(run, LoaderWorker(), step, batch_size, 1)) as batches:
+        return next(batches)
+
+
+def document_location(source: TokenSource, document: int) -> SampleLocation:
+    """The file of a document, the number of its row group among those of all files, and its row there.
+
+    Raises:
+        IndexError: there is no such document.
+    """
+    groups = source.groups
+    if document < 0 or not len(groups):
+        raise IndexError(f"document {document}: documents are numbered from 0, among the rows of all files")
+    group, row, _ = groups.find(document)
+    # Of the last row group footers do not tell how many rows are empty.
+    if group == len(groups) - 1 and row >= (rows := sum(len(part) for part in source.chunks(group))):
+        raise IndexError(
+            f"document {document} is not among the {int(groups.first_rows[group]) + rows} rows of all files"
+        )
+    return SampleLocation(source.groups.files[int(source.groups.file[group])], group, row, document)
