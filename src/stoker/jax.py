@@ -12,6 +12,7 @@ from stoker.cluster import World
 from stoker.display import with_article
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.loaders.dataset import StreamingDataset
+from stoker.loaders.dataset_methods.checks import whole_batches_by
 from stoker.order.global_batches import BatchPlan
 from stoker.order.protocols import Plan
 from stoker.types import Array, Batch, Column
@@ -55,8 +56,8 @@ def batches(
         raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
     if dataset.leaves_out:
         raise ConfigError(
-            f"{dataset.leaves_out} changes the length of batches, and all arrays need one shape: use on_bad_sample='replace' "
-            "or filter(dropped='replace')"
+            f"{dataset.leaves_out} changes the length of batches, and all arrays need one shape: "
+            + whole_batches_by(dataset.epoch_reader.settings)
         )
     reader = dataset.epoch_reader
     found, wanted = reader.data_rank(size), world(sharding)

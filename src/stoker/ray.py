@@ -18,6 +18,7 @@ from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import LoaderWorker, World
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.loaders.dataset import StreamingDataset
+from stoker.loaders.dataset_methods.checks import whole_batches_by
 from stoker.order.global_batches import BatchPlan
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import Run
@@ -113,7 +114,12 @@ class StokerDatasource(Datasource):  # type: ignore[misc]  # untyped
         changes = dataset.leaves_out or ("batch_map()" if dataset.chain.has("batch_map") else "")
         if changes:
             raise ConfigError(
-                f"{changes}: Ray Data is told how many samples there are before they are read: use 'replace'"
+                f"{changes}: Ray Data is told how many samples there are before they are read: "
+                + (
+                    whole_batches_by(dataset.epoch_reader.settings)
+                    if dataset.leaves_out
+                    else "write read(...).map_batches()"
+                )
             )
         order = dataset.epoch_reader.sample_order
         assert isinstance(order, NativeOrder)  # there is no way to ask for another

@@ -109,3 +109,56 @@ def test_numbers_that_jax_would_cut_are_refused(tmp_path: Path, sharding: NamedS
     for columns, said in ((["id"], "do not fit int32"), (["text"], "no jax.Array")):
         with pytest.raises(ConfigError, match=said):
             list(stoker.jax.batches(StreamingDataset(str(tmp_path), batch_size=4, columns=columns), sharding))
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scores of the 100 samples by number; labels of all but each tenth by id, in another order."""
+    out = tmp_path_factory.mktemp("others")
+    with MDSWriter({"score": "float32"}, str(out / "scores")) as writer:
+        writer.write_batch({"score": np.arange(100, dtype=np.float32) / 2})
+    kept = [number for number in range(99, -1, -1) if number % 10 != 4]
+    with MDSWriter({"id": "int", "label": "int"}, str(out / "labels")) as writer:
+        writer.write_batch({"id": np.array(kept), "label": np.array(kept) % 7})
+    return out
+
+
+def beside(data: Path, others: Path, missing: Any, **settings: Any) -> StreamingDataset:
+    dataset = StreamingDataset(str(data), batch_size=10, shuffle=True, **settings)
+    scores, labels = StreamingDataset(str(others / "scores")), StreamingDataset(str(others / "labels"))
+    return dataset.zip(scores).join(labels, on="id", missing=missing)
+
+
+def test_columns_of_zips_and_joins_are_arrays(data: Path, others: Path, sharding: NamedSharding) -> None:
+    def filled(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "label": np.array([-1 if label is None else label for label in batch["label"]])}
+
+    dataset = beside(data, others, "none").batch_map(filled)
+    batches = stoker.jax.batches(dataset, sharding)
+    read = [next(batches) for _ in range(4)]
+    resumed = beside(data, others, "none").batch_map(filled)
+    resumed.load_state_dict(dataset.state_dict())
+    read += stoker.jax.batches(resumed, sharding)
+    ids = np.concatenate([batch["id"] for batch in read])
+    assert sorted(ids.tolist()) == list(range(100))
+    assert np.concatenate([batch["score"] for batch in read]).tolist() == (ids / 2).tolist()
+    expected = [-1 if number % 10 == 4 else number % 7 for number in ids.tolist()]
+    assert np.concatenate([batch["label"] for batch in read]).tolist() == expected
+    assert {batch["label"].sharding for batch in read} == {sharding}
+
+
+def test_samples_that_have_no_other_are_replaced_or_refused(data: Path, others: Path, sharding: NamedSharding) -> None:
+    replaced = beside(data, others, "raise", on_bad_sample="replace")
+    batches = list(stoker.jax.batches(replaced, sharding, mask="real"))
+    ids = np.concatenate([batch["id"] for batch in batches])
+    assert len(ids) == 100
+    assert set(ids.tolist()) == {number for number in range(100) if number % 10 != 4}
+    assert np.concatenate([batch["label"] for batch in batches]).tolist() == (ids % 7).tolist()
+    with pytest.raises(
+        ConfigError, match=r"join\(missing='leave_out'\).*use missing='none', or on_bad_sample='replace'"
+    ):
+        next(stoker.jax.batches(beside(data, others, "leave_out"), sharding))
+    with pytest.raises(ConfigError, match="column 'label' is a list, which is no jax"):
+        list(stoker.jax.batches(beside(data, others, "none"), sharding))
+    with pytest.raises(ConfigError, match=r"on_bad_sample='skip'.*use 'replace'"):
+        next(stoker.jax.batches(beside(data, others, "raise", on_bad_sample="skip"), sharding))

@@ -12,7 +12,7 @@ import ray
 from format_table import OTHERS, ROWS, WRITTEN, sample_of
 
 import stoker.ray
-from stoker import HashSplit, MDSWriter, Stream, StreamingDataset
+from stoker import Chain, HashSplit, MDSWriter, Stream, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError
 
 KINDS = {
@@ -192,3 +192,49 @@ def test_splits_for_workers_have_each_sample_once(data: str, equal: bool) -> Non
         ids = [n for part in epoch for n in part]
         assert len(set(ids)) == len(ids) == (39 if equal else 40)
         assert not equal or {len(part) for part in epoch} == {13}
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scores of the 40 samples by number; notes and vectors of all but each fifth by id, in another order."""
+    out = tmp_path_factory.mktemp("others")
+    with MDSWriter({"score": "float32"}, str(out / "scores"), size_limit=60) as writer:
+        writer.write_batch({"score": np.arange(40, dtype=np.float32) / 2})
+    with MDSWriter(
+        {"id": "int", "note": "str", "vector": "ndarray:int16:2"}, str(out / "notes"), size_limit=200
+    ) as out_:
+        for number in range(39, -1, -1):
+            if number % 5 != 4:
+                out_.write({"id": number, "note": f"note {number}", "vector": np.full(2, number, np.int16)})
+    return out
+
+
+def chain_of(others: Path, missing: Any) -> Chain:
+    scores, notes = StreamingDataset(str(others / "scores")), StreamingDataset(str(others / "notes"))
+    return Chain().zip(scores).join(notes, on="id", missing=missing)
+
+
+def test_zips_and_joins_are_read_by_the_tasks(data: str, others: Path) -> None:
+    chain = chain_of(others, "none")
+    rows = stoker.ray.read(data, transform=chain, override_num_blocks=4).take_all()
+    check_same(rows, list(StreamingDataset(data, transform=chain)), lambda sample: sample["id"])
+    for row in rows:
+        assert row["score"] == row["id"] / 2
+        assert row["note"] == (None if row["id"] % 5 == 4 else f"note {row['id']}")
+    subset = stoker.ray.read(data, transform=chain, subset=HashSplit(0, 0.5), limit=9).take_all()
+    assert len(subset) == 9
+    assert all(row["score"] == row["id"] / 2 for row in subset)
+    replaced = stoker.ray.read(data, transform=chain_of(others, "raise"), on_bad_sample="replace").take_all()
+    assert len(replaced) == 40
+    assert all(row["note"] == f"note {row['id']}" for row in replaced)
+
+
+def test_joins_that_leave_samples_out_are_refused(data: str, others: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"join\(missing='leave_out'\).*use missing='none', or on_bad_sample='replace'"
+    ):
+        stoker.ray.read(data, transform=chain_of(others, "leave_out"))
+    with pytest.raises(ConfigError, match=r"on_bad_sample='skip'.*use 'replace'"):
+        stoker.ray.read(data, transform=chain_of(others, "raise"), on_bad_sample="skip")
+    with pytest.raises(ConfigError, match=r"batch_map\(\).*map_batches"):
+        stoker.ray.read(data, transform=Chain().batch_map(dict))

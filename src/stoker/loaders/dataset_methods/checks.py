@@ -14,6 +14,7 @@ from stoker.index.index import Index
 from stoker.order.capabilities import shards_at_once
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.chunks.by_shard import expected_fetches
+from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.units import parse_count
 
 logger = logging.getLogger(__name__)
@@ -283,3 +284,9 @@ def no_attribute(owner: object, name: str) -> AttributeError:
     meant = f": {_METHODS[name]}" if name in _METHODS else ""
     told: dict[str, Any] = {"name": name, "obj": owner}
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{meant}", **told)
+
+
+def whole_batches_by(settings: EpochReaderSettings) -> str:
+    """The remedy where a setting makes batches shorter or longer, for messages."""
+    instead = settings.instead_of_leaving_out.removesuffix(", ")
+    return f"use {instead}" if instead else "leave it out"
