@@ -51,6 +51,42 @@ def files() -> int:
     return found
 
 
+def maps() -> int:
+    """Files of shards that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return len({line.split("/memfd:")[1] for line in lines if "/memfd:stoker-shard-" in line})
+
+
+def test_as_many_files_of_others_stay_mapped_as_are_spare_and_kept(table: str) -> None:
+    first, second = NodeShards(table), NodeShards(table)
+    first.spare, second.spare = 32 * MB, 7 * MB
+    for number in range(6):
+        put(first, number, 3 * MB)
+    first._kept_maps.clear()
+    assert maps() == 0
+    for number in range(6):
+        found = second.find(shard_key(number))
+        assert found is not None
+        assert bytes(found) == content(number, 3 * MB)
+        del found
+        assert maps() <= 3
+    second.trim()
+    assert maps() == 2
+    mapped = second.find(shard_key(4))
+    first.spare = 0
+    first.trim()  # which keeps the last one alone
+    second.trim()
+    assert maps() == 2
+    assert mapped is not None
+    assert bytes(mapped) == content(4, 3 * MB)
+    del mapped
+    second.trim()
+    assert maps() == 1
+    second.spare = 0
+    second.trim()
+    assert maps() == 0
+
+
 @pytest.mark.parametrize("size", [1, 100, 70_000, 3 * MB, 9 * MB])
 def test_what_one_has_all_find(size: int, table: str) -> None:
     first, second = NodeShards(table), NodeShards(table)
@@ -235,6 +271,11 @@ def test_processes_have_what_others_fetched_as_long_as_these_live(method: str, t
     assert bytes(found) == content(2, 3 * MB)
     del found
     gc.collect()
+    again = shards.find(shard_key(2))
+    assert again is None or bytes(again) == content(2, 3 * MB)  # as long as its map is here
+    del again
+    gc.collect()
+    shards.trim()
     assert shards.find(shard_key(2)) is None
     put(shards, 2, 3 * MB)
     assert shards.find(shard_key(2)) is not None

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 # Memory of shards that were let go, kept for those to come, of this dataset or the next: no more than was in use at once.
 _BLOCKS: Final = ReusedBlocks(1 << 30)
+# Seconds between two looks whether another process has fetched what is waited for: a look takes some 30 µs.
+_LONGEST_PAUSE: Final = 0.004
 # From this size on, an object's own size is asked for first.
 _LARGE: Final = 256 << 20
 
@@ -257,7 +259,7 @@ class MemoryCache(ShardCache):
             if time.monotonic() > until:
                 return self._content(info, number, _Memory())
             time.sleep(delay)
-            delay = min(delay * 1.5, 0.05)
+            delay = min(delay * 1.5, _LONGEST_PAUSE)
         self._awaited.pop(file.basename, None)
         try:
             found = shared.find(key)

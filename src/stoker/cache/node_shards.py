@@ -18,7 +18,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -120,6 +120,33 @@ class SharedAllocation:
         populate(self.data)
 
 
+class _ReadFile:
+    """A file of shards that is read: arrays are made on it, and it lives as long as one of them."""
+
+    __slots__ = ("__weakref__", "_whole")
+
+    def __init__(self, mapped: MappedFile) -> None:
+        self._whole = np.frombuffer(mapped, np.uint8)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._whole.__array_interface__
+        return found
+
+
+class _KeptMap(NamedTuple):
+    """The map of a file that may be read again: to take one down costs half as much as to fill the file.
+
+    Attributes:
+        mapped: the map.
+        place, entry: a shard of it in the table, which says whether the file is still kept.
+    """
+
+    mapped: MappedFile
+    place: int
+    entry: _Entry
+
+
 class NodeShards:
     """The shards in memory of this process, and of the others of its user on this node. Thread-safe.
 
@@ -128,7 +155,7 @@ class NodeShards:
 
     Attributes:
         spare: bytes that this process keeps for others although it does not read them now. The file that it has used last
-            stays in any case.
+            stays in any case. So many bytes at most stay mapped of files that others keep.
 
     Raises:
         StokerError, OSError: nothing can be shared here; says why.
@@ -147,7 +174,8 @@ class NodeShards:
         It asks for others with a :class:`NodeShards` of its own."""
         self._lock = threading.RLock()
         self._claimed: set[bytes] = set()
-        self._maps: weakref.WeakValueDictionary[int, MappedFile] = weakref.WeakValueDictionary()
+        self._read: weakref.WeakValueDictionary[int, _ReadFile] = weakref.WeakValueDictionary()
+        self._kept_maps: OrderedDict[int, _KeptMap] = OrderedDict()  # the least recently used first
         self._filled: _KeptFile | None = None
         inherited, self._kept = self._kept, OrderedDict()
         for file in inherited.values():
@@ -165,7 +193,7 @@ class NodeShards:
             if entry is None or entry.key != key:
                 continue
             try:
-                return _window(self._mapped(entry), entry)
+                return _window(self._opened(entry, place), entry)
             except (FileNotFoundError, ProcessLookupError):  # its process has ended, or has let go of it
                 self._table.write(place, bytes(_SIZE))
             except OSError:  # this process may not open or map it, or can have no more; others can
@@ -179,8 +207,8 @@ class NodeShards:
         for at in range(0, len(lines), _SIZE):
             yield first + at, _Entry.of(lines[at : at + _SIZE])
 
-    def _mapped(self, entry: _Entry) -> MappedFile:
-        """The map of a shard's file.
+    def _opened(self, entry: _Entry, place: int) -> _ReadFile:
+        """A shard's file, to be read; ``place`` is where the table has the shard.
 
         Raises:
             OSError: there is no such file, or it can not be had here.
@@ -189,18 +217,26 @@ class NodeShards:
             mine = self._kept.get(entry.nonce)
             if mine is not None:
                 self._kept.move_to_end(entry.nonce)
-            mapped = self._maps.get(entry.nonce)
-            if mapped is not None:
-                return mapped
-            with contextlib.ExitStack() as after:
-                if mine is None:
-                    number = open_file_of(entry.process, entry.number, _name(entry.nonce))
-                    after.callback(os.close, number)
-                else:
-                    number = mine.number
-                status = os.fstat(number)
-                mapped = self._maps[entry.nonce] = MappedFile(number, 0, status.st_size, _name(entry.nonce), status)
-            return mapped
+            read = self._read.get(entry.nonce)
+            if read is not None:
+                return read
+            if entry.nonce not in self._kept_maps:
+                self._trim_maps()
+                self._kept_maps[entry.nonce] = _KeptMap(self._map(entry, mine), place, entry)
+            self._kept_maps.move_to_end(entry.nonce)
+            read = self._read[entry.nonce] = _ReadFile(self._kept_maps[entry.nonce].mapped)
+            return read
+
+    def _map(self, entry: _Entry, mine: _KeptFile | None) -> MappedFile:
+        """The map of a shard's file, which is one of this process where ``mine`` is given."""
+        with contextlib.ExitStack() as after:
+            if mine is None:
+                number = open_file_of(entry.process, entry.number, _name(entry.nonce))
+                after.callback(os.close, number)
+            else:
+                number = mine.number
+            status = os.fstat(number)
+            return MappedFile(number, 0, status.st_size, _name(entry.nonce), status)
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
@@ -262,11 +298,11 @@ class NodeShards:
             old = [place for place, one in lines if one is not None and one.key == key]
             free = [place for place, one in lines if one is None]
             by_age = sorted((one.time, place) for place, one in lines if one is not None)
-            for place in [*old, *free, *(place for _, place in by_age)][:1]:
-                self._table.write(place, entry.line())
+            place = [*old, *free, *(place for _, place in by_age)][0]
+            self._table.write(place, entry.line())
             file.keys.append(key)
             try:
-                return _window(self._mapped(entry), entry)
+                return _window(self._opened(entry, place), entry)
             except OSError:
                 allocation.data.setflags(write=False)
                 return allocation.data
@@ -285,7 +321,7 @@ class NodeShards:
             unread = [
                 file
                 for file in self._kept.values()
-                if file is not self._filled and not file.written and file.nonce not in self._maps
+                if file is not self._filled and not file.written and file.nonce not in self._read
             ]
             spare = sum(file.used for file in unread)
             for file in unread[:-1]:
@@ -295,9 +331,19 @@ class NodeShards:
             for file in list(self._kept.values()):
                 if len(self._kept) > most_shared_shards() and file is not self._filled and not file.written:
                     self._drop(file)
+            self._trim_maps()
+
+    def _trim_maps(self) -> None:
+        """Take down maps of others' files that are not read: of those that are not kept any more, and beyond spare bytes."""
+        unread = [one for nonce, one in self._kept_maps.items() if nonce not in self._read and nonce not in self._kept]
+        size = sum(len(one.mapped) for one in unread)
+        for _, place, entry in unread:
+            if size > self.spare or _Entry.of(self._table.read(place, _SIZE)) != entry:
+                size -= len(self._kept_maps.pop(entry.nonce).mapped)
 
     def _drop(self, file: _KeptFile) -> None:
         del self._kept[file.nonce]
+        self._kept_maps.pop(file.nonce, None)
         os.close(file.number)
         for key in file.keys:
             for place, entry in self._bucket(key):
@@ -325,8 +371,8 @@ def _name(nonce: int) -> str:
     return f"stoker-shard-{nonce:016x}"
 
 
-def _window(mapped: MappedFile, entry: _Entry) -> HeldBytes:
-    return np.frombuffer(mapped, np.uint8)[entry.start : entry.start + entry.size].view(HeldBytes)
+def _window(read: _ReadFile, entry: _Entry) -> HeldBytes:
+    return np.asarray(read)[entry.start : entry.start + entry.size].view(HeldBytes)
 
 
 _current: weakref.ref[NodeShards] | None = None
