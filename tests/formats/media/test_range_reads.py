@@ -17,7 +17,7 @@ import pytest
 from media_files import all_frames, sound_file, sweep, video_file
 
 from s3server import Bucket, CountingProxy
-from stoker import Audio, StreamingDataLoader, StreamingDataset, Video, inspect
+from stoker import Audio, ReadOptions, StreamingDataLoader, StreamingDataset, Video, inspect
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.media.source import BytesOfFile, StoredFile
@@ -142,6 +142,10 @@ def test_a_folder_of_videos_is_listed_and_not_read(tmp_path: Path) -> None:
         StreamingDataset(tmp_path / "clips", format_options={"media": "picture"})
 
 
+def decoded(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "frames": sample["data"].clip(0.5, 2)}
+
+
 def tar_of(samples: int, video: bytes, missing: int = -1) -> bytes:
     """An archive of samples of a number, text and a video."""
     file = io.BytesIO()
@@ -234,6 +238,17 @@ def test_videos_in_a_bucket_are_read_by_ranges(bucket: Bucket, proxies: list[Cou
     for batch in loader:
         for sample in batch:
             assert np.array_equal(sample["data"].clip(0.5, 2), every[15:17])
+    processes = StreamingDataset(
+        f"{bucket.url}/clips",
+        local=tmp_path / "cache",
+        format_options={"media": "video"},
+        storage_options=options,
+        batch_size=2,
+        read=ReadOptions(run_in="processes", read_processes=1),
+    ).map(decoded)
+    for batch in processes.batches():  # clips of a process, and handles that it sent
+        assert all(np.array_equal(frames, every[15:17]) for frames in batch["frames"])
+        assert all(np.array_equal(one.clip(2.0, 4), every[60:64]) for one in batch["data"])
     store.put("archives/0.tar", tar_of(3, data))
     archive = StreamingDataset(
         f"{bucket.url}/clips/archives",
