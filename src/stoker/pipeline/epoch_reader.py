@@ -324,6 +324,8 @@ class EpochReader(RankEpochs):
             return self.settings.read_threads
         if worker.token is not None:
             return 0
+        if self.settings.only_tokenizes:
+            return 1  # one thread at a time does
         if self.settings.calls_functions:
             return min(8, os.cpu_count() or 1)
         # Gathering takes less time than handing its result over from a thread; a transform may take any time, and text is

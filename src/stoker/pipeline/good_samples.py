@@ -133,6 +133,9 @@ class GoodSampleReader(GoodRowReader):
             and not isinstance(reader, JoinedReader)
             and (steps is None or steps.functions is not None)
         )
+        # Makes ids of whole columns of texts, as long as all are good.
+        alone = override is None and not filters and not isinstance(reader, JoinedReader)
+        self._texts = steps.texts if steps is not None and alone else None
         self._dtypes: dict[str, np.dtype[Any]] | None = None
         self._replacements = Replacements(self._spans, strict=self._strict)
         self._empty: Batch | None = None
@@ -440,6 +443,13 @@ class GoodSampleReader(GoodRowReader):
         ):
             batch: Batch = own
             return batch
+        if self._texts is not None and own is None:
+            try:
+                return self._texts.columns(self._columns_of(shards, rows))
+            except BaseException as reason:
+                pass_exits(reason)
+                if not is_of_sample(reason):
+                    raise
         if self._steps is not None:
             with BatchRows(len(rows)) as memory:
                 found = self.samples(positions, shards, rows, own, others)

@@ -73,6 +73,12 @@ class EpochReaderSettings:
         return any(step.function is not None for step in self.steps) or any(made)
 
     @property
+    def only_tokenizes(self) -> bool:
+        """Whether the only function of the user is a tokenizer."""
+        functions = [step.kind for step in self.steps if step.function is not None or step.other is not None]
+        return functions == ["tokenize"]
+
+    @property
     def takes_chunks(self) -> bool:
         """Whether a zip, join or tokenizer comes after functions of samples, so that all of a chunk are made at once."""
         return any(step.other is not None or step.kind == "tokenize" for step in self.steps)

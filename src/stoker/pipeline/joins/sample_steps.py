@@ -73,6 +73,12 @@ class SampleSteps:
         self._pool, self.stages = pool, tuple(stages)
 
     @property
+    def texts(self) -> TextsStage | None:
+        """The only stage, where that makes ids of texts, for which no samples are needed; ``None`` where there are others."""
+        (stage, *rest) = self.stages
+        return stage if isinstance(stage, TextsStage) and not rest else None
+
+    @property
     def functions(self) -> TransformOf | None:
         """The only stage, where samples are made one by one; ``None`` where a stage takes all of a chunk."""
         (stage, *rest) = self.stages

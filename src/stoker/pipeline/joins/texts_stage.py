@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,7 +18,10 @@ from stoker.pipeline.joins.chunk_stage import ChunkStage, Together
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.chain_steps import Step
 from stoker.reading.sample_errors import transform_error
-from stoker.types import Array
+from stoker.types import Array, Batch
+
+_AT_ONCE: Final = 64
+"""Texts that a tokenizer gets at once: what it makes of many more leaves the processor's cache."""
 
 
 class TextsStage(ChunkStage):
@@ -53,8 +58,7 @@ class TextsStage(ChunkStage):
                 holds = "null" if text is None else with_article(type(text).__name__)
                 together.fail(number, self._error(f"takes text, got {holds}", together, number))
             made.append(sample)
-        with self._lock, span(Stage.TRANSFORM, len(texts)):
-            found = _each(self._tokenize, texts) if texts else []
+        found = self._each(texts) if texts else []
         for at, ids in zip(numbers, found, strict=True):
             number, sample = together.samples[at]
             try:
@@ -67,8 +71,44 @@ class TextsStage(ChunkStage):
                 together.fail(number, told)
         return made
 
+    def columns(self, batch: Batch) -> Batch:
+        """Columns with ids in the place of texts, where all are good.
+
+        Args:
+            batch: of at least one sample.
+
+        Raises:
+            Exception: a text is none, or the tokenizer raised an error: :meth:`make` tells for which.
+            ConfigError: as of :meth:`make`.
+        """
+        if self._column not in batch:
+            raise ConfigError(f"the dataset has no column {self._column!r}; it has {', '.join(batch)}")
+        texts = list(batch[self._column])
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a text is none")
+        with self._lock, span(Stage.TRANSFORM, len(texts)):
+            found = _tokenized(self._tokenize, texts)
+        return {**batch, self._column: _arrays(found)}
+
+    def _each(self, texts: list[str]) -> list[Any]:
+        """The ids of each text, or the error of the tokenizer for it."""
+        with self._lock, span(Stage.TRANSFORM, len(texts)):
+            pieces = (texts[first : first + _AT_ONCE] for first in range(0, len(texts), _AT_ONCE))
+            return [ids for piece in pieces for ids in _each(self._tokenize, piece)]
+
     def _error(self, what: str, together: Together, number: int) -> TransformError:
         return transform_error(what, together.origin(number), "the tokenizer", self._column)
+
+
+@calls_user_code
+def _tokenized(tokenize: Callable[[Sequence[str]], Sequence[Any]], texts: list[str]) -> list[Any]:
+    made: list[Any] = []
+    for first in range(0, len(texts), _AT_ONCE):
+        some = texts[first : first + _AT_ONCE]
+        found = tokenize(some)
+        check_tokenized(found, some)
+        made += found
+    return made
 
 
 @calls_user_code
@@ -100,6 +140,20 @@ def check_tokenized(found: Any, texts: Sequence[str]) -> None:
         )
     if len(found) != len(texts):
         raise ConfigError(f"the tokenizer returned {len(found)} lists of ids for {len(texts)} texts")
+
+
+def _arrays(found: Sequence[Any]) -> list[Array]:
+    """The token ids of many texts as arrays; raises an error where some are none."""
+    if not all(type(ids) is list for ids in found):
+        return [_array(ids) for ids in found]
+    # All in one, which takes lists several times as fast as NumPy does.
+    values: array[int] = array("q")
+    bounds = [0]
+    for ids in found:
+        values.fromlist(ids)
+        bounds.append(len(values))
+    whole = np.frombuffer(values, np.int64)
+    return [whole[begin:end] for begin, end in pairwise(bounds)]
 
 
 def _array(ids: Any) -> Array:
