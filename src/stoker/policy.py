@@ -6,9 +6,11 @@ Nothing here changes which sample comes when. ``docs/scale.md`` has the same as 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -178,6 +180,12 @@ _USUAL_FREE: Final = 4 << 30
 MOST_CHUNKS_AHEAD: Final = 64
 """Steps of reading that may wait for the consumer, beyond those that threads work at."""
 
+CHUNKS_OF_PROCESS: Final = 2
+"""Steps of reading that a process has at once: one that it reads, and the next."""
+
+PROCESS_BYTES: Final = 64 << 20
+"""Bytes of a process that reads, beside what it reads, where the tuner asks: an interpreter with NumPy, and functions."""
+
 STEP_SECONDS: Final = 0.04
 """A step of reading is cut where its samples would take longer, as seen, to be read or until the consumer has had them: steps
 are what threads take one after the other, what waits for its last shard, and what waits in memory. One costs some 50 µs."""
@@ -189,6 +197,31 @@ MOST_TIMES_AHEAD: Final = 8
 def most_read_threads(processes: int) -> int:
     """Threads that may read ahead in one of some processes of a node: twice its processors, or more, as some of them wait."""
     return min(64, max(16, 2 * len(os.sched_getaffinity(0)) // processes))
+
+
+def most_read_processes(processes: int) -> int:
+    """Processes that may read for one of some processes of a node: twice its processors, or more, as some of them wait."""
+    return min(64, max(8, 2 * len(os.sched_getaffinity(0)) // processes))
+
+
+def processors(processes: int) -> float:
+    """Processors for each of some processes of a node, at least 1: those that it may run on, and that its container has."""
+    return max(1.0, min(len(os.sched_getaffinity(0)), _quota()) / processes)
+
+
+@lru_cache(maxsize=1)
+def _quota() -> float:
+    """Processors that the control groups of this process let it have, on average."""
+    found = [math.inf]
+    for kind, folder in _control_groups("cpu"):
+        with contextlib.suppress(OSError, ValueError):
+            if kind:
+                quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            else:
+                quota, period = (folder / "cpu.max").read_text().split()
+            if float(quota) > 0:  # "max" is no number; -1 is none, too
+                found.append(float(quota) / float(period))
+    return min(found)
 
 
 def tuned_memory(processes: int) -> int:
@@ -203,24 +236,30 @@ def tuned_memory(processes: int) -> int:
 
 def _free_of_groups() -> list[int]:
     """Bytes that each control group of this process may still take; a container is one."""
+    found = []
+    for kind, folder in _control_groups("memory"):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kind else ("memory.max", "memory.current")
+        with contextlib.suppress(OSError, ValueError):
+            limit, used = (int((folder / name).read_text()) for name in names)
+            found.append(limit - used + _page_cache(folder))
+    return found
+
+
+def _control_groups(controller: str) -> Iterator[tuple[str, Path]]:
+    """The control groups of this process that limit something, and the controllers of each; version 2 names none."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return []
-    found = []
+        return
     for line in lines:
         _, kinds, name = line.split(":", 2)
-        if kinds not in ("", "memory"):
+        if kinds and controller not in kinds.split(","):
             continue
         root = Path("/sys/fs/cgroup") / kinds
-        names = ("memory.max", "memory.current") if not kinds else ("memory.limit_in_bytes", "memory.usage_in_bytes")
         inside = root / name.lstrip("/")
         # In a container the names may be those outside of it; its own group is the root there.
         for folder in {root, *(one for one in (inside, *inside.parents) if one.is_relative_to(root))}:
-            with contextlib.suppress(OSError, ValueError):
-                limit, used = (int((folder / name).read_text()) for name in names)
-                found.append(limit - used + _page_cache(folder))
-    return found
+            yield kinds, folder
 
 
 def _page_cache(folder: Path) -> int:
@@ -256,8 +295,8 @@ def parsers(sharers: int) -> int:
     Args:
         sharers: processes on this node that read at the same time.
     """
-    processors = len(os.sched_getaffinity(0)) // sharers
-    return min(_MOST_PARSERS, processors) if processors > 1 else 0
+    count = int(processors(sharers))
+    return min(_MOST_PARSERS, count) if count > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,11 @@ import pytest
 from stoker import MDSWriter, ReadOptions, StreamingDataset
 from stoker.concurrency.processes import WorkerProcess
 from stoker.errors import ConfigError, StokerError
+from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
+from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, serve_chunks
+from stoker.pipeline.execution.in_processes import InProcesses
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -133,6 +136,48 @@ def test_processes_end_with_the_iteration_and_when_it_is_dropped(data: Path) -> 
     # Batches stay as they are when the processes that made them are gone, and memory is not used again under them.
     list(dataset.batches())
     assert [int(number) for batch in kept for number in batch["id"]] == list(range(SAMPLES))
+
+
+def test_further_processes_are_given_work_when_they_are_there(data: Path) -> None:
+    """None waits for the start of one, and one that does not come is done without."""
+    reader = opened(data).epoch_reader
+    task = ChunkTask(reader.settings, 0, True, "group", 1)
+    places = np.arange(4)
+    chunk = Chunk([4], places, np.zeros(4, np.int64), places, (0,))
+    runner: InProcesses[BatchGroup] = InProcesses(reader.pool.get, 1, task, reader.pool, None, Ring(), "spawn")  # type: ignore[arg-type]
+
+    def read() -> None:
+        [batch] = runner.submit(chunk)().batches()
+        assert list(batch["id"]) == [0, 1, 2, 3]
+
+    def read_until(count: int) -> None:
+        until = time.monotonic() + 60
+        while runner.changing or runner.workers != count:
+            read()
+            assert time.monotonic() < until
+
+    try:
+        read_until(1)
+        spent, first = runner.processor_time, readers()
+        runner.resize(2)
+        assert (runner.changing, runner.ahead) == (True, 2)
+        read_until(2)
+        assert len(readers()) == 2
+        assert runner.ahead == 4
+        assert runner.processor_time > spent
+        runner.resize(3)
+        [late] = set(readers()) - set(first) - {process.worker.pid for process in runner._processes}
+        os.kill(late, signal.SIGKILL)
+        read_until(2)
+        runner.resize(1)
+        read_until(1)
+        runner.resize(2)
+        runner.resize(1)  # it is not needed before it is there
+        assert not runner.changing
+        read()
+    finally:
+        runner.close()
+    assert readers() == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])

@@ -145,10 +145,11 @@ class ReadOptions:
             arrays. A view keeps its shard's file mapped.
         decoded_limit: bytes (int or ``"2gb"``) of decoded row groups that each process keeps. One row group is kept whatever
             its size, unless a column of it is over this, over 1 GiB and over 16 times what is stored: that is refused.
-        read_threads: threads that read (and transform) ahead of the consumer. ``None``: up to 8 with a transform; up to 4,
-            and no more than this process's part of the processors, for batches of lines of text, which are parsed; else, and
-            in DataLoader workers, none; with ``tune="auto"`` as many as help. A transform that draws from a global random
-            generator needs 0, which runs it in the consumer's thread, to be reproducible; 1 will do if nobody else draws.
+        read_threads: threads that read (and transform) ahead of the consumer. ``None``: with a transform one for each
+            processor, 8 at most; up to 4, and no more than this process's part of the processors, for batches of lines of
+            text, which are parsed; else, and in DataLoader workers, none; with ``tune="auto"`` as many as help. A transform
+            that draws from a global random generator needs 0, which runs it in the consumer's thread, to be reproducible;
+            1 will do if nobody else draws.
         run_in: where transforms and chains run: ``"threads"`` of this process; ``"processes"`` of stoker's own, for functions
             that hold Python's lock; ``"auto"``: threads, or processes where these get clearly more done, which is measured
             with the first batches. See docs/transforms.md. In DataLoader workers, in these.
@@ -162,9 +163,9 @@ class ReadOptions:
             Ranks that are out of step are a warning.
         checksums: compare the checksums that a shard carries in itself (arrays of NPZ, records of TFRecord, chunks of PNG,
             pages of Parquet) when it is opened, which reads all of it. Hashes of an index are compared in any case.
-        tune: ``"auto"``: threads, steps read ahead, lookahead and downloads are chosen anew while the consumer waits, by
-            what the waiting is for, and kept where it becomes less; those that are set stay as they are. ``"off"``: all stay
-            as they are at the beginning. See :class:`~stoker.pipeline.tuning.tuner.Tuner`.
+        tune: ``"auto"``: threads or processes, steps read ahead, lookahead and downloads are chosen anew while the consumer
+            waits, by what the waiting is for, and kept where it becomes less; those that are set stay as they are.
+            ``"off"``: all stay as they are at the beginning. See :class:`~stoker.pipeline.tuning.tuner.Tuner`.
         tune_memory: bytes (int or ``"2gb"``) that what is read and fetched ahead may take in a rank, its DataLoader workers
             included. ``None``: a quarter of what is free when reading begins, divided among the processes of the node.
         decoded_bytes: ``decoded_limit`` as a number.

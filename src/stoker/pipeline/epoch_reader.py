@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import operator
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
@@ -49,7 +49,7 @@ from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.rank_epochs import RankEpochs
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_override, loading_steps, with_steps
-from stoker.policy import FETCHED_FOR_WORKER, FEW_LINES, parsers
+from stoker.policy import FETCHED_FOR_WORKER, FEW_LINES, parsers, processors
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
 from stoker.reading.sample_reader import SampleReader
@@ -327,7 +327,7 @@ class EpochReader(RankEpochs):
         if self.settings.only_tokenizes:
             return 1  # one thread at a time does
         if self.settings.calls_functions:
-            return min(8, os.cpu_count() or 1)
+            return min(8, math.ceil(processors(1)))
         # Gathering takes less time than handing its result over from a thread; a transform may take any time, and text is
         # parsed without Python's lock.
         return parsers(sharers) if in_batches > FEW_LINES and self._has_text else 0
@@ -398,7 +398,7 @@ class EpochReader(RankEpochs):
             one_by_one=one_by_one,
             as_columns=as_columns,
             override=override,
-            tuner=self._tuner if tune and run_in == "threads" else None,
+            tuner=self._tuner if tune else None,
             tune_threads=tune_threads,
         )
 

@@ -30,6 +30,7 @@ from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loade
 from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
+from stoker.pipeline.tuning.knobs import Knob
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleSink, is_of_sample
@@ -103,9 +104,9 @@ class Pipeline:
         self._lookahead = settings.amounts.lookahead(batch_size)
         self._chunk = settings.amounts.chunk(batch_size, one_by_one=one_by_one and not settings.takes_chunks)
         self._tuner = None if settings.by_shard else tuner
-        self._tunes_threads = tune_threads and not alone and settings.run_in == "threads"
+        self._tunes_threads = tune_threads and not alone and settings.run_in != "processes"
         # Functions that run in the consumer's thread may draw from generators of it: the same numbers in each run.
-        self._cuts = bool(self._threads or self._tunes_threads or not (settings.calls_functions or override))
+        self._cuts = bool(self._ahead or self._tunes_threads or not (settings.calls_functions or override))
         if self._tuner is not None and self._cuts:
             self._chunk = min(self._chunk, self._tuner.most_chunk(settings.amounts, worker))
         if settings.run_in != "threads":
@@ -295,10 +296,13 @@ class Pipeline:
             task = partial(self._task, cast("ReadMethod", read.__name__))
             runner = self._executor.runner(execute, self._settings.run_in, self._threads, task, self._run_again)
         elif self._threads or (tuned is not None and self._tunes_threads):
-            runner = InThreads(execute, self._threads if tuned is None else tuned.threads)
+            runner = InThreads(execute, self._threads if tuned is None else tuned.value(Knob.READ_THREADS))
         else:
             runner = InTurn(execute)
         self.runner = runner
+        if tuned is not None:
+            tuned.runner = runner
+            self._tune(tuned, runner)
         running: deque[tuple[Chunk, Callable[[], _T]]] = deque()
         try:
             whole = read in (self._reader.group, self._reader.good_batch) and self._reader.stored
@@ -333,6 +337,7 @@ class Pipeline:
             self.runner = None
             if tuned is not None:
                 tuned.end()
+                self._executor.tuned = tuned.value(Knob.READ_PROCESSES)
             runner.close()
             self._others.close()
             self._pool.expect(())
@@ -354,23 +359,27 @@ class Pipeline:
         if self._tuner is None:
             return None
         settings, worker = self._settings, self._worker
+        processes = self._executor.first_processes if settings.run_in != "threads" else 0
         tuned = self._tuner.begin(
             settings.amounts,
             batch_size=self._run.plan.batch_size,
             chunk_bytes=self._chunk_bytes,
-            threads=self._threads if self._settings.run_in == "threads" else 0,
+            threads=self._threads if settings.run_in != "processes" else 0,
             tune_threads=self._tunes_threads,
+            processes=processes,
+            # More processes would keep more shards of a limited cache open than was reckoned with.
+            tune_processes=bool(processes) and settings.read_processes is None and settings.amounts.limit is None,
             worker=worker,
         )
-        self._lookahead = tuned.lookahead
+        self._executor.tuned = tuned.value(Knob.READ_PROCESSES)
         return tuned
 
     def _tune(self, tuned: TunedRun, runner: Runner[_T]) -> None:
-        self._lookahead = tuned.lookahead
-        if isinstance(runner, InThreads):
-            runner.spare = tuned.chunks_ahead
-            if runner.workers != tuned.threads:
-                runner.resize(tuned.threads)
+        self._lookahead = tuned.value(Knob.PREDOWNLOAD)
+        runner.keep_ready(tuned.value(Knob.CHUNKS_AHEAD))
+        workers = tuned.value(Knob.READ_PROCESSES if runner.in_processes else Knob.READ_THREADS)
+        if runner.workers != workers and not runner.changing:
+            runner.resize(workers)
 
     def _task(self, method: ReadMethod) -> ChunkTask:
         """The work of a process that reads chunks."""

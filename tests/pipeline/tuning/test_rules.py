@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from simulated_pipeline import Simulated, run
+from simulated_pipeline import Simulated, run, run_ranks
 
-from stoker.pipeline.tuning.controller import Controller, Tick, TrialOutcome, Why
+from stoker.pipeline.tuning.changes import TrialOutcome, Why
+from stoker.pipeline.tuning.controller import Controller
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.ticks import Tick
 
 SLOW = {
     "slow decoding": (Simulated(consumer=5e-5, reading=4e-4), Knob.READ_THREADS),
     "slow store": (Simulated(latency=0.3, consumer=1e-5, reading=1e-5), Knob.DOWNLOAD_THREADS),
     "short lookahead": (Simulated(late=0.5, latency=0.01, sample_bytes=1 << 12), Knob.PREDOWNLOAD),
     "uneven reading": (Simulated(uneven=0.5, reading=3e-4, alone=0.25), Knob.CHUNKS_AHEAD),
+    "functions in processes that wait": (
+        Simulated(consumer=1e-5, reading=1e-3, waits=1.0, handing=1e-6, processes=True),
+        Knob.READ_PROCESSES,
+    ),
 }
 
 
@@ -37,7 +44,10 @@ def random_pipeline(rng: np.random.Generator) -> Simulated:
     return Simulated(
         consumer=10 ** rng.uniform(-5, -3),
         reading=10 ** rng.uniform(-5, -3),
+        waits=float(rng.choice([0.0, 0.0, 0.5, 1.0])),
         alone=float(rng.choice([0.0, 0.3, 1.0])),
+        processes=bool(rng.choice([False, False, True])),
+        handing=10 ** rng.uniform(-6, -4.5),
         processors=int(rng.choice([1, 2, 4, 8])),
         latency=float(rng.choice([0.0, 0.01, 0.1, 0.3])),
         late=float(rng.choice([0.0, 0.0, 0.3, 1.0])),
@@ -51,19 +61,97 @@ def random_pipeline(rng: np.random.Generator) -> Simulated:
 
 
 def test_a_thousand_pipelines() -> None:
-    """Nearly all come near the best of a grid, none comes over its memory, and none is made slower."""
+    """After 500 ticks nearly all come near the best of a grid, none comes over its memory, and none is made slower."""
     rng = np.random.default_rng(1)
     ratios = []
     for seed in range(1000):
         simulated = random_pipeline(rng)
-        found = run(simulated, 300, seed)
+        found = run(simulated, 500, seed)
         begun = {knob: one.start for knob, one in simulated.ranges().items()}
         assert found.most_memory <= max(simulated.budget, simulated.memory.of(begun)), simulated
         time = simulated.times(found.controller.settled)[0]
-        assert time <= 1.05 * simulated.times(begun)[0], (simulated, found)
+        assert time <= 1.05 * simulated.times(begun)[0] or simulated.memory.of(begun) > simulated.budget, simulated
         ratios.append(simulated.best() / time)
-    assert np.mean(np.array(ratios) >= 0.95) >= 0.92
-    assert min(ratios) >= 0.7
+    assert np.mean(np.array(ratios) >= 0.95) >= 0.98
+    assert min(ratios) >= 0.85
+
+
+@pytest.mark.parametrize("load", [0.0, 1.0])
+def test_vain_trials_cost_less_than_a_hundredth_of_an_hour(load: float) -> None:
+    """Also where the rest of the machine makes all take up to twice as long, now and then."""
+    rng = np.random.default_rng(int(load))
+    ratios = []
+    for seed in range(12):
+        simulated = replace(random_pipeline(rng), load=load)
+        found = run(simulated, 10**6, seed, seconds=3600.0)
+        assert found.seconds >= 3600.0
+        assert found.lost < 0.01 * found.seconds, (simulated, found)
+        ratios.append(simulated.best() / simulated.times(found.controller.settled)[0])
+    assert np.mean(np.array(ratios) >= 0.95) >= 0.9
+
+
+def test_trials_that_always_cost_much_are_bounded() -> None:
+    """A pipeline in which any change makes all four times as slow, and that never waits for the same for long."""
+
+    class Hostile(Simulated):
+        def times(self, values: Mapping[Knob, int]) -> tuple[float, float, float]:
+            begun = all(values[knob] == one.start for knob, one in self.ranges().items())
+            return (2e-4 if begun else 8e-4), 1e-4, 0.0
+
+    found = run(Hostile(noise=0.03), 10**6, seconds=3600.0)
+    assert {one.outcome for one in found.changes} == {TrialOutcome.WITHDRAWN}
+    assert found.lost < 0.01 * found.seconds
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_what_takes_all_processors_is_left_alone(threads: int) -> None:
+    """As many threads as processors that all compute: neither more nor fewer are tried."""
+    for seed in range(10):
+        simulated = Simulated(
+            consumer=1e-6, reading=1e-3, processors=threads, noise=0.1, start={Knob.READ_THREADS: threads}
+        )
+        assert not run(simulated, 1000, seed).changes
+
+
+@pytest.mark.parametrize("epoch", [1, 3, 8, 25])
+def test_short_epochs_are_tuned(epoch: int) -> None:
+    """Epochs of so many ticks, of which some are left out at the beginning; of one: whole epochs are measured."""
+    for case, (simulated, knob) in SLOW.items():
+        found = run(simulated, 1000, epoch=epoch)
+        assert simulated.best() >= 0.95 * simulated.times(found.controller.settled)[0], case
+        assert knob in {one.knob for one in found.changes if one.outcome is TrialOutcome.KEPT}
+
+
+def test_ranks_that_wait_for_each_other() -> None:
+    """The slow one is made faster; one that only waits for it at the training step changes nothing."""
+    rng = np.random.default_rng(7)
+    ratios = []
+    for seed in range(40):
+        one = random_pipeline(rng)
+        other = replace(random_pipeline(rng), consumer=one.consumer, noise=one.noise)
+        found = run_ranks([one, other], 60.0, seed)
+        best = max(one.best(), other.best())
+        times = [each.times(ran.controller.settled)[0] for each, ran in zip((one, other), found, strict=True)]
+        ratios.append(best / max(times))
+    assert np.mean(np.array(ratios) >= 0.95) >= 0.95
+    quick, slow = run_ranks([Simulated(consumer=1e-4, reading=1e-6), Simulated(latency=0.3, consumer=1e-4)], 60.0)
+    assert not quick.changes
+    assert Knob.DOWNLOAD_THREADS in {one.knob for one in slow.changes if one.outcome is TrialOutcome.KEPT}
+
+
+def test_less_is_not_kept_because_the_machine_became_faster() -> None:
+    """Fewer threads are measured twice: with more again after that."""
+    simulated = Simulated(consumer=1e-6, reading=1e-3, alone=0.5, noise=0.0, start={Knob.READ_THREADS: 4})
+    controller = Controller(simulated.ranges(), simulated.memory, simulated.processors)
+    rng = np.random.default_rng(0)
+    slower, changes = 2.0, []
+    for _ in range(300):
+        if controller.values[Knob.READ_THREADS] == 2:
+            slower = 1.0  # what else ran on the machine ends just now
+        changes += controller.observe(simulated.tick(controller.values, controller, rng, slower=slower))
+    assert slower == 1.0
+    assert controller.settled[Knob.READ_THREADS] >= 4
+    assert all(one.outcome is TrialOutcome.WITHDRAWN for one in changes if one.after < one.before)
 
 
 def test_a_slow_consumer_changes_nothing() -> None:
@@ -113,12 +201,14 @@ def test_steps_that_are_larger_than_thought_give_memory_back() -> None:
     assert controller.values[Knob.READ_THREADS] == 1, "one thread and one step are the least"
 
 
-def test_an_iteration_that_begins_anew_withdraws_what_is_on_trial() -> None:
+def test_what_is_on_trial_is_withdrawn_where_the_next_iteration_is_another() -> None:
     simulated = Simulated(consumer=1e-5, reading=4e-4, noise=0.0)
     controller = Controller(simulated.ranges(), simulated.memory)
     rng = np.random.default_rng(0)
     while controller.values[Knob.READ_THREADS] == 0:
         controller.observe(simulated.tick(controller.values, controller, rng))
     assert controller.settled[Knob.READ_THREADS] == 0
-    controller.restarted()
+    controller.restarted(goes_on=True)
+    assert controller.values[Knob.READ_THREADS] == 2
+    controller.restarted(goes_on=False)
     assert controller.values[Knob.READ_THREADS] == 0

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,9 +22,11 @@ from stoker import (
     StreamingShardLoader,
 )
 from stoker.errors import ConfigError
-from stoker.pipeline.tuning.controller import Controller, JudgedChange, Tick, TrialOutcome, Why
+from stoker.pipeline.tuning.changes import JudgedChange, TrialOutcome, Why
+from stoker.pipeline.tuning.controller import Controller
 from stoker.pipeline.tuning.decisions import DecisionLog
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.ticks import Tick
 from stoker.pipeline.tuning.tuner import Rules, TunedRun, Tuner
 
 SAMPLES = 3000
@@ -35,6 +37,7 @@ class RandomRules:
 
     tick_seconds, tick_chunks, idle = 0.0, 1, False
     made = 0
+    barred: frozenset[Knob] = frozenset()
 
     def __init__(self, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> None:
         self._ranges, self._memory = ranges, memory
@@ -46,7 +49,7 @@ class RandomRules:
     def settled(self) -> dict[Knob, int]:
         return self.values
 
-    def restarted(self) -> None:
+    def restarted(self, *, goes_on: bool, settles: bool) -> None:
         pass
 
     def observe(self, tick: Tick) -> list[JudgedChange]:
@@ -177,7 +180,7 @@ def test_what_the_user_sets_is_not_tuned(
         next(dataset.batches())
         assert dataset.epoch_reader.pool.width.value == 3
     fixed = {knob: one.start for knob, one in given[0][0].items() if one.fixed}
-    assert fixed == {Knob.READ_THREADS: 2, Knob.PREDOWNLOAD: 64, Knob.DOWNLOAD_THREADS: 0}
+    assert fixed == {Knob.READ_THREADS: 2, Knob.PREDOWNLOAD: 64, Knob.DOWNLOAD_THREADS: 0, Knob.READ_PROCESSES: 0}
     with StreamingDataset(data, batch_size=8, read=ReadOptions(tune="auto", read_threads=0)) as dataset:
         next(dataset.batches())
     assert given[1][0][Knob.READ_THREADS] == KnobRange(0, given[1][0][Knob.READ_THREADS].most, 2, fixed=True)
@@ -210,8 +213,13 @@ def slow(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
+def rest(sample: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.0002)
+    return sample
+
+
 def test_threads_are_added_for_functions_that_wait(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     with StreamingDataset(data, batch_size=8, transform=slow, read=ReadOptions(tune="auto")) as dataset:
         for _ in itertools.chain.from_iterable(dataset.batches() for _ in range(5)):
             if any(one.kept for one in dataset.stats().tuning):
@@ -221,6 +229,51 @@ def test_threads_are_added_for_functions_that_wait(data: Path, monkeypatch: pyte
     assert first.gain > 0.2
     assert first.samples > 0
     assert "reading" in first.why
+
+
+def test_epochs_of_a_twentieth_of_a_second_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    with MDSWriter({"n": "int"}, tmp_path) as out:
+        out.write_batch({"n": list(range(24))})
+    with StreamingDataset(tmp_path, batch_size=4, transform=slow, read=ReadOptions(tune="auto")) as dataset:
+        for _ in range(200):
+            assert sum(len(batch["n"]) for batch in dataset.batches()) == 24
+            if any(one.kept and one.setting == "read_threads" for one in dataset.stats().tuning):
+                break
+        [first, *_] = [one for one in dataset.stats().tuning if one.kept and one.setting == "read_threads"]
+    assert (first.before, first.after) == (1, 2)
+    assert first.samples % 24 == 0, "whole epochs are measured"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("run_in", ["processes", "auto"])
+def test_random_numbers_of_processes_change_no_sample(
+    data: Path, monkeypatch: pytest.MonkeyPatch, run_in: Literal["processes", "auto"]
+) -> None:
+    found = {}
+    for tune in ("off", "auto"):
+        read = ReadOptions(tune=tune, run_in=run_in, start_method="fork")
+        with StreamingDataset(data, batch_size=16, shuffle=True, read=read).map(rest).random_map(augment) as dataset:
+            # "auto" measures in the first epoch, and then knows.
+            found[tune] = digest(dataset.batches()), digest(dataset.batches())
+            decisions = dataset.stats().tuning
+        monkeypatch.setattr(Tuner, "rules", lambda _, ranges, memory: RandomRules(ranges, memory))
+    assert found["auto"] == found["off"]
+    settings = {one.setting for one in decisions}
+    assert settings & {"read_processes", *(["read_threads"] if run_in == "auto" else [])}
+
+
+@pytest.mark.processes
+def test_processes_are_added_for_functions_that_wait(data: Path) -> None:
+    read = ReadOptions(tune="auto", run_in="processes", start_method="fork")
+    with StreamingDataset(data, batch_size=8, read=read).map(slow) as dataset:
+        for _ in itertools.chain.from_iterable(dataset.batches() for _ in range(5)):
+            if any(one.kept for one in dataset.stats().tuning):
+                break
+        [first, *_] = [one for one in dataset.stats().tuning if one.kept]
+    assert first.setting == "read_processes"
+    assert first.after == 2 * first.before
+    assert first.gain > 0.1
 
 
 def test_an_epoch_keeps_what_the_one_before_found(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +295,7 @@ def test_an_epoch_keeps_what_the_one_before_found(data: Path, monkeypatch: pytes
         batches = dataset.batches()
         next(batches)
         assert tuner._rules is rules
-        assert [run.threads for run in begun] == [0, 2]
+        assert [run.value(Knob.READ_THREADS) for run in begun] == [0, 2]
         del batches
 
 

@@ -21,11 +21,12 @@ class ReadTimes:
         self.read = self.samples = self.awaited = 0
         self._lock = threading.Lock()
 
-    def step(self, samples: int, nanoseconds: int) -> None:
-        """Note a step of reading."""
+    def step(self, samples: int, nanoseconds: int, awaited: int = 0) -> None:
+        """Note a step of reading; of another process also the nanoseconds for which it waited for shards."""
         with self._lock:
             self.samples += samples
             self.read += nanoseconds
+            self.awaited += awaited
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:

@@ -65,6 +65,7 @@ class ChunkAnswer:
         parcel: the result; ``None``: there is none.
         error: of :func:`~stoker.pipeline.execution.hand_over.pack_error`.
         took: nanoseconds for which the chunk was read.
+        awaited: those of them in which shards were waited for.
         busy: nanoseconds of that and of packing the result, not disturbed by other processes.
         ready: shards of it that were open when it was to be read.
         fetched: shards of it that this process has fetched.
@@ -73,6 +74,7 @@ class ChunkAnswer:
     parcel: Parcel | None = None
     error: bytes | None = None
     took: int = 0
+    awaited: int = 0
     busy: int = 0
     ready: int = 0
     fetched: tuple[int, ...] = ()
@@ -210,16 +212,18 @@ class _Chunks:
     def _answer(self, chunk: Chunk) -> tuple[ChunkAnswer, memoryview | None]:
         """The answer for a chunk, and what of it is to go through the pipe as it is."""
         pool, ready = self._pool, self._pool.ready(chunk.distinct)
-        begun, own = time.perf_counter_ns(), own_time()
+        begun, own, awaited = time.perf_counter_ns(), own_time(), pool.times.awaited
         try:
             value = self._read(chunk)
             took = time.perf_counter_ns() - begun
+            awaited = pool.times.awaited - awaited
             fetched = pool.fetched
             parcel, data = self._packed(chunk, value)
         except BaseException as error:  # noqa: BLE001 - raised where the result is taken
             return ChunkAnswer(error=pack_error(error)), None
         here = () if fetched is None else tuple(shard for shard in chunk.distinct if fetched[shard])
-        return ChunkAnswer(parcel, took=took, busy=own_time() - own, ready=ready, fetched=here), data
+        busy = own_time() - own
+        return ChunkAnswer(parcel, took=took, awaited=awaited, busy=busy, ready=ready, fetched=here), data
 
     def _packed(self, chunk: Chunk, value: Any) -> tuple[Parcel, memoryview | None]:
         """The same; raises an error that names the sample where a value can not be sent."""

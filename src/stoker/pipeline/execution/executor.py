@@ -42,13 +42,14 @@ class Executor:
 
     Attributes:
         execution: the choice of the iteration that began last; ``None`` before the first one in this process.
+        tuned: processes that a tuner chose; 0: none did.
     """
 
     def __init__(self, settings: EpochReaderSettings, pool: ShardPool, ring: Ring) -> None:
         self._settings, self._pool, self._ring = settings, pool, ring
         self.execution: Execution | None = None
         self._measured: Execution | None = None
-        self._threads = 0
+        self._threads = self.tuned = 0
 
     def plan(self, worker: LoaderWorker, threads: int, override: Override | None = None) -> RunIn:
         """Choose where the functions of an iteration run; ``"auto"`` where that is measured.
@@ -105,6 +106,11 @@ class Executor:
     @property
     def processes(self) -> int:
         """Processes, where it is processes that read."""
+        return self.tuned or self.first_processes
+
+    @property
+    def first_processes(self) -> int:
+        """The same where no tuner has chosen."""
         return self._settings.read_processes or min(_MOST, _processors())
 
     def task(self, settings: EpochReaderSettings, epoch: int, method: ReadMethod, *, as_columns: bool) -> ChunkTask:

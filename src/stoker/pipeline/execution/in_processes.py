@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import pickle
@@ -19,13 +20,13 @@ from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, MakeRun, PickledTask, Request, serve_chunks
 from stoker.pipeline.execution.hand_over import unpack, unpack_error
+from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.sample_errors import location_at
 from stoker.reading.shard_pool import ShardPool
 
-_T = TypeVar("_T")
+logger = logging.getLogger(__name__)
 
-CHUNKS_EACH: Final = 2
-"""Chunks that a process has at once: one that it reads, and the next."""
+_T = TypeVar("_T")
 
 _PATIENCE: Final = 1.0
 """Seconds for which a process may finish its chunk when it is told to end."""
@@ -175,14 +176,36 @@ class InProcesses(Generic[_T]):
         self._lock = threading.RLock()
         self._processes: list[ChunkProcess] = []
         self._retired: list[ChunkProcess] = []
+        # Those beyond the first, which get no chunk before they can read.
+        self._coming: list[ChunkProcess] = []
         self._started = 0
+        self._spent: dict[str, int] = {}
         self.workers = workers
         self.chunks = self.rows = self.busy = 0
 
     @property
     def ahead(self) -> int:
         """Chunks for all processes."""
-        return CHUNKS_EACH * self.workers
+        return CHUNKS_OF_PROCESS * (self.workers - len(self._coming))
+
+    in_processes = True
+
+    @property
+    def changing(self) -> bool:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`."""
+        return len(self._processes) < self.workers or not all(process.ready for process in self._processes)
+
+    @property
+    def processor_time(self) -> int:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`."""
+        if self._pid != os.getpid():
+            return time.process_time_ns()
+        with self._lock:
+            for process in (*self._processes, *self._coming, *self._retired):
+                spent = process.worker.processor_time
+                if spent is not None:
+                    self._spent[process.worker.name] = spent
+            return time.process_time_ns() + sum(self._spent.values())
 
     @property
     def ready(self) -> bool:
@@ -194,8 +217,8 @@ class InProcesses(Generic[_T]):
         if self._pid != os.getpid():
             return False
         with self._lock:
-            while len(self._processes) < self.workers:
-                self._start()
+            while len(self._processes) + len(self._coming) < self.workers:
+                self._processes.append(self._start())
             begun = [process.begun for process in self._processes]
             return all(begun)
 
@@ -206,9 +229,12 @@ class InProcesses(Generic[_T]):
         with self._lock:
             for process in self._processes:
                 process.look()
+            if self._coming:
+                self._take_up()
             least = min(self._processes, key=lambda process: len(process.pending), default=None)
-            if least is None or (least.pending and len(self._processes) < self.workers):
+            if least is None or (least.pending and len(self._processes) + len(self._coming) < self.workers):
                 least = self._start()
+                self._processes.append(least)
             return partial(self._take, least, least.send(chunk))
 
     def _start(self) -> ChunkProcess:
@@ -228,9 +254,26 @@ class InProcesses(Generic[_T]):
                 "run_in='threads'"
             ) from error
         self._started += 1
-        process = ChunkProcess(worker)
-        self._processes.append(process)
-        return process
+        return ChunkProcess(worker)
+
+    def _take_up(self) -> None:
+        """Give chunks to those further processes that can read by now, and do without those that can not be had."""
+        for process in list(self._coming):
+            try:
+                if not process.begun:
+                    continue
+            except StokerError as error:
+                logger.warning("no further process reads samples: %s", error)
+                self._dismiss(process)
+                self.workers -= 1
+            else:
+                self._processes.append(process)
+            self._coming.remove(process)
+
+    def _dismiss(self, process: ChunkProcess) -> None:
+        """End a process that was given no chunk."""
+        process.worker.stop(wait=False)
+        self._retired.append(process)
 
     def _take(self, process: ChunkProcess, pending: _Pending) -> _T:
         chunk = pending.chunk
@@ -253,6 +296,7 @@ class InProcesses(Generic[_T]):
         self.rows, self.busy = self.rows + len(chunk.rows), self.busy + answer.busy
         self._pool.note_fetched(answer.fetched)
         self._pool.count(chunk.shards, chunk.distinct, answer.ready, answer.took)  # as if it had been read here
+        self._pool.times.step(len(chunk.rows), answer.took, answer.awaited)
         assert answer.parcel is not None
         found: _T = unpack(answer.parcel, pending.data)
         return found
@@ -264,8 +308,18 @@ class InProcesses(Generic[_T]):
                 process.done.append(shard)
 
     def resize(self, workers: int) -> None:
-        """See :class:`~stoker.pipeline.execution.runner.Runner`. A process that is not needed ends after its chunks."""
+        """See :class:`~stoker.pipeline.execution.runner.Runner`. A process that is not needed ends after its chunks.
+
+        Where some read by now, a further one gets chunks when it is there, so that none waits for its start.
+        """
+        if self._pid != os.getpid():
+            return
         with self._lock:
+            if any(process.ready for process in self._processes):
+                while len(self._processes) + len(self._coming) < workers:
+                    self._coming.append(self._start())
+            while self._coming and len(self._processes) + len(self._coming) > workers:
+                self._dismiss(self._coming.pop())
             self.workers = workers
             extra, self._processes = self._processes[workers:], self._processes[:workers]
             self._retired += extra
@@ -274,13 +328,16 @@ class InProcesses(Generic[_T]):
                 if not process.pending:
                     process.worker.finish()
 
+    def keep_ready(self, chunks: int) -> None:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`. Processes have the next chunk in any case."""
+
     def close(self) -> None:
         """See :class:`~stoker.pipeline.execution.runner.Runner`. Processes that do not end in a second are terminated."""
         if self._pid != os.getpid():
             return
         with self._lock:
-            processes = [*self._processes, *self._retired]
-            self._processes, self._retired = [], []
+            processes = [*self._processes, *self._coming, *self._retired]
+            self._processes, self._coming, self._retired = [], [], []
         ending = [process.worker for process in processes]
         for process in processes:
             if process.ready:

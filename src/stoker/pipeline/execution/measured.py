@@ -98,6 +98,22 @@ class Measured(Generic[_T]):
         return not self._active
 
     @property
+    def in_processes(self) -> bool:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`."""
+        return self._active
+
+    @property
+    def changing(self) -> bool:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`."""
+        starting = self._processes is not None and not self._active and not self._judged
+        return self._measures or starting or self._runner.changing
+
+    @property
+    def processor_time(self) -> int:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`."""
+        return self._runner.processor_time
+
+    @property
     def ahead(self) -> int:
         """A whole burst while it is measured."""
         return self._size - 1 if self._measures else self._runner.ahead
@@ -130,6 +146,10 @@ class Measured(Generic[_T]):
     def resize(self, workers: int) -> None:
         """See :class:`~stoker.pipeline.execution.runner.Runner`."""
         self._runner.resize(workers)
+
+    def keep_ready(self, chunks: int) -> None:
+        """See :class:`~stoker.pipeline.execution.runner.Runner`."""
+        self._runner.keep_ready(chunks)
 
     def close(self) -> None:
         """See :class:`~stoker.pipeline.execution.runner.Runner`."""

@@ -6,6 +6,7 @@ number of workers changes anything that is delivered.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -33,6 +34,21 @@ class Runner(Protocol[_T_co]):
         ...
 
     @property
+    def in_processes(self) -> bool:
+        """Whether processes execute chunks."""
+        ...
+
+    @property
+    def changing(self) -> bool:
+        """Whether other threads or processes execute chunks soon: it is measured which, or some are being started."""
+        ...
+
+    @property
+    def processor_time(self) -> int:
+        """Nanoseconds of processors that this process, and those that execute chunks for it, have had so far."""
+        ...
+
+    @property
     def ahead(self) -> int:
         """Chunks to submit beyond the one whose result is taken next."""
         ...
@@ -54,6 +70,10 @@ class Runner(Protocol[_T_co]):
         """Execute so many chunks at once from now on, at least 1. What has begun is finished; nothing waits for it."""
         ...
 
+    def keep_ready(self, chunks: int) -> None:
+        """Let so many chunks be done and wait, beyond those that threads work at, so that no thread waits to be asked."""
+        ...
+
     def close(self) -> None:
         """End: what was submitted and not taken is dropped."""
         ...
@@ -69,6 +89,12 @@ class InTurn(Generic[_T]):
     workers = 0
     ahead = 0
     reads_here = True
+    in_processes = changing = False
+
+    @property
+    def processor_time(self) -> int:
+        """See :class:`Runner`."""
+        return time.process_time_ns()
 
     def __init__(self, execute: Callable[[Chunk], _T]) -> None:
         self._execute = execute
@@ -83,6 +109,9 @@ class InTurn(Generic[_T]):
     def resize(self, workers: int) -> None:
         """See :class:`Runner`. There is nothing to resize."""
 
+    def keep_ready(self, chunks: int) -> None:
+        """See :class:`Runner`. No chunk is done before it is taken."""
+
     def close(self) -> None:
         """See :class:`Runner`."""
 
@@ -93,23 +122,26 @@ class InThreads(Generic[_T]):
     Args:
         execute: reads a chunk; called by several threads at once.
         workers: threads; 0: the thread that takes the result executes, until it is resized.
-
-    Attributes:
-        spare: chunks that may be done and wait. With one, no thread waits for the consumer to ask.
     """
 
     reads_here = True
+    in_processes = changing = False
 
     def __init__(self, execute: Callable[[Chunk], _T], workers: int) -> None:
         self._execute = execute
         self._threads = Threads(workers, "read")
         self.workers = workers
-        self.spare = 1
+        self._ready = 1
+
+    @property
+    def processor_time(self) -> int:
+        """See :class:`Runner`."""
+        return time.process_time_ns()
 
     @property
     def ahead(self) -> int:
         """See :class:`Runner`."""
-        return self.workers + self.spare if self.workers else 0
+        return self.workers + self._ready if self.workers else 0
 
     def submit(self, chunk: Chunk) -> Callable[[], _T]:
         """See :class:`Runner`."""
@@ -128,6 +160,10 @@ class InThreads(Generic[_T]):
         """See :class:`Runner`; 0 is as with ``workers=0``."""
         self._threads.resize(workers)
         self.workers = workers
+
+    def keep_ready(self, chunks: int) -> None:
+        """See :class:`Runner`."""
+        self._ready = chunks
 
     def close(self) -> None:
         """See :class:`Runner`. A thread ends when it has done what it is at."""

@@ -3,18 +3,22 @@
 The knob that the consumer's waiting is attributed to is raised for a trial. It is kept where the time of a sample became
 less, by more than the noise of the measurements, and withdrawn where not. That is a search of the worst stage as tf.data's
 (Murray et al., "tf.data: A Machine Learning Data Processing Framework", VLDB 2021), with measured times instead of a model's,
-and with rests between vain trials that double.
+and with rests between vain trials that double. What can not help is not tried: more of anything while the processors are
+taken, fewer threads while each computes. What vain trials cost is summed up, and no search begins above a small part of the
+time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
 from typing import Final
 
+from stoker.pipeline.tuning.changes import JudgedChange, TrialOutcome, Why
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.ticks import Tick, Window
+from stoker.policy import PROCESS_BYTES
 
 _LITTLE: Final = 0.03
 """A consumer that waits for less than this part of its time is the bottleneck: nothing is changed."""
@@ -39,15 +43,32 @@ _BESIDE: Final = 0.05
 _MOST_STEPS: Final = 3
 """A change that costs no more than this part of the time may be tried together with others, so many at most."""
 
-_LOSS: Final = -0.25
-"""A change that costs this part of the time is withdrawn with the first tick."""
+_LOSS: Final = -0.05
+_LOSS_AHEAD: Final = -0.25
+_CLEAR: Final = 3.0
+"""A change that costs this part of the time, and so many standard errors more, is withdrawn with the first tick; one of the
+lookahead, which has to be filled first, where it costs more."""
+
+_TAKEN: Final = 0.95
+"""Where this part of the processors is at work, more of anything does not help."""
+
+_COMPUTES: Final = 0.8
+"""Threads that compute for this part of the time: with fewer of them less is done."""
+
+_LOST: Final = 0.005
+_LOST_FREE: Final = 1.0
+"""Another search begins where vain trials have cost no more than this part of the time, and so many seconds."""
 
 _BASE_TICKS: Final = 4
+_MOST_BASE: Final = 8
+_EXACT: Final = 0.03
+"""Ticks of a base: at least and at most, and the part of the time that its standard error may be before that."""
+
 _LEAST_TICKS: Final = 4
-_MOST_TICKS: Final = 16
+_MOST_TICKS: Final = 32
 _SETTLE_TICKS: Final = 2
 _MOST_SETTLE: Final = 10
-"""Ticks of a base, and of a trial: at least and at most; those that are left out before it, at least and at most."""
+"""Ticks of a trial: at least and at most; those that are left out before it, at least and at most."""
 
 _REST_TICKS: Final = 16
 _MOST_REST: Final = 1024
@@ -59,120 +80,11 @@ _SHORT, _LONG = 0.1, 1.0
 _TICK_CHUNKS: Final = 4
 """Steps of reading that a tick has at least, and twice as many as there are threads: they come in bursts."""
 
+_CHUNKS_TIMES: Final = 4
+"""Steps that wait are raised so many times: what they level out is small, and they take memory only."""
+
 _ROOM: Final = 1.2
 """A value that memory or a bound cuts is tried where it is so many times the one before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Observations of a short time.
-
-    Attributes:
-        seconds: of it, without pauses of the consumer.
-        waited: those in which the consumer waited.
-        samples: that were delivered in it.
-        shards: the part of the makers' time in which they waited for shards, 0 to 1.
-        full: the part of the steps before which the lookahead was full, 0 to 1.
-        downloads: the part of the waiting in which all downloads ran that may, 0 to 1.
-        width: downloads that may run at once.
-        most_width: those that may at most, by the sizes of shards.
-        chunk_bytes: bytes of what a step of reading makes.
-    """
-
-    seconds: float
-    waited: float
-    samples: int
-    shards: float = 0.0
-    full: float = 0.0
-    downloads: float = 0.0
-    width: int = 8
-    most_width: int = 128
-    chunk_bytes: int = 0
-
-
-class Why(IntEnum):
-    """Reasons of a change."""
-
-    READING = 0
-    """The consumer waits for reading, decoding and functions."""
-    FETCHING = 1
-    """It waits for shards, and all downloads run that may."""
-    LOOKAHEAD = 2
-    """It waits for shards, and no more are asked for."""
-    LESS = 3
-    """More gained nothing, so that less is tried."""
-    MEMORY = 4
-    """Steps of reading turned out larger than there is memory for."""
-
-
-class TrialOutcome(IntEnum):
-    """Ends of a trial."""
-
-    KEPT = 0
-    WITHDRAWN = 1
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedChange:
-    """A change that was made and judged.
-
-    Attributes:
-        knob: what was changed.
-        before: its value before.
-        after: its value in the trial.
-        why: what it was for.
-        outcome: whether it stays.
-        gain: the part of the time of a sample that it saved; negative: that it cost.
-    """
-
-    knob: Knob
-    before: int
-    after: int
-    why: Why
-    outcome: TrialOutcome
-    gain: float
-
-
-class _Window:
-    """Sums over ticks, and how much these differ."""
-
-    def __init__(self) -> None:
-        self._ticks: list[Tick] = []
-
-    def add(self, tick: Tick) -> None:
-        self._ticks.append(tick)
-
-    @property
-    def ticks(self) -> int:
-        return len(self._ticks)
-
-    @property
-    def latest(self) -> Tick:
-        return self._ticks[-1]
-
-    @property
-    def time(self) -> float:
-        """Seconds of a sample."""
-        return sum(tick.seconds for tick in self._ticks) / max(1, sum(tick.samples for tick in self._ticks))
-
-    @property
-    def waiting(self) -> float:
-        """The part of the time that is waiting."""
-        return sum(tick.waited for tick in self._ticks) / max(1e-9, sum(tick.seconds for tick in self._ticks))
-
-    @property
-    def error(self) -> float:
-        """Standard error of the time of a sample."""
-        mean, count = self.time, len(self._ticks)
-        samples = sum(tick.samples for tick in self._ticks) / count
-        off = sum((tick.seconds - mean * tick.samples) ** 2 for tick in self._ticks)
-        return math.sqrt(off / max(1, count - 1) / count) / max(1.0, samples)
-
-    def mean(self, name: str) -> float:
-        """The mean of a number of ticks, weighted by their waiting."""
-        weights = [tick.waited + 1e-9 for tick in self._ticks]
-        values = (weight * float(getattr(tick, name)) for weight, tick in zip(weights, self._ticks, strict=True))
-        return sum(values) / sum(weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +98,15 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Changes that are tried together, and what was measured before them."""
+    """Changes that are tried together; what was measured before, and with them where it is measured without them again."""
 
     steps: tuple[_Step, ...]
-    base: _Window
+    base: Window
+    tried: Window | None = None
+
+    @property
+    def is_less(self) -> bool:
+        return self.steps[0].why is Why.LESS
 
 
 class Controller:
@@ -198,24 +115,31 @@ class Controller:
     Args:
         ranges: bounds of each knob.
         memory: what they may take.
+        processors: that this process may have.
 
     Attributes:
         values: of each knob, now.
+        barred: knobs that would change nothing now.
     """
 
-    def __init__(self, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> None:
+    def __init__(self, ranges: Mapping[Knob, KnobRange], memory: MemoryUse, processors: float = math.inf) -> None:
+        self.barred: frozenset[Knob] = frozenset()
+        self._processors = processors
         self.values: dict[Knob, int] = {knob: ranges[knob].start for knob in Knob}
         self._ranges = dict(ranges)
         self._memory = memory
         self._trial: _Trial | None = None
-        self._window = _Window()
+        self._window = Window()
         self._settling = _SETTLE_TICKS
         self._settling_samples = 0
         self._vain: set[tuple[Knob, bool]] = set()
+        self._raised: dict[Knob, int] = {}
         self._resting = 0
         self._rest = _REST_TICKS
         self._rested_at = 0.0
         self._odd = 0
+        self._seconds = self._lost = 0.0
+        self._trial_seconds, self._trial_samples = 0.0, 0
 
     @property
     def idle(self) -> bool:
@@ -236,15 +160,28 @@ class Controller:
     @property
     def tick_chunks(self) -> int:
         """The least number of steps of reading in the next tick."""
-        return max(_TICK_CHUNKS, 2 * self.values[Knob.READ_THREADS])
+        return max(_TICK_CHUNKS, 2 * self.values[Knob.READ_THREADS], 2 * self.values[Knob.READ_PROCESSES])
 
-    def restarted(self) -> None:
-        """Say that reading has begun anew, from an empty lookahead: what was measured does not go on."""
-        self._withdraw()
-        self._measure()
+    def restarted(self, *, goes_on: bool = False, settles: bool = True) -> None:
+        """Say that reading has begun anew, from an empty lookahead.
+
+        Args:
+            goes_on: whether it is as before, so that what was measured holds; else a trial is withdrawn.
+            settles: whether ticks are left out until the lookahead is filled.
+        """
+        if not goes_on:
+            self._withdraw()
+            self._forget()
+            self._measure()
+        if settles:
+            self._settling = max(self._settling, _SETTLE_TICKS)
 
     def observe(self, tick: Tick) -> list[JudgedChange]:
         """Take a tick into account, and change ``values``. Returns the changes that were judged with it."""
+        self._seconds += tick.seconds
+        if self._trial is not None:
+            self._trial_seconds += tick.seconds
+            self._trial_samples += tick.samples
         if (shrunk := self._shrink(tick)) is not None:
             return [shrunk]
         if self._settling > 0 or self._settling_samples > 0:
@@ -259,7 +196,8 @@ class Controller:
         self._window.add(tick)
         if self._trial is not None:
             return self._judge(self._trial)
-        if self._window.ticks >= _BASE_TICKS:
+        window = self._window
+        if window.ticks >= _MOST_BASE or (window.ticks >= _BASE_TICKS and window.error <= _EXACT * window.time):
             self._search()
         return []
 
@@ -267,13 +205,13 @@ class Controller:
 
     def _shrink(self, tick: Tick) -> JudgedChange | None:
         """Take back chunks, or threads, that take more memory than there is, by what steps of reading really take."""
-        memory = MemoryUse(self._memory.budget, max(1, tick.chunk_bytes), self._memory.sample_bytes)
+        memory = replace(self._memory, chunk_bytes=max(1, tick.chunk_bytes))
         if tick.chunk_bytes:
             self._memory = memory
         if memory.of(self.values) <= memory.budget:
             return None
-        for knob, least in ((Knob.CHUNKS_AHEAD, 1), (Knob.READ_THREADS, 1), (Knob.PREDOWNLOAD, 1)):
-            value, most = self.values[knob], max(least, memory.most(self.values, knob))
+        for knob in (Knob.CHUNKS_AHEAD, Knob.READ_THREADS, Knob.READ_PROCESSES, Knob.PREDOWNLOAD):
+            value, most = self.values[knob], max(1, memory.most(self.values, knob))
             if self._ranges[knob].fixed or value <= most:
                 continue
             self._withdraw()
@@ -285,26 +223,33 @@ class Controller:
     # -- trials ------------------------------------------------------------------------------------------------------
 
     def _measure(self, settle: int = 0) -> None:
-        self._trial, self._window = None, _Window()
+        self._trial, self._window = None, Window()
         self._settling, self._settling_samples = _SETTLE_TICKS, settle
         self._resting = 0
 
+    def _forget(self) -> None:
+        """Let what was found not hold any more."""
+        self._vain.clear()
+        self._raised.clear()
+        self._rest = _REST_TICKS
+
     def _search(self) -> None:
         window = self._window
-        if window.waiting >= _LITTLE:
-            steps = next(self._choices(window), None)
-            if steps is not None:
-                self._begin(_Trial(steps, window), steps)
-                return
-            self._begin_rest(window, self._rest)
-            self._rest = min(_MOST_REST, 2 * self._rest)
-        else:
+        if window.waiting < _LITTLE:
             self._begin_rest(window, _MOST_REST)
+            return
+        owed = (self._lost - _LOST_FREE) / _LOST - self._seconds
+        steps = next(self._choices(window), None) if self._vain or owed <= 0.0 else None
+        if steps is not None:
+            self._begin(_Trial(steps, window), steps)
+            return
+        self._begin_rest(window, max(self._rest, min(_MOST_REST, math.ceil(owed / _LONG))))
+        self._rest = min(_MOST_REST, 2 * self._rest)
 
-    def _choices(self, window: _Window) -> Iterator[tuple[_Step, ...]]:
+    def _choices(self, window: Window) -> Iterator[tuple[_Step, ...]]:
         """Changes to be tried, the most likely to help first; some need another that makes memory for them."""
         for knob, up, why in _candidates(window):
-            if (knob, up) in self._vain:
+            if (knob, up) in self._vain or not self._may_help(knob, window.processors, up=up):
                 continue
             after = self._next(knob, window.latest, self.values, up=up)
             if after is not None:
@@ -316,12 +261,20 @@ class Controller:
                     making = self._step(Knob.PREDOWNLOAD, less, Why.MEMORY, window.latest)
                     yield (self._step(knob, after, why, window.latest), making)
 
+    def _may_help(self, knob: Knob, at_work: float, *, up: bool) -> bool:
+        """Whether a change may make the time less, as many processors are at work."""
+        if up:
+            return at_work < _TAKEN * self._processors
+        if self._raised.get(knob) == self.values[knob]:
+            return False
+        return knob is not Knob.READ_THREADS or at_work < _COMPUTES * self.values[knob]
+
     def _step(self, knob: Knob, after: int, why: Why, tick: Tick) -> _Step:
         return _Step(knob, self.values[knob], self._told(knob, tick), after, why)
 
-    def _begin_rest(self, window: _Window, ticks: int) -> None:
+    def _begin_rest(self, window: Window, ticks: int) -> None:
         self._rested_at, self._odd = window.waiting, 0
-        self._resting, self._window = ticks, _Window()
+        self._resting, self._window = ticks, Window()
 
     def _look(self, tick: Tick) -> None:
         """Rest, until it is time for another search or the waiting has changed for several ticks."""
@@ -330,7 +283,7 @@ class Controller:
         self._odd = self._odd + 1 if waiting > self._rested_at + by else 0
         self._resting -= 1
         if self._odd >= _LEAST_TICKS:
-            self._rest = _REST_TICKS
+            self._forget()
         if not self._resting or self._odd >= _LEAST_TICKS:
             self._vain.clear()
             self._measure()
@@ -338,7 +291,7 @@ class Controller:
     def _next(self, knob: Knob, tick: Tick, values: Mapping[Knob, int], *, up: bool) -> int | None:
         """The value to be tried beside others; ``None``: there is none."""
         bounds = self._ranges[knob]
-        if bounds.fixed:
+        if bounds.fixed or knob in self.barred:
             return None
         value = self._told(knob, tick)
         if not up:
@@ -347,7 +300,9 @@ class Controller:
         most = min(bounds.most, self._memory.most(values, knob))
         if knob is Knob.DOWNLOAD_THREADS:
             most = min(most, tick.most_width)
-        after = min(max(2 * value, bounds.step), most)
+        if knob is Knob.READ_PROCESSES:
+            most = min(most, max(bounds.start, self._memory.budget // PROCESS_BYTES))
+        after = min(max((_CHUNKS_TIMES if knob is Knob.CHUNKS_AHEAD else 2) * value, bounds.step), most)
         if knob is Knob.CHUNKS_AHEAD and not self.values[Knob.READ_THREADS]:
             return None
         return after if after >= value * _ROOM and after > value else None
@@ -360,6 +315,8 @@ class Controller:
     def _begin(self, trial: _Trial, steps: tuple[_Step, ...]) -> None:
         """Make some changes, which are the last of a trial."""
         self._measure(settle=self.values[Knob.PREDOWNLOAD] if steps[-1].knob is Knob.PREDOWNLOAD else 0)
+        if len(steps) == len(trial.steps):
+            self._trial_seconds, self._trial_samples = 0.0, 0
         self._trial = trial
         for step in steps:
             self.values[step.knob] = step.after
@@ -368,24 +325,57 @@ class Controller:
         self.values = self.settled
 
     def _judge(self, trial: _Trial) -> list[JudgedChange]:
+        if trial.tried is not None:
+            return self._judge_again(trial, trial.tried)
         window, base = self._window, trial.base
         gain = 1.0 - window.time / base.time
-        if window.ticks < _LEAST_TICKS and gain > _LOSS:
+        error = math.hypot(window.error, base.error * window.time / base.time) / base.time
+        ahead = any(step.knob is Knob.PREDOWNLOAD for step in trial.steps)
+        clear = _CLEAR * base.error / base.time * math.sqrt(base.ticks / window.ticks)
+        lost = gain < (_LOSS_AHEAD if ahead else _LOSS - clear)
+        if window.ticks < _LEAST_TICKS and not lost:
             return []
         saved = (base.time * base.waiting - window.time * window.waiting) / base.time
-        error = math.hypot(window.error, base.error * window.time / base.time) / base.time
         # The consumer's own time may change by itself; and what saves waiting may take the consumer's time instead.
         least = min(gain, saved)
-        if gain > _LOSS and window.ticks < _MOST_TICKS and abs(least - _GAIN) < _SURE * error:
+        if not lost and window.ticks < _MOST_TICKS and abs(least - _GAIN) < _SURE * error:
             return []
         keep = least >= max(_GAIN, _LIKELY * error)
+        if keep and trial.is_less:
+            # The machine may have become faster by itself, and what was tried may be slower.
+            self._withdraw()
+            self._measure()
+            self._trial = replace(trial, tried=window)
+            return []
         if not keep and least > -_BESIDE - error and (steps := self._beside(trial, window)) is not None:
             self._begin(_Trial((*trial.steps, *steps), base), steps)
             return []
+        return self._end(trial, gain, keep=keep)
+
+    def _judge_again(self, trial: _Trial, tried: Window) -> list[JudgedChange]:
+        """Judge a change by what was measured before and after it."""
+        window, base = self._window, trial.base
+        if window.ticks < tried.ticks:
+            return []
+        base = min(window, base, key=lambda one: one.time)
+        gain = 1.0 - tried.time / base.time
+        error = math.hypot(tried.error, base.error * tried.time / base.time) / base.time
+        if keep := gain >= max(_GAIN, _LIKELY * error):
+            self.values.update((step.knob, step.after) for step in trial.steps)
+        return self._end(replace(trial, base=base), gain, keep=keep, window=tried)
+
+    def _end(self, trial: _Trial, gain: float, *, keep: bool, window: Window | None = None) -> list[JudgedChange]:
+        """End a trial."""
+        window = window or self._window
         if keep:
             self._vain.clear()
             self._rest = _REST_TICKS
+            # Of changes that were made together, the first may have helped nothing.
+            last = trial.steps[-1]
+            if last.after > last.told_before:
+                self._raised[last.knob] = last.after
         else:
+            self._lost += max(0.0, self._trial_seconds - self._trial_samples * trial.base.time)
             self._withdraw()
             self._vain.update((step.knob, step.after > step.told_before) for step in trial.steps[:1])
         self._measure()
@@ -394,7 +384,7 @@ class Controller:
             self._settling, self._window = 0, window
         return [JudgedChange(one.knob, one.told_before, one.after, one.why, outcome, gain) for one in trial.steps]
 
-    def _beside(self, trial: _Trial, window: _Window) -> tuple[_Step, ...] | None:
+    def _beside(self, trial: _Trial, window: Window) -> tuple[_Step, ...] | None:
         """Changes of other knobs, where the waiting is for something else now: two stages were equally slow."""
         if len(trial.steps) >= _MOST_STEPS:
             return None
@@ -405,7 +395,7 @@ class Controller:
         return None
 
 
-def _candidates(window: _Window) -> Iterator[tuple[Knob, bool, Why]]:
+def _candidates(window: Window) -> Iterator[tuple[Knob, bool, Why]]:
     """Knobs that may make the waiting less, the most likely first, and whether they are raised."""
     shards, downloads = window.mean("shards"), window.mean("downloads")
     short = window.mean("full") >= _FULL and downloads <= _FULL
@@ -419,6 +409,7 @@ def _candidates(window: _Window) -> Iterator[tuple[Knob, bool, Why]]:
 
 
 _OF_READING: Final = (
+    (Knob.READ_PROCESSES, True, Why.READING),
     (Knob.READ_THREADS, True, Why.READING),
     (Knob.CHUNKS_AHEAD, True, Why.READING),
     (Knob.READ_THREADS, False, Why.LESS),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stoker.concurrency.shared_rows import SharedRows
-from stoker.pipeline.tuning.controller import JudgedChange, TrialOutcome, Why
+from stoker.pipeline.tuning.changes import JudgedChange, TrialOutcome, Why
 from stoker.pipeline.tuning.knobs import Knob
 
 _KEPT: Final = 32
@@ -28,7 +28,7 @@ class TuningDecision:
     """A value that a tuner tried, and kept or withdrew.
 
     Attributes:
-        setting: ``"read_threads"``, ``"chunks_ahead"``, ``"predownload"`` or ``"download_threads"``.
+        setting: ``"read_threads"``, ``"read_processes"``, ``"chunks_ahead"``, ``"predownload"`` or ``"download_threads"``.
         before: its value before.
         after: its value in the trial.
         kept: whether it stays.

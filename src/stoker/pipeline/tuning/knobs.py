@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from stoker.policy import CHUNKS_OF_PROCESS
+
 
 class Knob(IntEnum):
     """A number that the tuner may set."""
@@ -18,6 +20,8 @@ class Knob(IntEnum):
     """Samples ahead whose shards are fetched or opened."""
     DOWNLOAD_THREADS = 3
     """Shards fetched at once; 0: as :class:`~stoker.reading.fetch_width.FetchWidth` chooses."""
+    READ_PROCESSES = 4
+    """Processes that read, decode and transform ahead of the consumer; 0: threads do."""
 
     @property
     def argument(self) -> str:
@@ -63,8 +67,8 @@ class MemoryUse:
 
     def of(self, values: Mapping[Knob, int]) -> int:
         """Bytes that some values take: shards ahead, and steps of reading ahead."""
-        threads = values[Knob.READ_THREADS]
-        chunks = threads + values[Knob.CHUNKS_AHEAD] if threads else 1
+        threads, processes = values[Knob.READ_THREADS], values[Knob.READ_PROCESSES]
+        chunks = threads + values[Knob.CHUNKS_AHEAD] if threads else CHUNKS_OF_PROCESS * processes or 1
         return chunks * self.chunk_bytes + values[Knob.PREDOWNLOAD] * self.sample_bytes
 
     def most(self, values: Mapping[Knob, int], knob: Knob) -> int:
@@ -77,4 +81,7 @@ class MemoryUse:
         if knob is Knob.READ_THREADS:
             free = self.budget - values[Knob.PREDOWNLOAD] * self.sample_bytes
             return max(0, free // max(1, self.chunk_bytes) - values[Knob.CHUNKS_AHEAD])
+        if knob is Knob.READ_PROCESSES:
+            free = self.budget - values[Knob.PREDOWNLOAD] * self.sample_bytes
+            return max(0, free // (CHUNKS_OF_PROCESS * max(1, self.chunk_bytes)))
         return 1 << 62

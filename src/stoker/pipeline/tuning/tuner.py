@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from stoker.cluster import LoaderWorker
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.columns import bytes_of
-from stoker.pipeline.tuning.controller import Controller, JudgedChange, Tick
+from stoker.pipeline.execution.runner import Runner
+from stoker.pipeline.tuning.changes import JudgedChange
+from stoker.pipeline.tuning.controller import Controller
 from stoker.pipeline.tuning.decisions import DecisionLog
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.ticks import Tick
 from stoker.policy import (
     MOST_CHUNKS_AHEAD,
     MOST_TIMES_AHEAD,
     STEP_SECONDS,
     ReadAmounts,
+    most_read_processes,
     most_read_threads,
+    processors,
     tuned_memory,
 )
 from stoker.reading.shard_pool import ShardPool
@@ -33,11 +39,20 @@ _WEIGHT: Final = 1 / 16
 _LOOKED_AT: Final = 64
 """Of so many steps of reading one is looked at for its bytes."""
 
+_SHORT_EPOCH: Final = 1_000_000_000
+"""Nanoseconds of an epoch below which the next is measured as a whole, or several of them: their beginnings, where the
+lookahead is empty, are too much of them to be left out."""
+
+_TOO_LONG: Final = 2
+"""Times that by which an epoch is no short one."""
+
 
 class Rules(Protocol):
     """Rules that choose values of knobs: :class:`~stoker.pipeline.tuning.controller.Controller`."""
 
     values: dict[Knob, int]
+    barred: frozenset[Knob]
+    """Those that would change nothing now."""
 
     @property
     def idle(self) -> bool:
@@ -59,13 +74,22 @@ class Rules(Protocol):
         """The least number of steps of reading in it."""
         ...
 
-    def restarted(self) -> None:
-        """Reading has begun anew."""
+    def restarted(self, *, goes_on: bool, settles: bool) -> None:
+        """Reading has begun anew: as it was before, or not; with ticks to be left out, or without."""
         ...
 
     def observe(self, tick: Tick) -> list[JudgedChange]:
         """Take a tick into account. Returns the changes that were judged with it."""
         ...
+
+
+class _Sums:
+    """Sums of what was seen of the next tick."""
+
+    def __init__(self) -> None:
+        self.samples = self.chunks = self.time = self.waited = self.computed = 0
+        self.read = self.awaited = 0
+        self.full = self.downloads = 0.0
 
 
 class Tuner:
@@ -79,11 +103,14 @@ class Tuner:
     def __init__(self, pool: ShardPool, log: DecisionLog) -> None:
         self._pool, self._log = pool, log
         self._budgets: dict[int, int] = {}
-        self._given: tuple[Mapping[Knob, KnobRange], MemoryUse, int | None] | None = None
+        self._given: tuple[Mapping[Knob, KnobRange], MemoryUse, float, int | None] | None = None
         self._rules: Rules | None = None
         # A number, not the run: it refers to this tuner, and a circle would keep the pool's files open.
-        self._latest = 0
+        self._latest = self._epochs = 0
         self._samples, self._seconds = 0, 0.0
+        self.kept = _Sums()
+        self.epoch_time = 0
+        self.step_samples = sys.maxsize
 
     def begin(
         self,
@@ -93,6 +120,8 @@ class Tuner:
         chunk_bytes: int,
         threads: int,
         tune_threads: bool,
+        processes: int,
+        tune_processes: bool,
         worker: LoaderWorker,
     ) -> TunedRun:
         """Begin to tune a pipeline; the one before is tuned no more.
@@ -103,6 +132,8 @@ class Tuner:
             chunk_bytes: bytes of a step of reading, about.
             threads: that read ahead at the beginning.
             tune_threads: whether there may be more or less of them.
+            processes: that read at the beginning, or may be chosen to.
+            tune_processes: whether there may be more of them.
             worker: this process.
         """
         sharers, width = amounts.sharers, self._pool.width
@@ -115,15 +146,21 @@ class Tuner:
             Knob.CHUNKS_AHEAD: KnobRange(1, MOST_CHUNKS_AHEAD, fixed=not (threads or tune_threads)),
             Knob.PREDOWNLOAD: _lookahead(amounts, batch_size, memory),
             Knob.DOWNLOAD_THREADS: KnobRange(0, sys.maxsize, fixed=width.fixed is not None or not far),
+            Knob.READ_PROCESSES: KnobRange(
+                processes, max(processes, most_read_processes(sharers)), fixed=not tune_processes
+            ),
         }
         number = None if worker.token is None else worker.number
-        given = (ranges, memory, number)
+        given = (ranges, memory, processors(sharers), number)
         if self._rules is None or self._given != given:
             self._rules, self._given = self.rules(ranges, memory), given
-            self._samples, self._seconds = 0, 0.0
-        self._rules.restarted()
+            self._samples, self._seconds, self._epochs = 0, 0.0, 0
+        whole = self._epochs > 1 and self.epoch_time < _SHORT_EPOCH
+        # The first epoch fetches, the next finds what it has fetched. From then on all are alike.
+        self._rules.restarted(goes_on=self._epochs > 1, settles=not whole)
         self._latest += 1
-        return TunedRun(self, self._latest, self._rules, self._pool)
+        self._epochs += 1
+        return TunedRun(self, self._latest, self._rules, self._pool, self.kept if whole else None)
 
     def most_chunk(self, amounts: ReadAmounts, worker: LoaderWorker) -> int:
         """Samples that a step of reading may have: an eighth of the memory."""
@@ -138,7 +175,7 @@ class Tuner:
 
     def rules(self, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> Rules:
         """New rules for a pipeline."""
-        return Controller(ranges, memory)
+        return Controller(ranges, memory, math.inf if self._given is None else self._given[2])
 
     def is_latest(self, number: int) -> bool:
         """Whether no other pipeline was begun since the one of this number."""
@@ -148,7 +185,7 @@ class Tuner:
         """Hand a tick to the rules, and list what they decide."""
         self._samples += tick.samples
         self._seconds += tick.seconds
-        worker = None if self._given is None else self._given[2]
+        worker = None if self._given is None else self._given[3]
         for change in rules.observe(tick):
             self._log.add(change, samples=self._samples, seconds=self._seconds, worker=worker)
 
@@ -164,38 +201,39 @@ class TunedRun:
     """The tuned values of one iteration of a pipeline, which asks for them and tells how it goes.
 
     Attributes:
-        threads: that read ahead.
-        chunks_ahead: steps of reading that may be done and wait, beyond those.
-        lookahead: samples ahead whose shards are fetched.
+        runner: executes its steps of reading; set before the first.
         step_samples: samples that a step of reading may have.
     """
 
-    threads: int
-    chunks_ahead: int
-    lookahead: int
-    step_samples: int
+    runner: Runner[Any]
 
-    def __init__(self, tuner: Tuner, number: int, rules: Rules, pool: ShardPool) -> None:
+    def __init__(self, tuner: Tuner, number: int, rules: Rules, pool: ShardPool, kept: _Sums | None) -> None:
         self._tuner, self._number, self._rules, self._pool = tuner, number, rules, pool
+        self._whole, self._sums = kept is not None, kept or _Sums()
         self._usual = 0.0
-        self._seen = self._chunk_bytes = 0
+        self._seen = self._chunk_bytes = self._epoch_time = 0
         self._idle = rules.idle
-        self.step_samples = sys.maxsize
+        self._in_processes: bool | None = None
+        self.step_samples = tuner.step_samples
         self._apply(rules.values)
-        self._reset()
+        self._ends = round(1e9 * rules.tick_seconds)
+        self._mark(first=True)
 
-    def _reset(self) -> None:
-        self._samples = self._chunks = self._time = self._waited = 0
-        self._full = self._downloads = 0.0
+    def value(self, knob: Knob) -> int:
+        """The value of a knob, now."""
+        return self._values[knob]
+
+    def _mark(self, *, first: bool = False) -> None:
+        """Begin to count from here."""
         times = self._pool.times
         self._read, self._read_samples, self._awaited = times.read, times.samples, times.awaited
-        self._ends = round(1e9 * self._rules.tick_seconds)
+        self._computed = time.process_time_ns() if first else self.runner.processor_time
         self._last = time.perf_counter_ns()
 
-    def _apply(self, values: Mapping[Knob, int]) -> None:
-        self.threads, self.chunks_ahead = values[Knob.READ_THREADS], values[Knob.CHUNKS_AHEAD]
-        self.lookahead = values[Knob.PREDOWNLOAD]
-        self._pool.tune_downloads(values[Knob.DOWNLOAD_THREADS])
+    def _begin_tick(self) -> None:
+        self._sums = _Sums()
+        self._ends = round(1e9 * self._rules.tick_seconds)
+        self._mark()
 
     def took(self, samples: int, waited: int, found: object, *, full: bool) -> bool:
         """Note that the consumer has got a chunk.
@@ -207,37 +245,63 @@ class TunedRun:
             full: whether the lookahead was full.
 
         Returns:
-            Whether threads, chunks or lookahead may have changed.
+            Whether values may have changed.
         """
         now = time.perf_counter_ns()
         busy = now - self._last - waited
         self._last = now
-        if busy > _PAUSE and busy > _TIMES * self._usual:
-            busy = int(self._usual)
+        pauses = busy > _PAUSE and busy > _TIMES * self._usual
         self._usual += _WEIGHT * (busy - self._usual)
-        self._samples += samples
-        self._chunks += 1
-        self._time += busy + waited
-        self._limit_step()
+        if pauses or self.runner.changing:
+            self._begin_tick()
+            return False
+        if self.runner.in_processes is not self._in_processes and self._is_other_runner():
+            return self._begin_anew()
+        self._epoch_time += busy + waited
+        sums = self._sums
+        sums.samples += samples
+        sums.chunks += 1
+        sums.time += busy + waited
+        self._limit_step(sums)
         if not self._idle:
             if not self._seen % _LOOKED_AT:
                 self._see_bytes(found)
             self._seen += 1
-            self._waited += waited
-            self._full += waited * full
-            self._downloads += waited * self._pool.saturated
-        if self._time < self._ends or self._chunks < self._rules.tick_chunks:
+            sums.waited += waited
+            sums.full += waited * full
+            sums.downloads += waited * self._pool.saturated
+        if self._whole:
+            if self._epoch_time < _TOO_LONG * _SHORT_EPOCH:
+                return False
+            self._whole = False
+            return self._begin_anew()
+        if sums.time < self._ends or sums.chunks < self._rules.tick_chunks:
             return False
         if not self._idle:
-            self._tick()
-        self._reset()
+            self._tick(self._gather())
+        self._begin_tick()
         return not self._idle
 
-    def _limit_step(self) -> None:
+    def _begin_anew(self) -> bool:
+        """Measure anew, as what was measured is no base for what comes. Returns whether values may have changed."""
+        if self._tuner.is_latest(self._number):
+            self._rules.restarted(goes_on=False, settles=True)
+            self._apply(self._rules.values)
+        self._begin_tick()
+        return not self._idle
+
+    def _is_other_runner(self) -> bool:
+        """See whether threads or processes read. Returns whether the others did before."""
+        before, self._in_processes = self._in_processes, self.runner.in_processes
+        of_threads = (Knob.READ_THREADS, Knob.CHUNKS_AHEAD)
+        self._rules.barred = frozenset(of_threads if self._in_processes else (Knob.READ_PROCESSES,))
+        return before is not None
+
+    def _limit_step(self, sums: _Sums) -> None:
         """Cut steps by the time that a sample takes to be read, and between the samples that the consumer gets."""
         times = self._pool.times
         took = times.read - self._read - (times.awaited - self._awaited)
-        each = max(took / max(1, times.samples - self._read_samples), self._time / self._samples)
+        each = max(took / max(1, times.samples - self._read_samples), sums.time / sums.samples)
         self.step_samples = max(1, int(1e9 * STEP_SECONDS / max(1.0, each)))
 
     def _see_bytes(self, found: object) -> None:
@@ -245,27 +309,49 @@ class TunedRun:
         if isinstance(columns, dict | list):  # of samples that are made one by one nothing waits
             self._chunk_bytes = max(bytes_of(columns), self._chunk_bytes - self._chunk_bytes // _LOOKED_AT)
 
-    def _tick(self) -> None:
-        times, width, waited = self._pool.times, self._pool.width, max(1, self._waited)
+    def _gather(self) -> _Sums:
+        """The sums, with what threads and processes did since they were begun here."""
+        sums, times = self._sums, self._pool.times
+        sums.read += times.read - self._read
+        sums.awaited += times.awaited - self._awaited
+        sums.computed += self.runner.processor_time - self._computed
+        return sums
+
+    def _tick(self, sums: _Sums) -> None:
+        width, waited = self._pool.width, max(1, sums.waited)
         tick = Tick(
-            seconds=self._time / 1e9,
-            waited=self._waited / 1e9,
-            samples=self._samples,
-            shards=min(1.0, (times.awaited - self._awaited) / max(1, times.read - self._read)),
-            full=self._full / waited,
-            downloads=self._downloads / waited,
+            seconds=sums.time / 1e9,
+            waited=sums.waited / 1e9,
+            samples=sums.samples,
+            shards=min(1.0, sums.awaited / max(1, sums.read)),
+            full=sums.full / waited,
+            downloads=sums.downloads / waited,
             width=width.value,
             most_width=width.most,
             chunk_bytes=self._chunk_bytes,
+            computed=sums.computed / 1e9,
         )
         if self._tuner.is_latest(self._number):
             self._tuner.observe(self._rules, tick)
             self._apply(self._rules.values)
 
+    def _apply(self, values: Mapping[Knob, int]) -> None:
+        self._values = dict(values)
+        self._pool.tune_downloads(values[Knob.DOWNLOAD_THREADS])
+
     def end(self) -> None:
-        """Say that the iteration has ended: what was on trial is withdrawn."""
-        if self._tuner.is_latest(self._number):
-            self._apply(self._rules.settled)
+        """Say that the iteration has ended: what is on trial goes on with the next one, or is withdrawn."""
+        if not self._tuner.is_latest(self._number):
+            return
+        self._tuner.epoch_time, self._tuner.step_samples = self._epoch_time, self.step_samples
+        self._tuner.kept = _Sums()
+        if self._whole and self._sums.samples and not self._idle:
+            sums = self._gather()
+            if sums.time >= self._ends and sums.chunks >= self._rules.tick_chunks:
+                self._tick(sums)
+            else:
+                self._tuner.kept = sums
+        self._apply(self._rules.settled)
 
 
 def _lookahead(amounts: ReadAmounts, batch_size: int, memory: MemoryUse) -> KnobRange:

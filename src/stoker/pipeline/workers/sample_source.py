@@ -29,6 +29,7 @@ from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
 from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.workers.chunks_ahead import ChunksAhead
+from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
 from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import SampleRun, distinct
@@ -224,7 +225,6 @@ class PoolSource(SampleSource):
         run_in = "threads" if self._settings.run_in == "threads" else executor.plan(worker, threads)
         if run_in == "threads":
             return None
-        from stoker.pipeline.execution.in_processes import CHUNKS_EACH
 
         settings = replace(self._settings, amounts=self._amounts)
         method: ReadMethod = "group" if batched else "samples"
@@ -241,7 +241,7 @@ class PoolSource(SampleSource):
             partial(executor.task, settings, 0, method, as_columns=batched),
             again if settings.replaces else None,
         )
-        useful = max(CHUNKS_EACH * executor.processes, threads + 1)
+        useful = max(CHUNKS_OF_PROCESS * executor.processes, threads + 1)
         return ChunksAhead(self.pool, runner, useful if most is None else min(useful, most))
 
     def _read_chunk(self, read: Callable[[Chunk], Any], chunk: Chunk) -> Any:
