@@ -17,12 +17,14 @@ from PIL import Image
 
 from stoker import BadSamples, MDSWriter, ReadOptions, StreamingDataset, World
 from stoker.errors import ConfigError, ImageError, MissingPackageError, TransformError
+from stoker.formats.unstacked import stacked
 from stoker.image import CenterCrop, Decode, RandomResizedCrop, Resize, decode
 from stoker.image import resize as resizing
 from stoker.image.batch_rows import BatchRows, new_row
 from stoker.image.picture import Mode, open_picture
 from stoker.image.resize import Box, Resample, resize_part
 from stoker.image.steps import Layout
+from stoker.pipeline import columns
 from stoker.types import Array
 
 KINDS = ("JPEG", "PNG")
@@ -283,11 +285,10 @@ def test_pixels_are_written_where_the_batch_has_them(
     pictures: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[Any] = []
-    stack = np.stack
 
-    def noted(values: Any, *args: Any, **options: Any) -> Any:
+    def noted(values: Any) -> Any:
         copied.append(values[0].shape)
-        return stack(values, *args, **options)
+        return stacked(values)
 
     def read(**options: Any) -> list[Array]:
         dataset = StreamingDataset(pictures, columns=["image", "jpg"], batch_size=7, **options)
@@ -299,7 +300,7 @@ def test_pixels_are_written_where_the_batch_has_them(
             assert not np.shares_memory(np.asarray(batch["a"]), np.asarray(batch["b"]))
         return [one for batch in batches for one in batch["a"]]
 
-    monkeypatch.setattr(np, "stack", noted)
+    monkeypatch.setattr(columns, "stacked", noted)
     alone = [one["image"] for one in StreamingDataset(pictures).map(CenterCrop(20, layout=layout))]
     assert not copied
     kinds: tuple[dict[str, Any], ...] = ({}, {"on_bad_sample": "replace"})

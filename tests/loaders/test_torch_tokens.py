@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from loader_cases import rows_of, write_parquet
 
+from stoker import LMStream, StreamingDataset
 from stoker.errors import ConfigError
 from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
+from stoker.tokens.batch import LMBatch
 
 torch_module = pytest.importorskip("stoker.loaders.dataloader")
 StreamingDataLoader = torch_module.StreamingDataLoader
+DataLoader = pytest.importorskip("torch.utils.data").DataLoader
 
 
 def opened(folder: Path, rank: int = 0, world: int = 1, batch_size: int = 2) -> StreamingParquetLoader:
@@ -89,3 +92,15 @@ def test_batches_become_what_collate_fn_makes_of_them(folder: Path) -> None:
 def test_what_has_no_meaning_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StreamingDataLoader(opened(folder), **options)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.processes)])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_data_loader_that_makes_batches_of_batches_is_told_so(folder: Path, workers: int) -> None:
+    dataset = StreamingDataset(folder, format="parquet", columns=["input_ids"])
+    for loader in (opened(folder), LMStream(dataset, "input_ids", batch_size=2, seq_len=4)):
+        with pytest.raises(ConfigError, match=r"DataLoader\(loader, batch_size=None\)"):
+            list(DataLoader(loader, num_workers=workers))
+        batches = list(DataLoader(loader, batch_size=None, num_workers=workers))
+        assert all(isinstance(batch, LMBatch) for batch in batches)
+        assert batches

@@ -20,6 +20,7 @@ from stoker.formats.common.entries import entry_of
 from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.one_file import CLASS, LABEL, PATH, folder_of
 from stoker.formats.registry import get_format
+from stoker.formats.unstacked import as_batch
 from stoker.index.index import INDEX_NAME, Index
 from stoker.reading.good_rows import GoodRowReader
 from stoker.reading.sample_errors import SampleLocation, location_of, url_of_shard
@@ -121,7 +122,7 @@ class ShardSource(ConversionSource):
         return file_versions(cache.store or open_store(cache.root), sorted(keys))
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
-        return read_samples(self._pool, shards, rows, columns)
+        return as_batch(read_samples(self._pool, shards, rows, columns))
 
     def read_good(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> GoodRows:
         self._pool.reads_cut = True
@@ -130,9 +131,9 @@ class ShardSource(ConversionSource):
         parts, bad = self._readers[tuple(columns)].parts(shards, rows)
         kept = np.setdiff1d(np.arange(len(rows)), np.fromiter(bad, np.int64, len(bad)))
         if len(parts) < 2:
-            return (parts[0][1] if parts else {}), kept, bad
+            return (as_batch(parts[0][1]) if parts else {}), kept, bad
         check_types([part for _, part in parts], [url_of_shard(self._pool, int(shards[at[0]])) for at, _ in parts])
-        return scatter([(np.searchsorted(kept, at), part) for at, part in parts], len(kept)), kept, bad
+        return as_batch(scatter([(np.searchsorted(kept, at), part) for at, part in parts], len(kept))), kept, bad
 
     def expect(self, shards: Ids, now: int) -> None:
         soon = dict.fromkeys(shards[:now].tolist())

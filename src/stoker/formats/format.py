@@ -171,6 +171,9 @@ class Format(ABC):
     def read_many(self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """Decode samples of several open shards of one layout, in the order given. Default: shard by shard.
 
+        They may be of several batches. A column that is an array or a list by its values, and not always the same, is given
+        as a :class:`~stoker.formats.unstacked.Unstacked` where not all of them are one array.
+
         Args:
             shards: readers that :meth:`open` returned, of equal ``layout``.
             which: for each sample, its shard's index in ``shards``; int64, shape ``(n,)``.

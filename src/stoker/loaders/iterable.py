@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
-__all__ = ["TorchIterable"]
+from stoker.errors import ConfigError
+
+__all__ = ["WHOLE_BATCHES", "TorchIterable", "refuse_collating"]
+
+WHOLE_BATCHES: Final = (
+    "this loader makes whole batches, of which a DataLoader with a batch_size would make batches again: use "
+    "DataLoader(loader, batch_size=None)"
+)
+"""The error of a ``DataLoader`` that is to collate batches of tokens."""
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset as TorchIterable
@@ -54,3 +63,23 @@ else:
 
 
 _adopted: list[type] = []
+
+
+def refuse_collating(kind: type, told: str) -> None:
+    """Let torch's ``default_collate`` refuse values of a class with an error that says what to do.
+
+    Torch's own error says that it found no tensor. Its table of collating functions by type is the means that torch provides;
+    nothing is imported, and a function that is there already stays.
+
+    Args:
+        kind: the class.
+        told: the message.
+    """
+    collating = sys.modules.get("torch.utils.data._utils.collate")
+    table = getattr(collating, "default_collate_fn_map", None)
+    if isinstance(table, dict):
+        table.setdefault(kind, partial(_refuse, told))
+
+
+def _refuse(told: str, _: Any, **__: Any) -> NoReturn:
+    raise ConfigError(told)

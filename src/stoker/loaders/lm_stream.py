@@ -19,7 +19,7 @@ from stoker.concurrency.user_code import pass_exits
 from stoker.display import with_article
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.dataset_methods.chained import ChainMethods, tokenized
-from stoker.loaders.iterable import TorchIterable
+from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning
@@ -177,6 +177,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
                 this is a ``DataLoader``'s worker.
         """
         load_for_lightning(self)
+        refuse_collating(LMBatch, WHOLE_BATCHES)
         if self._resumed is not None and LoaderWorker.detect().token is not None:
             raise ConfigError(
                 "a state of an LMStream is resumed in one process, and this is a DataLoader's worker: iterate over the "

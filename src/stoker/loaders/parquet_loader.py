@@ -22,7 +22,7 @@ from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.epoch_by_files import EpochByFiles, FilesProgress
-from stoker.loaders.iterable import TorchIterable
+from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning, saved_by_lightning
@@ -263,6 +263,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
     def __iter__(self) -> Iterator[LMBatch]:
         """This rank's (and loader worker's) batches of the next epoch, or of the rest of one that was resumed."""
         load_for_lightning(self)
+        refuse_collating(LMBatch, WHOLE_BATCHES)
         self._running = None
         if self._only_ends:
             self._only_ends = False

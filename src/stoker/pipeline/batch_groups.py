@@ -6,7 +6,7 @@ into batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.pipeline.collate import empty_tensor, makes_tensor
-from stoker.pipeline.columns import split_batch
+from stoker.pipeline.columns import CutColumn, GroupColumn, split_batch
 from stoker.types import Array, Batch
 
 _ALIGNMENT: Final = 64
@@ -25,11 +25,12 @@ class BatchGroup:
     """Consecutive batches of one reader, as the columns of all their samples.
 
     Attributes:
-        columns: column name to column of as many values as all batches have.
+        columns: column name to column of as many values as all batches have, or to the column of each batch; see
+            :func:`~stoker.pipeline.columns.cut_columns`.
         lengths: samples of each batch, in order.
     """
 
-    columns: Batch
+    columns: Mapping[str, GroupColumn]
     lengths: Sequence[int]
 
     def batches(self) -> list[Batch]:
@@ -39,22 +40,24 @@ class BatchGroup:
 
 GroupMessage: TypeAlias = Sequence[Any]
 """A message of a group: lengths of batches, a tensor of bytes, and for each column its name with its offset in them, dtype
-and shape, or with the column itself where that is no array of numbers. Built-in types and tensors alone, of which torch pins
-the memory."""
+and shape, or with the column itself where that is no array of numbers; of a column that each batch has for itself, there is
+one such entry for each. Built-in types and tensors alone, of which torch pins the memory."""
 
 
 def to_message(group: BatchGroup) -> GroupMessage:
     """A group as it is sent by the DataLoader worker that this process is."""
-    columns: list[tuple[str, Any, Any, Any]] = []
+    columns: list[tuple[str, bool, Any, Any, Any]] = []
     arrays: list[tuple[int, Array]] = []
     size = 0
-    for name, column in group.columns.items():
-        if makes_tensor(column):
-            columns.append((name, size, column.dtype.str, column.shape))
-            arrays.append((size, column))
-            size += -(-column.nbytes // _ALIGNMENT) * _ALIGNMENT
-        else:
-            columns.append((name, None, column, None))
+    for name, whole in group.columns.items():
+        cut = isinstance(whole, CutColumn)
+        for column in whole if isinstance(whole, CutColumn) else (whole,):
+            if makes_tensor(column):
+                columns.append((name, cut, size, column.dtype.str, column.shape))
+                arrays.append((size, column))
+                size += -(-column.nbytes // _ALIGNMENT) * _ALIGNMENT
+            else:
+                columns.append((name, cut, None, column, None))
     data = empty_tensor((max(size, _ALIGNMENT),), np.dtype(np.uint8))
     into = data.numpy()
     for offset, array in arrays:
@@ -68,16 +71,23 @@ def _batches_of(message: GroupMessage) -> list[dict[str, Any]]:
 
     lengths, data, columns = message
     memory = data.numpy()
-    batch: Batch = {}
+    batch: dict[str, GroupColumn] = {}
+    cuts: dict[str, list[Any]] = {}
     numbers: set[str] = set()
-    for name, offset, column, shape in columns:
-        if offset is None:
-            batch[name] = column
+    for name, cut, offset, column, shape in columns:
+        found = column
+        if offset is not None:
+            dtype = np.dtype(column)
+            size = int(np.prod(shape)) * dtype.itemsize
+            found = memory[offset : offset + size].view(dtype).reshape(shape)
+        if cut:
+            batch.setdefault(name, [])  # columns keep their order
+            cuts.setdefault(name, []).append(found if offset is None else torch.from_numpy(found))
             continue
-        dtype = np.dtype(column)
-        size = int(np.prod(shape)) * dtype.itemsize
-        batch[name] = memory[offset : offset + size].view(dtype).reshape(shape)
-        numbers.add(name)
+        batch[name] = found
+        if offset is not None:
+            numbers.add(name)
+    batch.update({name: CutColumn(parts) for name, parts in cuts.items()})
     return [
         {name: torch.from_numpy(column) if name in numbers else column for name, column in one.items()}
         for one in split_batch(batch, lengths)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from stoker.formats.unstacked import Unstacked, has_arrays, stacked, stacks
 from stoker.image.batch_rows import BatchRows
 from stoker.reading.sample_errors import SampleLocation, returned_error, transform_error
 from stoker.types import Batch, Column
@@ -17,15 +18,62 @@ from stoker.types import Batch, Column
 _LOOKED_AT: Final = 64
 
 
-def split_batch(batch: Batch, lengths: Sequence[int]) -> list[Batch]:
-    """Cut a batch into consecutive batches of the given lengths. Arrays are views."""
+class CutColumn(tuple[Column, ...]):
+    """The columns of consecutive batches, which are no views of one array, nor parts of one list."""
+
+    __slots__ = ()
+
+
+GroupColumn: TypeAlias = Column | CutColumn
+"""A column of consecutive batches: of all their samples, or of each batch."""
+
+
+def cut_columns(
+    batch: Batch, lengths: Sequence[int], empty: Callable[[], Batch] | None = None
+) -> dict[str, GroupColumn]:
+    """Columns that were read for consecutive batches, of which each is an array or a list by its own values alone.
+
+    Args:
+        batch: the columns of all their samples.
+        lengths: samples of each batch.
+        empty: gives the columns of a batch without samples; ``None``: there is none.
+    """
     if len(lengths) == 1:
-        return [batch]
-    batches: list[Batch] = []
+        return {name: column.column() if isinstance(column, Unstacked) else column for name, column in batch.items()}
+    none = empty() if empty is not None and 0 in lengths else {}
+    return {name: _cut(column, lengths, none.get(name)) for name, column in batch.items()}
+
+
+def _cut(column: Column, lengths: Sequence[int], none: Column | None) -> GroupColumn:
+    if none is None and not isinstance(column, Unstacked):
+        return column
+    cuts: list[Column] = []
     start = 0
     for length in lengths:
-        batches.append({name: column[start : start + length] for name, column in batch.items()})
-        start += length
+        end = start + length
+        if not length and none is not None:
+            cuts.append(none.copy())  # each batch is its consumer's own
+        else:
+            cuts.append(column.column(start, end) if isinstance(column, Unstacked) else column[start:end])
+        start = end
+    return CutColumn(cuts)
+
+
+def split_batch(batch: Mapping[str, GroupColumn], lengths: Sequence[int]) -> list[Batch]:
+    """Cut columns of consecutive batches into the batches, of the given lengths. Arrays are views."""
+    if len(lengths) == 1:
+        return [{name: column[0] if isinstance(column, CutColumn) else column for name, column in batch.items()}]
+    batches: list[Batch] = []
+    start = 0
+    for number, length in enumerate(lengths):
+        end = start + length
+        batches.append(
+            {
+                name: column[number] if isinstance(column, CutColumn) else column[start:end]
+                for name, column in batch.items()
+            }
+        )
+        start = end
     return batches
 
 
@@ -36,6 +84,8 @@ def batch_length(batch: Batch) -> int:
 
 def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation], rows: BatchRows) -> Batch:
     """Columns of samples: arrays where all values are arrays or NumPy scalars of one dtype and shape, else lists.
+
+    Lists of which those of some of the samples may be arrays are :class:`~stoker.formats.unstacked.Unstacked`.
 
     Args:
         samples: what a transform returned, n of them.
@@ -60,14 +110,10 @@ def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation
 
 
 def _stack(values: list[Any], rows: BatchRows) -> Column:
-    first = values[0]
-    if isinstance(first, np.ndarray | np.generic) and all(
-        isinstance(value, np.ndarray | np.generic) and value.dtype == first.dtype and value.shape == first.shape
-        for value in values
-    ):
+    if stacks(values):
         joined = rows.joined(values)
-        return np.stack(values) if joined is None else joined
-    return values
+        return stacked(values) if joined is None else joined
+    return Unstacked(values, own_numbers=False) if has_arrays(values) else values
 
 
 def bytes_of(values: object) -> int:

@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stoker.concurrency.shared_counters import Count
+from stoker.concurrency.shared_counters import Count, Counts
 from stoker.concurrency.spans.recorder import Stage, recorder, span
 from stoker.concurrency.spans.sample_clock import StretchClock
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.errors import ConfigError, SampleError, TransformError
 from stoker.formats.common.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import last_left, left_to_load, loaded
+from stoker.formats.unstacked import Unstacked, number_dtype, rows_of
 from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.order.spans import Spans, spans_of
+from stoker.pipeline.chunks.empty_batch import EmptyBatch
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.joins.chunk_stage import ChunkStage
 from stoker.pipeline.joins.joined_reader import JoinedReader
@@ -31,7 +33,7 @@ from stoker.reading.good_rows import GoodRowReader
 from stoker.reading.replacement import Replacements, none_is_good
 from stoker.reading.sample_errors import apply_transform, location_at, override_error
 from stoker.reading.sample_reader import OtherIds, SampleReader
-from stoker.types import Batch, Column, Ids
+from stoker.types import Batch, Ids
 
 
 class ImageNotLoadedError(Exception):
@@ -104,6 +106,7 @@ class GoodSampleReader(GoodRowReader):
         on_bad_sample: what becomes of bad ones.
         filters: whether what is applied may give something else than one sample for one.
         as_stored: the stored name of each column whose values no function makes.
+        counts: filtered samples are counted here; default: the pool's.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class GoodSampleReader(GoodRowReader):
         on_bad_sample: OnBadSample,
         filters: bool,
         as_stored: Mapping[str, str],
+        counts: Counts | None = None,
     ) -> None:
         super().__init__(reader, overridden=override is not None)
         self._run = run
@@ -138,7 +142,9 @@ class GoodSampleReader(GoodRowReader):
         self._texts = steps.texts if steps is not None and alone else None
         self._dtypes: dict[str, np.dtype[Any]] | None = None
         self._replacements = Replacements(self._spans, strict=self._strict)
-        self._empty: Batch | None = None
+        self._counts = self._pool.counts if counts is None else counts
+        self._empty = EmptyBatch(self._pool.index.table, self._alone)
+        self._apart: GoodSampleReader | None = None
         # Shard and row of the sample that replaced another last.
         self._replaced_by: tuple[int, int] | None = None
 
@@ -206,7 +212,7 @@ class GoodSampleReader(GoodRowReader):
             return sample, position
         filtered = sample.dropped if isinstance(sample, SeveralSamples) else 1
         if filtered:
-            self._pool.counts.add(Count.FILTERED, filtered)
+            self._counts.add(Count.FILTERED, filtered)
         if sample is TO_REPLACE:
             return self._replacement(position, None, self._sample_at)
         return sample, position
@@ -421,17 +427,15 @@ class GoodSampleReader(GoodRowReader):
         if not isinstance(found, GoodSamples):
             if self._batch_steps is not None:
                 found = self._batch_steps(found, positions, shards, rows)
-            if self._empty is None:
-                self._empty = none_of(found)
+            self._empty.meet(found)
             return found
         kept = found.kept
         if not len(kept):
-            return found._replace(values=self._none())
+            return found._replace(values=self.empty())
         values = found.values
         if self._batch_steps is not None:
             values = self._batch_steps(values, found.positions[kept], shards[kept], rows[kept])
-        if self._empty is None:
-            self._empty = none_of(values)
+        self._empty.meet(values)
         return found if values is found.values else found._replace(values=values)
 
     def _batch(self, positions: Ids, shards: Ids, rows: Ids, own: Any, others: OtherIds | None) -> Batch | GoodSamples:
@@ -507,11 +511,11 @@ class GoodSampleReader(GoodRowReader):
         found = self._found(shards, rows, own, others)
         there, bad = found.there, found.bad
         if self._filters:
-            self._pool.counts.add(Count.FILTERED, len(rows) - len(there) - len(bad))
+            self._counts.add(Count.FILTERED, len(rows) - len(there) - len(bad))
         if not len(there):
             return [], bad
         some = len(there) < len(rows)
-        own = {name: _rows_of(column, there) for name, column in own.items()} if own and some else own
+        own = {name: rows_of(column, there) for name, column in own.items()} if own and some else own
         if self._strict:
             return [(there, self._reader.batch(shards[there], rows[there], others=found.others, own=own))], bad
         parts, more = self.parts(shards[there], rows[there], others=found.others, own=own)
@@ -564,25 +568,46 @@ class GoodSampleReader(GoodRowReader):
             else:
                 return
             self._dtypes = {
-                name: column.dtype
+                name: dtype
                 for name, stored in self._as_stored.items()
-                if isinstance(column := one.get(stored), np.ndarray)
-                and column.ndim == 1
-                and column.dtype.kind in "biuf"
+                if stored in one and (dtype := number_dtype(one[stored])) is not None
             }
         for name, dtype in self._dtypes.items():
             column = batch[name]
-            if isinstance(column, list) and None not in column:
-                batch[name] = np.array(column, dtype)
+            if isinstance(column, list) and not isinstance(column, Unstacked):
+                numbers = Unstacked(column, dtype)
+                whole = numbers.column()
+                batch[name] = whole if isinstance(whole, np.ndarray) else numbers
 
-    def _none(self) -> Batch:
-        """A batch of no samples. Which columns a function of the user gives is not known before it has given some."""
-        if self._empty is not None:
-            return dict(self._empty)
-        if self._steps is not None or self._batch_steps is not None:
-            return {}
+    def empty(self) -> Batch:
+        """The columns of a batch of no samples; none where those that functions of the user give are not known."""
+        found = self._empty.columns()
+        if found or self._steps is not None or self._batch_steps is not None:
+            return found
         none: Batch = {name: [] for name in self._reader.names}
         return none if self._pool.ids not in none else {**none, self._pool.ids: np.zeros(0, np.int64)}
+
+    def _alone(self, shard: int, row: int) -> Batch:
+        """The columns of one sample, apart from all that is counted and listed; empty where it is bad or filtered."""
+        if self._apart is None:
+            self._apart = GoodSampleReader(
+                self._reader,
+                self._run,
+                self._steps,
+                self._batch_steps,
+                self._override,
+                on_bad_sample="skip",
+                filters=self._filters,
+                as_stored=self._as_stored,
+                counts=Counts(),
+            )
+        found = self._apart._batch(np.zeros(1, np.int64), np.array([shard]), np.array([row]), None, None)
+        at: Ids = np.zeros(1, np.int64)
+        if isinstance(found, GoodSamples):
+            at, found = found.kept, found.values
+        if self._batch_steps is not None and len(at):
+            found = self._batch_steps(found, np.zeros_like(at), np.full_like(at, shard), np.full_like(at, row))
+        return found if len(at) else {}
 
     def _columns_at(self, position: int, shard: int, row: int) -> Batch | LeftOut:  # noqa: ARG002 - as _sample_at
         shards, rows = np.array([shard]), np.array([row])
@@ -637,12 +662,3 @@ class GoodSampleReader(GoodRowReader):
                 "is kept: use dropped='leave_out', or choose samples by their columns, subset=Where(...)"
             )
         raise none_is_good(error)
-
-
-def none_of(batch: Batch) -> Batch:
-    """A batch of the same columns without samples."""
-    return {name: column[:0].copy() for name, column in batch.items()}
-
-
-def _rows_of(column: Column, rows: Ids) -> Column:
-    return column[rows] if isinstance(column, np.ndarray) else [column[number] for number in rows.tolist()]

@@ -18,15 +18,15 @@ from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span
 from stoker.errors import CacheError, SampleError, StateError, StokerError, StorageError
 from stoker.formats.mds.encodings.images import last_left
+from stoker.formats.unstacked import copied
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.by_shard import ShardByShard
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk, cut_chunk, located_chunks
-from stoker.pipeline.columns import batch_length
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
-from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image, none_of
+from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image
 from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
@@ -122,8 +122,6 @@ class Pipeline:
         # What stood for the image that was left to load last when a chunk was begun; of none, this.
         self._last_left: object = self
         self._is_full = False
-        # Columns of a batch of which nothing is left.
-        self._none: Batch | None = None
 
     def sample_runs(self) -> Iterator[SampleRun]:
         """The samples in order, transformed; :data:`~stoker.pipeline.good_samples.LEFT_OUT` for each that is left out."""
@@ -265,21 +263,9 @@ class Pipeline:
         chunk, good = read
         if not isinstance(good, GoodSamples):
             self._tell(chunk)
-            if self._none is None:
-                self._none = none_of(good.columns)
             return good
         self._tell(chunk, good.bad)
-        if not len(good.kept) and self._none is not None:
-            good = good._replace(values=dict(self._none))  # a process may not have seen columns yet
-        elif len(good.kept) and self._none is None:
-            self._none = none_of(good.values)
-        if self._reader.one_batch:
-            return BatchGroup(good.values, [batch_length(good.values)])
-        # flat_map() may make as many samples as there were, and other numbers of single ones.
-        if not good.bad and not self._reader.filters:
-            return BatchGroup(good.values, chunk.lengths)
-        ends = np.searchsorted(good.kept, np.cumsum(chunk.lengths))
-        return BatchGroup(good.values, np.diff(ends, prepend=0).tolist())
+        return BatchGroup(good.values, self._reader.good_lengths(chunk, good))
 
     # -- chunks --------------------------------------------------------------------------------------------------------
 
@@ -468,7 +454,7 @@ class Pipeline:
             if isinstance(values, list):
                 yield replace(chunk, distinct=(), values=values[here])
             else:  # copies: a batch that is kept must not keep all of them
-                part = {name: one[here].copy() for name, one in values.items()}
+                part = {name: copied(one, here) for name, one in values.items()}
                 yield replace(chunk, distinct=(), values=part)
 
     def _located(self) -> Iterator[Chunk]:

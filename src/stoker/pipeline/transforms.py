@@ -12,6 +12,7 @@ import numpy as np
 from stoker.concurrency.processes import StartMethod
 from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import loaded
+from stoker.formats.unstacked import as_batch
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.policy import ReadAmounts
 from stoker.reading.apply_chain import SampleIdentity, SampleKeys, change_batch
@@ -150,8 +151,11 @@ def bind_batch_steps(pool: ShardPool, steps: Sequence[Step]) -> BatchSteps | Non
     """
     if not steps:
         return None
+    takes_batch = any(step.kind == "batch_map" for step in steps)
 
     def change(batch: Batch, positions: Ids, shards: Ids, rows: Ids) -> Batch:
+        if takes_batch:
+            batch = as_batch(batch)
         return change_batch(steps, batch, positions, partial(location_at, pool, shards, rows, 0))
 
     return change

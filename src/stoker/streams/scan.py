@@ -10,6 +10,7 @@ import numpy as np
 from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
+from stoker.formats.unstacked import as_batch
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
@@ -65,7 +66,8 @@ def scan(
             step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * size // max(1, raw)))
             for start in range(0, size, step):
                 rows = np.arange(start, min(start + step, size), dtype=np.int64)
-                yield first + start, len(rows), read_samples(pool, np.full_like(rows, number), rows, columns)
+                read = read_samples(pool, np.full_like(rows, number), rows, columns)
+                yield first + start, len(rows), as_batch(read)
             first += size
             needed.discard(number)
             pool.done_with(number)

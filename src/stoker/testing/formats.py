@@ -19,8 +19,10 @@ from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.format import Format
 from stoker.formats.kinds import column_kinds
 from stoker.formats.registry import get_format, load
+from stoker.formats.unstacked import as_batch
 from stoker.loaders.dataset import StreamingDataset
-from stoker.testing.values import check_kind, equal, raised, row_of, undefined
+from stoker.pipeline.columns import cut_columns, split_batch
+from stoker.testing.values import check_kind, described, equal, raised, row_of, undefined
 from stoker.types import Ids
 from stoker.writing.base import Writer
 
@@ -205,6 +207,25 @@ class FormatTests:
                 expected = alone[shard][name][row]
                 assert self.same(batch[name][index], expected), f"shard {shard}, row {row}, column {name!r}"
                 assert self.same(singles[name][index], expected), f"shard {shard}, row {row}, column {name!r}"
+
+    def test_a_batch_has_the_columns_of_its_own_rows(self) -> None:
+        readers = [self.open(shard) for shard in self.shards()]
+        readers = [reader for reader in readers if reader.samples and reader.layout == readers[0].layout]
+        rng = np.random.default_rng(3)
+        for chosen in (readers[:1], readers):
+            which = rng.integers(0, len(chosen), 40)
+            rows: Ids = rng.integers(0, np.array([reader.samples for reader in chosen])[which])
+            lengths = [3] * 12 + [1] * 4
+            together = split_batch(cut_columns(self.descriptor.read_many(chosen, which, rows), lengths), lengths)
+            ends = np.cumsum(lengths).tolist()
+            for batch, end in zip(together, ends, strict=True):
+                here = slice(end - len(batch[chosen[0].columns[0]]), end)
+                alone = as_batch(self.descriptor.read_many(chosen, which[here], rows[here]))
+                for name, column in alone.items():
+                    assert described(batch[name]) == described(column), (
+                        f"column {name!r} of rows {rows[here]} depends on what is read with them: return an "
+                        "stoker.formats.unstacked.Unstacked"
+                    )
 
     def test_no_rows_are_read_as_empty_columns(self) -> None:
         nothing: Ids = np.zeros(0, np.int64)

@@ -32,6 +32,13 @@ def row_of(batch: Mapping[str, Column], row: int) -> dict[str, Any]:
     return {name: column[row] for name, column in batch.items()}
 
 
+def described(column: Column) -> Any:
+    """The kind of a column of a batch: dtype and shape of an array, or the types of a list's values."""
+    if isinstance(column, np.ndarray):
+        return column.dtype, column.shape
+    return [(type(value), getattr(value, "dtype", None), getattr(value, "shape", None)) for value in column]
+
+
 def equal(one: Any, two: Any) -> bool:
     """Whether two values are the same, be they views or copies, numbers of NumPy's or of Python's. NaN equals NaN."""
     one, two = _plain(one), _plain(two)

@@ -85,6 +85,13 @@ def augment(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"x": sample["x"] ^ rng.integers(0, 255, 256, np.uint8), "n": sample["n"]}
 
 
+def uneven(sample: dict[str, Any]) -> dict[str, Any]:
+    number = int(sample["n"])
+    # Arrays in most batches and lists in others, whatever is read with them.
+    length, dtype = 3 + (number % 37 == 0), np.float32 if number % 91 else np.float64
+    return {**sample, "ragged": np.full(length, number, np.int32), "dtypes": dtype(number)}
+
+
 def not_each_fifth(sample: dict[str, Any]) -> bool:
     return bool(sample["n"] % 5)
 
@@ -98,6 +105,9 @@ def digest(batches: Any) -> str:
     for batch in batches:
         found.update(np.ascontiguousarray(batch["x"]).tobytes())
         found.update(np.asarray(batch["n"]).tobytes())
+        for name in ("ragged", "dtypes"):
+            for values in [batch[name]] if isinstance(batch.get(name), np.ndarray) else batch.get(name, ()):
+                found.update(repr((values.dtype, values.shape, values.tobytes())).encode())
     return found.hexdigest()
 
 
@@ -118,6 +128,8 @@ def loaders(data: Path, bucket: dict[str, Any], cache: Path, **read: Any) -> Ite
         with StreamingDataset(**given).random_map(augment) as chain:
             yield f"chain {kind}", chain.batches()
             yield f"chain of samples {kind}", iter(chain)
+        with StreamingDataset(transform=uneven, **given) as ragged:
+            yield f"ragged {kind}", ragged.batches()
         with StreamingDataset(**given).filter(not_each_fifth).batch_map(even_of_both) as filtered:
             yield f"filtered {kind}", filtered.batches()
         with StreamingDataset(on_bad_sample="skip", **given) as lenient:

@@ -29,6 +29,7 @@ from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
+from stoker.formats.unstacked import Unstacked, scalars_of, spread
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 
@@ -110,9 +111,17 @@ class PackedFormat(Format):
         """See :class:`stoker.formats.format.Format`. Values are those that an MDS column of this encoding has."""
         batch = self.read_many(shards, which, rows, columns)
         encodings: Mapping[str, Encoding] = getattr(shards[0], "encodings", {})
-        return {
-            name: encodings[name].items(column) if name in encodings else list(column) for name, column in batch.items()
-        }
+        return {name: _items(column, encodings.get(name)) for name, column in batch.items()}
+
+
+def _items(column: Column, encoding: Encoding | None) -> Iterable[Any]:
+    """Values one by one, in the types that they have whatever else was read with them."""
+    if encoding is None:
+        return scalars_of(column)
+    if not isinstance(column, Unstacked):
+        return encoding.items(column)
+    there = [number for number, value in enumerate(column) if value is not None]
+    return spread(encoding.items(column.some(there).column()), there, len(column))
 
 
 class PackedShard(ABC):

@@ -9,6 +9,7 @@ import numpy as np
 
 from stoker.errors import FormatError
 from stoker.formats.base import ShardReader
+from stoker.formats.unstacked import Unstacked, items_of, number_dtype
 from stoker.types import Array, Batch, Column, Ids
 
 
@@ -26,7 +27,7 @@ def read_each(shards: Sequence[ShardReader], which: Ids, rows: Ids, columns: Seq
 
 def iterate_each(batch: Batch) -> dict[str, Iterable[Any]]:
     """The values of each column one by one, numbers as Python's own."""
-    return {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in batch.items()}
+    return {name: items_of(column) for name, column in batch.items()}
 
 
 def iterate_rows(batch: Batch) -> dict[str, Iterable[Any]]:
@@ -36,7 +37,7 @@ def iterate_rows(batch: Batch) -> dict[str, Iterable[Any]]:
 
 def _rows(column: Column) -> Iterable[Any]:
     if not isinstance(column, np.ndarray):
-        return column
+        return items_of(column)
     # datetime64 would become integers where Python's own types are too coarse.
     return column.tolist() if column.ndim == 1 and column.dtype.kind not in "mM" else list(column)
 
@@ -44,8 +45,8 @@ def _rows(column: Column) -> Iterable[Any]:
 def scatter(parts: Sequence[tuple[Ids, Batch]], length: int) -> Batch:
     """Put each part's values at its indices in a batch of ``length``.
 
-    Columns that are arrays of one dtype and row shape in all parts stay arrays; the others become lists, of Python's numbers
-    where they hold numbers.
+    Columns that are arrays of one dtype and row shape in all parts stay arrays; the others become lists, and where some part
+    may be an array, an :class:`~stoker.formats.unstacked.Unstacked`.
 
     Raises:
         FormatError: the parts do not have the same columns.
@@ -115,10 +116,23 @@ def _scatter_column(parts: Sequence[tuple[Ids, Column]], length: int) -> Column:
             out[indices] = column
         return out
     values: list[Any] = [None] * length
+    columns = [column for _, column in parts]
+    dtypes = [number_dtype(column) for column in columns]
+    # Lists of nulls alone are of any type.
+    known = {
+        dtype
+        for dtype, column in zip(dtypes, columns, strict=True)
+        if dtype is not None or any(one is not None for one in column)
+    }
+    numbers = len(known) == 1 and None not in known
     for indices, column in parts:
-        # Numbers become Python's own, as they are beside nulls in all lists.
-        if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "biuf":
-            column = column.tolist()  # noqa: PLW2901
-        for index, value in zip(indices.tolist(), column, strict=True):
+        some: Iterable[Any] = column
+        if numbers:  # they are Python's own beside nulls
+            some = items_of(column)
+        elif isinstance(column, Unstacked):
+            some = column.scalars()
+        for index, value in zip(indices.tolist(), some, strict=True):
             values[index] = value
-    return values
+    if numbers:
+        return Unstacked(values, known.pop())
+    return Unstacked(values) if any(isinstance(column, np.ndarray | Unstacked) for column in columns) else values

@@ -28,6 +28,7 @@ from stoker.formats.litdata.index import TOKENS
 from stoker.formats.litdata.tree import SampleTree
 from stoker.formats.litdata.values import FIXED, decoder_of, dtype_of, pickled
 from stoker.formats.parquet.memory import Shelf, memory_of
+from stoker.formats.unstacked import items_of
 from stoker.types import Batch, Buffer, Column, HeldBytes, Ids
 
 __all__ = ["LitDataShard"]
@@ -348,6 +349,6 @@ def _joined(parts: Sequence[NDArray[np.uint8]]) -> Items:
 def iterate(batch: Batch) -> dict[str, Iterable[Any]]:
     """The values of each column one by one; numbers as Python's own, blocks of tokens as arrays."""
     return {
-        name: column.tolist() if isinstance(column, np.ndarray) and column.ndim == 1 else list(column)
+        name: list(column) if isinstance(column, np.ndarray) and column.ndim > 1 else items_of(column)
         for name, column in batch.items()
     }

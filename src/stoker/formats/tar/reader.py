@@ -33,6 +33,7 @@ from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.media.columns import HANDLES, Handle
 from stoker.formats.media.source import MEDIA, SharedRanges, StoredFile
+from stoker.formats.unstacked import spread
 from stoker.types import Array, Buffer, Column, Ids
 
 KEY: Final = "__key__"
@@ -292,10 +293,7 @@ class TarShard(PackedShard):
             raise
         if there.all():
             return column
-        out: list[Any] = [None] * len(rows)
-        for index_there, value in zip(np.flatnonzero(there).tolist(), column, strict=True):
-            out[index_there] = value
-        return out
+        return spread(column, np.flatnonzero(there).tolist(), len(rows))
 
     def _decoded(self, name: str, begins: Ids, lengths: Ids, present: Ids) -> Column:
         """The values of the files of some samples, all of which have one."""

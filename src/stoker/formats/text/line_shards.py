@@ -27,6 +27,7 @@ from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.format import Format
 from stoker.formats.text.line_columns import CSVColumns, JSONColumns, LineText
 from stoker.formats.text.line_index import find_lines
+from stoker.formats.unstacked import Unstacked
 from stoker.types import Batch, Buffer, Column, Ids
 
 KINDS: Final = ("str", "int", "float")
@@ -322,7 +323,15 @@ def _column(kind: str, values: list[Any]) -> Column:
     try:
         return np.array(values, dtype=dtype)
     except OverflowError:  # beyond int64
-        return values
+        return Unstacked((_number(value, dtype) for value in values), np.dtype(dtype))
+
+
+def _number(value: Any, dtype: type[np.generic]) -> Any:
+    """A number as an array has it, if one can."""
+    try:
+        return dtype(value).item()
+    except OverflowError:
+        return value
 
 
 def plain_value(kind: str) -> Callable[[Any], Any]:

@@ -33,6 +33,7 @@ from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
 from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, feature_values, split_example
 from stoker.formats.tfrecord.example_columns import Features, OtherRecordsError, find_features
+from stoker.formats.unstacked import Unstacked, spread, stacked, stacks
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 _HEAD: Final = 12
@@ -185,7 +186,7 @@ class TFRecordShard(PackedShard):
             return values
         if equal:
             return values.reshape(len(rows), -1)
-        return [one.copy() for one in np.split(values, np.cumsum(counts)[:-1])]
+        return Unstacked(one.copy() for one in np.split(values, np.cumsum(counts)[:-1]))
 
     def _record(self, row: int) -> bytes:
         begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
@@ -213,13 +214,13 @@ class TFRecordShard(PackedShard):
             return self._own_column(name, values, rows)
         if self._kinds[name] == BYTES and name not in self._lists:
             return self._decode_bytes(name, values, rows)
-        if self._kinds[name] != BYTES and all(value is not None for value in values):
-            if name not in self._lists:
-                return np.array(values, np.float32 if self._kinds[name] == FLOATS else np.int64)
-            values = [np.array(value, np.float32 if self._kinds[name] == FLOATS else np.int64) for value in values]
-            if values and len({len(value) for value in values}) == 1:
-                return np.stack(values)
-        return values
+        if self._kinds[name] == BYTES:
+            return values
+        dtype = np.dtype(np.float32 if self._kinds[name] == FLOATS else np.int64)
+        if name not in self._lists:
+            return np.array(values, dtype) if None not in values else Unstacked(values, dtype)
+        values = [None if value is None else np.array(value, dtype) for value in values]
+        return stacked(values) if stacks(values) else Unstacked(values)
 
     def _own_column(self, name: str, values: list[Any], rows: Ids) -> Column:
         encoding, kind, count = self.encodings[name], self._kinds[name], self._values_of(name)
@@ -259,13 +260,13 @@ class TFRecordShard(PackedShard):
             return values
         there = [number for number, value in enumerate(values) if value is not None]
         if there and len(there) < len(values):
-            out: list[Any] = [None] * len(values)
-            decoded = self._decode_bytes(name, [values[number] for number in there], rows[there])
-            for number, value in zip(there, decoded, strict=True):
-                out[number] = value
-            return out
+            return spread(
+                self._decode_bytes(name, [values[number] for number in there], rows[there]), there, len(values)
+            )
         if not there:
-            return values
+            if encoding.size is None or not values:
+                return values
+            return spread(encoding.decode_fixed(np.zeros((0, encoding.size), np.uint8)), there, len(values))
         try:
             return self._decoded(encoding, values, rows, name)
         except CorruptDataError as error:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.errors import ConfigError
+from stoker.formats.unstacked import as_batch
 from stoker.loaders.trainers.consumers import fetches_by_id
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.epoch_reader import EpochReader
@@ -100,7 +101,7 @@ class SamplesById:
         shards, rows = self._table.locate(self._ids(ids))
         if not len(rows):
             return {name: [] for name in (wanted or self._streams.index.columns)}
-        return read_samples(self._epoch_reader.pool, shards, rows, wanted)
+        return as_batch(read_samples(self._epoch_reader.pool, shards, rows, wanted))
 
     def where(self, sample_id: int) -> SampleLocation:
         """The URL, shard, row and stream of a sample.

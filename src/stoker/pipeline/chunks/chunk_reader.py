@@ -6,12 +6,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.located import Chunk
-from stoker.pipeline.columns import batch_length, stack_samples
+from stoker.pipeline.columns import batch_length, cut_columns, stack_samples
 from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
 from stoker.pipeline.joins.ahead import known_others
 from stoker.pipeline.joins.joined_reader import JoinedReader
@@ -122,7 +124,7 @@ class ChunkReader:
             batch = self._batch_steps(batch, chunk.positions, shards, rows)
             if self.one_batch:
                 return BatchGroup(batch, [batch_length(batch)])
-        return BatchGroup(batch, chunk.lengths)
+        return BatchGroup(cut_columns(batch, chunk.lengths), chunk.lengths)
 
     def good_samples(self, chunk: Chunk) -> list[Any] | GoodSamples:
         """The samples, made one by one; with those that are bad or filtered, where there are some."""
@@ -133,9 +135,24 @@ class ChunkReader:
         """The samples as columns; the good ones and which are bad or filtered, where there are some."""
         assert self.good is not None
         found = self.good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values, chunk.other_ids)
-        if isinstance(found, GoodSamples):
+        if not isinstance(found, GoodSamples):
+            if self.one_batch:
+                return BatchGroup(found, [batch_length(found)])
+            return BatchGroup(cut_columns(found, chunk.lengths), chunk.lengths)
+        if self.one_batch:
             return found
-        return BatchGroup(found, [batch_length(found)] if self.one_batch else chunk.lengths)
+        return found._replace(values=cut_columns(found.values, self.good_lengths(chunk, found), self.good.empty))
+
+    def good_lengths(self, chunk: Chunk, found: GoodSamples) -> list[int]:
+        """The lengths of the batches that are left of a chunk, where some samples are bad or filtered."""
+        if self.one_batch:
+            return [batch_length(found.values)]
+        # flat_map() may make as many samples as there were, and other numbers of single ones.
+        if not found.bad and not self.filters:
+            return chunk.lengths
+        ends = np.searchsorted(found.kept, np.cumsum(chunk.lengths))
+        lengths: list[int] = np.diff(ends, prepend=0).tolist()
+        return lengths
 
     def _transformed(self, chunk: Chunk) -> SampleRun:
         shards, rows, others = chunk.shards, chunk.rows, chunk.other_ids

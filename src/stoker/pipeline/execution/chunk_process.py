@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from queue import SimpleQueue
 from typing import Any, Final, Literal, TypeAlias
 
@@ -25,6 +26,7 @@ from stoker.order.sample_order import Run
 from stoker.pipeline.batch_ring import Region, Ring
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.columns import CutColumn
 from stoker.pipeline.execution.hand_over import Parcel, first_refused, pack, pack_error
 from stoker.pipeline.good_samples import GoodSamples
 from stoker.pipeline.outer_plan import OuterRun
@@ -278,6 +280,8 @@ def _refused(value: Any) -> tuple[int | None, str]:
     values = value.values if isinstance(value, GoodSamples) else value.columns
     columns = {"a sample": values} if isinstance(values, list) else values
     for name, column in columns.items():
+        if isinstance(column, CutColumn):
+            column = list(chain.from_iterable(column))  # noqa: PLW2901
         number = first_refused(column) if isinstance(column, list) else None
         if number is not None:
             what = _named(column[number]) if name == "a sample" else f"{_named(column[number])} in column {name!r}"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stoker.concurrency.spans.recorder import recorder
 from stoker.concurrency.spans.sample_clock import StretchClock
 from stoker.errors import SampleError, TransformError
+from stoker.formats.unstacked import spread
 from stoker.pipeline.joins.other_dataset import OtherReader
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.chain_steps import LeadingJoin, Step
@@ -125,7 +126,7 @@ class JoinedReader(SampleReader):
         there = np.flatnonzero(ids >= 0)
         values = self.readers[source - 1].some(((column, column),)).batch(ids[there])
         keys = values[column]
-        return keys if len(there) == len(ids) else _spread(keys, there, len(ids))
+        return keys if len(there) == len(ids) else spread(keys, there.tolist(), len(ids))
 
     def present(self, shards: Ids, rows: Ids) -> NDArray[np.bool_] | None:
         """See :meth:`~stoker.reading.sample_reader.SampleReader.present`: those that a join does not leave out."""
@@ -316,13 +317,4 @@ def _columns(reader: OtherReader, ids: Ids, keys: Column | None) -> Batch:
     batch = reader.batch(ids[there], taken(keys, there))
     if len(there) == len(ids):
         return batch
-    return {name: _spread(column, there, len(ids)) for name, column in batch.items()}
-
-
-def _spread(column: Column, at: Ids, length: int) -> list[Any]:
-    """A list with the values of a column at these places, numbers as Python's own, and ``None`` at all others."""
-    values: list[Any] = [None] * length
-    plain = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "biuf"
-    for place, value in zip(at.tolist(), column.tolist() if plain else column, strict=True):  # type: ignore[union-attr]
-        values[place] = value
-    return values
+    return {name: spread(column, there.tolist(), len(ids)) for name, column in batch.items()}

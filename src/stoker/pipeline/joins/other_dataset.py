@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, DecodeError, SampleError
 from stoker.formats.mds.encodings.images import left_to_load, loaded
+from stoker.formats.unstacked import Unstacked, rows_of, scalars_of
 from stoker.image.batch_rows import BatchRows
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.chunks.by_shard import ShardByShard
@@ -235,6 +237,7 @@ class OtherReader:
         self._same = all(name == theirs for name, theirs in self._pairs) and len(self._pairs) == len(self._reader.names)
         # Shards that can not be opened: each attempt fetches them again.
         self.damaged: dict[int, Exception] = {}
+        self._empty: Batch | None = None
 
     @property
     def made_names(self) -> tuple[str, ...]:
@@ -258,12 +261,16 @@ class OtherReader:
         if not self._functions and not self._pairs:
             return {}
         if not len(ids):
-            return {name: [] for name, _ in self.pairs or ()}
+            return self._nothing()
         shards, rows = self.other.table.locate(ids)
         if self._functions:
             with BatchRows(len(rows)) as memory:
                 samples = list(self.iterate(ids, asked))
-            return stack_samples(samples, partial(location_at, self.other.pool, shards, rows), memory)
+            made = stack_samples(samples, partial(location_at, self.other.pool, shards, rows), memory)
+            for one in made.values():
+                if isinstance(one, Unstacked):
+                    one.own_numbers = True  # as beside None, where another sample has none
+            return made
         with _Naming(self, shards, rows):
             own = self._stored(ids, shards, rows, asked, whole=True)
             batch = self._reader.batch(shards, rows, own=own)
@@ -286,7 +293,7 @@ class OtherReader:
             return ({} for _ in range(len(ids)))
         if scalars and not self._functions:
             batch = self.batch(ids, asked)
-            lists = (list(column) if isinstance(column, np.ndarray) else column for column in batch.values())
+            lists = (scalars_of(column) for column in batch.values())
             return (dict(zip(batch, values, strict=True)) for values in zip(*lists, strict=True))
         shards, rows = self.other.table.locate(ids)
         with _Naming(self, shards, rows):  # what can not be opened is an error here, not of the first sample
@@ -295,6 +302,16 @@ class OtherReader:
             if self._functions:
                 run = self._apply(self.other.settings, self.other.pool, self._epoch, run, shards, rows)
         return self._iterate(run, shards, rows)
+
+    def _nothing(self) -> Batch:
+        """The columns of no sample: where they are stored, those of the first sample, without rows."""
+        if self._empty is None:
+            found: Batch = {}
+            if not self._functions and self.other.samples:
+                with contextlib.suppress(SampleError):  # it is raised where this sample is asked for
+                    found = self.batch(np.zeros(1, np.int64))
+            self._empty = {name: rows_of(column, np.zeros(0, np.int64)) for name, column in found.items()}
+        return {name: self._empty.get(name, []) for name, _ in self.pairs or ()}
 
     def _iterate(self, run: SampleRun, shards: Ids, rows: Ids) -> Iterator[dict[str, Any]]:
         other, number = self.other, 0

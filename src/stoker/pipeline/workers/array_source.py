@@ -13,6 +13,7 @@ import xxhash
 from stoker.concurrency.shared_counters import Counts
 from stoker.display import with_article
 from stoker.errors import ConfigError, SampleError
+from stoker.formats.unstacked import as_batch
 from stoker.image.batch_rows import BatchRows
 from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Partition, Stratified
@@ -21,8 +22,9 @@ from stoker.order.selection.selection import Everything
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.spans import spans_of
+from stoker.pipeline.chunks.empty_batch import EmptyBatch
 from stoker.pipeline.columns import stack_samples
-from stoker.pipeline.good_samples import GoodSamples, none_of
+from stoker.pipeline.good_samples import GoodSamples
 from stoker.pipeline.order_sources import nulls_of
 from stoker.pipeline.workers.sample_source import GoodReader, ReadSamples, SampleSource
 from stoker.reading.apply_chain import LEFT_OUT
@@ -107,7 +109,7 @@ class ArraySource(SampleSource):
         if self._transform is not None:
             with BatchRows(len(rows)) as memory:
                 samples = self.samples(shards, rows)
-            return stack_samples(samples, partial(_origin, rows), memory)
+            return as_batch(stack_samples(samples, partial(_origin, rows), memory))
         begun = time.perf_counter_ns()
         found: Batch = {name: self._take(values, rows) for name, values in self._columns.items()}
         self.count(len(rows), begun)
@@ -206,7 +208,7 @@ class _GoodArrayReader:
 
     def __init__(self, arrays: ArraySource, transform: Transform, run: Run, bad_samples: BadSamples) -> None:
         self._arrays, self._transform, self._order = arrays, transform, run.order
-        self._empty: Batch = {}
+        self._empty = EmptyBatch(ShardTable(np.array([arrays.total])), self._alone)
         self._replacements: Replacements | None = None
         if bad_samples.on_bad_sample == "replace":
             spans = spans_of(run.plan, "on_bad_sample='replace'")
@@ -242,15 +244,27 @@ class _GoodArrayReader:
         with BatchRows(len(rows)) as memory:
             found = self.samples(positions, shards, rows)
         if not isinstance(found, GoodSamples):
-            batch = stack_samples(found, partial(_origin, rows), memory)
-            self._empty = self._empty or none_of(batch)
+            batch = as_batch(stack_samples(found, partial(_origin, rows), memory))
+            self._empty.meet(batch)
             return batch
-        values = self._empty
-        if len(found.kept):
-            here = [found.values[number] for number in found.kept.tolist()]
-            values = stack_samples(here, partial(_origin, rows[found.kept]), memory)
-            self._empty = self._empty or none_of(values)
-        return found._replace(values=dict(values))
+        if not len(found.kept):
+            return found._replace(values=self._empty.columns())
+        here = [found.values[number] for number in found.kept.tolist()]
+        values = as_batch(stack_samples(here, partial(_origin, rows[found.kept]), memory))
+        self._empty.meet(values)
+        return found._replace(values=values)
+
+    def _alone(self, shard: int, row: int) -> Batch:  # noqa: ARG002 - there is one shard
+        """The columns of one sample; empty where it is bad."""
+        rows = np.array([row])
+        taken = iter(self._arrays.stored(rows))
+        try:
+            samples = list(apply_transform(self._transform, taken, taken, partial(_origin, rows)))
+        except SampleError as error:
+            if not is_of_sample(error):
+                raise
+            return {}
+        return stack_samples(samples, partial(_origin, rows), BatchRows(1))
 
     def _instead(self, position: int, error: SampleError) -> tuple[Any, int]:
         """The stand-in for a bad sample, and its position."""

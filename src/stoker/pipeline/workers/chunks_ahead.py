@@ -11,10 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.runner import Runner
-from stoker.pipeline.good_samples import GoodSamples
 from stoker.reading.samples import distinct
 from stoker.reading.shard_pool import ShardPool
-from stoker.types import Batch, Ids
+from stoker.types import Ids
 
 _Label = TypeVar("_Label")
 _Made = TypeVar("_Made")
@@ -39,7 +38,6 @@ class ChunksAhead:
         self._pool, self._runner = pool, runner
         self.most = most
         self._needed: Counter[int] = Counter()
-        self._none: Batch | None = None
 
     def read(self, places: Iterable[tuple[_Label, Places]], made: Callable[[_Label, Any], _Made]) -> Iterator[_Made]:
         """The results for the samples at places, in order.
@@ -63,7 +61,7 @@ class ChunksAhead:
                     begun = time.perf_counter_ns()
                     found = take()
                     self._pool.counts.waited(time.perf_counter_ns() - begun)
-                    yield made(label, self._found(found))
+                    yield made(label, found.batches()[0] if isinstance(found, BatchGroup) else found)
                     del found, take  # frees their memory for the next chunk
                     self._done(chunk)
         finally:
@@ -85,18 +83,3 @@ class ChunksAhead:
             if not self._needed[shard]:
                 del self._needed[shard]
                 self._runner.done_with(shard)
-
-    def _found(self, result: Any) -> Any:
-        """Samples, columns, or good samples of which some are bad, as a reader in this process gives them."""
-        if isinstance(result, list):
-            return result
-        columns = result.columns if isinstance(result, BatchGroup) else result.values
-        if isinstance(columns, list):
-            return result
-        empty = isinstance(result, GoodSamples) and not len(result.kept)
-        if not empty and self._none is None:
-            self._none = {name: column[:0].copy() for name, column in columns.items()}
-        if isinstance(result, BatchGroup):
-            return columns
-        # The process may not have seen columns yet.
-        return result._replace(values=dict(self._none)) if empty and self._none is not None else result

@@ -16,6 +16,7 @@ import numpy as np
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError, SampleError
+from stoker.formats.unstacked import as_batch
 from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.order.shuffle.shard_table import ShardTable
@@ -196,9 +197,9 @@ class PoolSource(SampleSource):
         if self._steps is not None:
             with BatchRows(len(rows)) as memory:
                 samples = self.samples(shards, rows)
-            return stack_samples(samples, partial(location_at, self.pool, shards, rows), memory)
+            return as_batch(stack_samples(samples, partial(location_at, self.pool, shards, rows), memory))
         with self._counted(shards):
-            return self._samples.batch(shards, rows)
+            return as_batch(self._samples.batch(shards, rows))
 
     def bad_sample_log(self) -> BadSampleLog | None:
         return self._reader.bad_sample_log()
@@ -329,7 +330,8 @@ class _CountingReader:
     def batch(self, positions: Ids, shards: Ids, rows: Ids) -> Batch | GoodSamples:
         """See :class:`GoodReader`."""
         with self._counted(shards):
-            return self._reader.batch(positions, shards, rows)
+            found = self._reader.batch(positions, shards, rows)
+        return found._replace(values=as_batch(found.values)) if isinstance(found, GoodSamples) else as_batch(found)
 
 
 def _take(part: SampleRun, most: int) -> tuple[list[Any], SampleRun]:

@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.formats.common.gather import gather_rows
 from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.unstacked import Unstacked
 from stoker.types import Array, Column, Ids
+
+_NO_HOLES: Final[Ids] = np.zeros(0, np.int64)
 
 
 class ColumnValues(ABC):
@@ -106,34 +109,58 @@ class _Holed(ColumnValues):
         values, null = self.array[rows], np.flatnonzero(self.null[rows])
         if not null.size:
             return values
-        out: list[Any] = values.tolist()
+        out = Unstacked(values.tolist(), values.dtype)
         for index in null.tolist():
             out[index] = None
         return out
 
 
 class _Ragged(ColumnValues):
-    """Lists of numbers, of any lengths."""
+    """Lists of numbers, of any lengths.
 
-    def __init__(self, values: Array, offsets: Ids, null: NDArray[np.bool_] | None) -> None:
+    Args:
+        values: of all rows, end to end.
+        offsets: int64, shape ``(rows + 1,)``.
+        null: which rows are null; ``None``: none.
+        holes: numbers of the values that are null, rising. Rows with such are lists.
+    """
+
+    def __init__(self, values: Array, offsets: Ids, null: NDArray[np.bool_] | None, holes: Ids = _NO_HOLES) -> None:
         self.values = np.ascontiguousarray(values)
         self.offsets = offsets
-        self.null = null
-        self.nbytes = values.nbytes + offsets.nbytes
+        self.null, self.holes = null, holes
+        self.nbytes = values.nbytes + offsets.nbytes + holes.nbytes
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:  # noqa: ARG002
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         null = None if self.null is None else np.flatnonzero(self.null[rows])
-        if (null is None or not null.size) and lengths.size and int(lengths.min()) == int(lengths.max()):
+        holed = self._holed(starts, lengths) if self.holes.size else []
+        whole = (null is None or not null.size) and not holed
+        if whole and lengths.size and int(lengths.min()) == int(lengths.max()):
             return self._equal(starts, int(lengths[0]))
-        out: list[Any] = [
+        rows_alone: Iterable[Any] = (
             self.values[start : start + length].copy()
             for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-        ]
+        )
+        out = Unstacked(rows_alone, own_numbers=False)  # there are none
+        for index, values in holed:
+            out[index] = values
         for index in () if null is None else null.tolist():
             out[index] = None
         return out
+
+    def _holed(self, starts: Ids, lengths: Ids) -> list[tuple[int, list[Any]]]:
+        """Number and values of each of some rows that has nulls among its values."""
+        found: list[tuple[int, list[Any]]] = []
+        begins, ends = np.searchsorted(self.holes, starts), np.searchsorted(self.holes, starts + lengths)
+        for number in np.flatnonzero(begins < ends).tolist():
+            start = int(starts[number])
+            values: list[Any] = self.values[start : start + int(lengths[number])].tolist()
+            for hole in self.holes[begins[number] : ends[number]].tolist():
+                values[hole - start] = None
+            found.append((number, values))
+        return found
 
     def _equal(self, starts: Ids, length: int) -> Array:
         values = self.values
@@ -203,6 +230,8 @@ def as_values(array: Any) -> ColumnValues:
         values, offsets, null = flat_list(array)
         if not values.null_count or types.is_floating(values.type):
             return _lists(values.to_numpy(zero_copy_only=False), offsets, null)
+        filled = values.fill_null(False if types.is_boolean(values.type) else 0).to_numpy(zero_copy_only=False)
+        return _Ragged(filled, offsets, null, np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)))
     if types.is_list_view(kind) or types.is_large_list_view(kind):
         return as_values(array.cast(pa.large_list(kind.value_field)))
     if types.is_string_view(kind):
