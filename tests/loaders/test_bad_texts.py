@@ -20,7 +20,8 @@ SAMPLES = 120
 REFUSED = frozenset({0, 17, 18, 63, 64, 119})
 NO_IDS = frozenset({40, 90})
 NULLS = frozenset({5, 77})
-BAD = REFUSED | NO_IDS | NULLS
+TOO_LARGE = frozenset({30})
+BAD = REFUSED | NO_IDS | NULLS | TOO_LARGE
 PAD = 9999
 
 
@@ -39,13 +40,16 @@ def tokenize(texts: Sequence[str]) -> list[Any]:
     numbers = [int(text.split()[1]) for text in texts]
     if REFUSED.intersection(numbers):
         raise KeyError("a token that is not known")
-    return [[0.5, 1.5] if number in NO_IDS else [number] * (number % 4) + [number] for number in numbers]
+    wrong = {**{one: [0.5, 1.5] for one in NO_IDS}, **{one: [1, 10_001] for one in TOO_LARGE}}
+    return [wrong.get(number, [number] * (number % 4) + [number]) for number in numbers]
 
 
 def stream(data: Path, on_bad_sample: Any, layout: Any = "concat", world: World | None = None, **more: Any) -> LMStream:
     settings = {"shuffle": True, "batch_size": 6, "world": world or World(), **more}
     dataset = StreamingDataset(data, on_bad_sample=on_bad_sample, **settings)
-    return LMStream(dataset, "text", 6, 4, layout=layout, tokenizer=tokenize, pad_id=PAD, labels="none")
+    return LMStream(
+        dataset, "text", 6, 4, layout=layout, tokenizer=tokenize, pad_id=PAD, labels="none", vocab_size=PAD + 1
+    )
 
 
 def documents(batches: Any) -> set[int]:
@@ -69,7 +73,9 @@ def test_good_texts_come_and_bad_ones_are_listed(data: Path, tmp_path: Path, lay
         assert line["column"] == "text"
         assert 25 * line["shard"] + line["row"] == line["sample"]
         assert line["url"].startswith(str(data))
-        why = "takes text, got null" if line["sample"] in NULLS else "raised "
+        why = "takes text, got null" if line["sample"] in NULLS else "r"  # raised or returned
+        if line["sample"] in TOO_LARGE:
+            why = "returned 10001, which is not an id in [0, 10000)"
         assert f"the tokenizer {why}" in line["reason"]
     if layout == "pad":
         assert len(batches) == SAMPLES // 6
@@ -135,7 +141,7 @@ def test_texts_of_functions_and_of_batches(data: Path) -> None:
 
     settings: dict[str, Any] = {"batch_size": 6, "on_bad_sample": "skip"}
     dataset = StreamingDataset(data, **settings).map(upper).flat_map(halves)
-    made = LMStream(dataset, "words", 6, 4, tokenizer=tokenize, pad_id=PAD)
+    made = LMStream(dataset, "words", 6, 4, tokenizer=tokenize, pad_id=PAD, vocab_size=PAD + 1)
     assert documents(made) == set(range(SAMPLES)) - BAD
     assert made.stats().bad_samples == len(BAD)
     good = StreamingDataset(data, **settings).map(upper).batch_map(lambda batch: {"words": batch["words"]})

@@ -152,7 +152,7 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         self._batch_size = batch_size
         self._tokenize = None if tokenizer is None else _function_of(tokenizer)
         if self._tokenize is not None and isinstance(dataset, ChainMethods):
-            made = tokenized(dataset, column, self._tokenize)
+            made = tokenized(dataset, column, self._tokenize, self._settings.limit)
             if made is not None:
                 dataset, self._tokenize = cast(DatasetLike, made), None
         self._dataset = dataset

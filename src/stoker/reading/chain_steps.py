@@ -89,7 +89,7 @@ class Step:
         generator: the kind of generator that the function gets; ``None``: none.
         dropped: of ``filter``: what becomes of a sample for which the function says no.
         columns: of ``rename``: pairs of old and new name; of ``select``, names; of ``enumerate``, the new column; of
-            ``tokenize``, that of the texts; of
+            ``tokenize``, that of the texts, and one more than the largest id; of
             ``project``, pairs of name and stored name, which is ``None`` for a sample's position.
         other: of ``zip`` and ``join``: the other dataset.
         on: of ``join``: the names of the key column here and there.

@@ -268,7 +268,7 @@ class ChainMethods:
 
 
 def tokenized(
-    dataset: ChainMethods, column: str, tokenize: Callable[[Sequence[str]], Sequence[Any]]
+    dataset: ChainMethods, column: str, tokenize: Callable[[Sequence[str]], Sequence[Any]], limit: int
 ) -> ChainMethods | None:
     """A dataset with token ids in the place of texts, where texts that do not become ids are bad samples.
 
@@ -276,6 +276,7 @@ def tokenized(
         dataset: with the texts.
         column: of them.
         tokenize: from texts to as many lists of ids.
+        limit: one more than the largest id.
 
     Returns:
         Another dataset; ``None`` where bad samples are errors, or where the texts are made of whole batches.
@@ -287,5 +288,5 @@ def tokenized(
     if dataset._epoch_reader.settings.bad_samples is None or chain.has("batch_map"):
         return None
     return dataset._with(
-        Chain((*chain.steps, Step("tokenize", "tokenizer of an LMStream", tokenize, columns=(column,))))
+        Chain((*chain.steps, Step("tokenize", "tokenizer of an LMStream", tokenize, columns=(column, limit))))
     )

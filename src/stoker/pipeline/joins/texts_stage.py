@@ -24,16 +24,20 @@ _AT_ONCE: Final = 64
 """Texts that a tokenizer gets at once: what it makes of many more leaves the processor's cache."""
 
 
+class _NoIdsError(ValueError):
+    """A tokenizer returned something else than token ids."""
+
+
 class TextsStage(ChunkStage):
     """Puts token ids in the place of the texts of a column; a text that does not become ids is a bad sample.
 
     Args:
-        step: with the column, and a function from texts to lists of ids.
+        step: with the column, one more than the largest id, and a function from texts to lists of ids.
     """
 
     def __init__(self, step: Step) -> None:
         assert step.function is not None
-        (self._column,) = step.columns
+        self._column, self._limit = step.columns
         self._tokenize: Callable[[Sequence[str]], Sequence[Any]] = step.function
         # Several threads read chunks, and tokenizers are often not for several at once.
         self._lock = threading.Lock()
@@ -62,9 +66,9 @@ class TextsStage(ChunkStage):
         for at, ids in zip(numbers, found, strict=True):
             number, sample = together.samples[at]
             try:
-                made[at] = {**sample, column: ids if isinstance(ids, BaseException) else _array(ids)}
-            except (TypeError, ValueError) as error:
-                ids = error  # noqa: PLW2901
+                made[at] = {**sample, column: ids if isinstance(ids, BaseException) else _array(ids, self._limit)}
+            except _NoIdsError as error:
+                together.fail(number, self._error(str(error), together, number))
             if isinstance(ids, BaseException):
                 told = self._error(f"raised {type(ids).__name__}: {ids}", together, number)
                 told.__cause__ = ids
@@ -88,7 +92,7 @@ class TextsStage(ChunkStage):
             raise TypeError("a text is none")
         with self._lock, span(Stage.TRANSFORM, len(texts)):
             found = _tokenized(self._tokenize, texts)
-        return {**batch, self._column: _arrays(found)}
+        return {**batch, self._column: _arrays(found, self._limit)}
 
     def _each(self, texts: list[str]) -> list[Any]:
         """The ids of each text, or the error of the tokenizer for it."""
@@ -142,10 +146,10 @@ def check_tokenized(found: Any, texts: Sequence[str]) -> None:
         raise ConfigError(f"the tokenizer returned {len(found)} lists of ids for {len(texts)} texts")
 
 
-def _arrays(found: Sequence[Any]) -> list[Array]:
+def _arrays(found: Sequence[Any], limit: int) -> list[Array]:
     """The token ids of many texts as arrays; raises an error where some are none."""
     if not all(type(ids) is list for ids in found):
-        return [_array(ids) for ids in found]
+        return [_array(ids, limit) for ids in found]
     # All in one, which takes lists several times as fast as NumPy does.
     values: array[int] = array("q")
     bounds = [0]
@@ -153,18 +157,30 @@ def _arrays(found: Sequence[Any]) -> list[Array]:
         values.fromlist(ids)
         bounds.append(len(values))
     whole = np.frombuffer(values, np.int64)
+    _check(whole, limit)
     return [whole[begin:end] for begin, end in pairwise(bounds)]
 
 
-def _array(ids: Any) -> Array:
+def _check(ids: Array, limit: int) -> None:
+    """See that ids are in ``[0, limit)``."""
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= limit):
+        wrong = ids[(ids < 0) | (ids >= limit)][0]
+        raise _NoIdsError(f"returned {wrong}, which is not an id in [0, {limit})")
+
+
+def _array(ids: Any, limit: int) -> Array:
     """Token ids as an array.
 
     Raises:
-        ValueError: they are none.
+        _NoIdsError: they are none.
     """
-    made = np.asarray(ids)
+    try:
+        made = np.asarray(ids)
+    except (TypeError, ValueError) as error:  # such as lists of different lengths
+        raise _NoIdsError(f"returned {with_article(type(ids).__name__)} that is no list of ids: {error}") from error
     if not made.size and made.ndim == 1:
         return np.zeros(0, np.int64)
     if made.ndim != 1 or made.dtype.kind not in "iu":
-        raise ValueError(f"it returned {made.dtype} of shape {made.shape} for a text: expected token ids")
+        raise _NoIdsError(f"returned {made.dtype} of shape {made.shape} for a text: expected token ids")
+    _check(made, limit)
     return made
