@@ -30,7 +30,6 @@ from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loade
 from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
-from stoker.pipeline.tuning.knobs import Knob
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleSink, is_of_sample
@@ -282,7 +281,7 @@ class Pipeline:
             task = partial(self._task, cast("ReadMethod", read.__name__))
             runner = self._executor.runner(execute, self._settings.run_in, self._threads, task, self._run_again)
         elif self._threads or (tuned is not None and self._tunes_threads):
-            runner = InThreads(execute, self._threads if tuned is None else tuned.value(Knob.READ_THREADS))
+            runner = InThreads(execute, self._threads if tuned is None else tuned.threads)
         else:
             runner = InTurn(execute)
         self.runner = runner
@@ -323,7 +322,7 @@ class Pipeline:
             self.runner = None
             if tuned is not None:
                 tuned.end()
-                self._executor.tuned = tuned.value(Knob.READ_PROCESSES)
+                self._executor.tuned = tuned.processes
             runner.close()
             self._others.close()
             self._pool.expect(())
@@ -357,13 +356,13 @@ class Pipeline:
             tune_processes=bool(processes) and settings.read_processes is None and settings.amounts.limit is None,
             worker=worker,
         )
-        self._executor.tuned = tuned.value(Knob.READ_PROCESSES)
+        self._executor.tuned = tuned.processes
         return tuned
 
     def _tune(self, tuned: TunedRun, runner: Runner[_T]) -> None:
-        self._lookahead = tuned.value(Knob.PREDOWNLOAD)
-        runner.keep_ready(tuned.value(Knob.CHUNKS_AHEAD))
-        workers = tuned.value(Knob.READ_PROCESSES if runner.in_processes else Knob.READ_THREADS)
+        self._lookahead = tuned.lookahead
+        runner.keep_ready(tuned.chunks_ahead)
+        workers = tuned.processes if runner.in_processes else tuned.threads
         if runner.workers != workers and not runner.changing:
             runner.resize(workers)
 

@@ -307,7 +307,7 @@ def test_an_epoch_keeps_what_the_one_before_found(data: Path, monkeypatch: pytes
         batches = dataset.batches()
         next(batches)
         assert tuner._rules is rules
-        assert [run.value(Knob.READ_THREADS) for run in begun] == [0, 2]
+        assert [run.threads for run in begun] == [0, 2]
         del batches
 
 

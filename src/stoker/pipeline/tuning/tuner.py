@@ -202,10 +202,18 @@ class TunedRun:
 
     Attributes:
         runner: executes its steps of reading; set before the first.
+        threads: that read ahead.
+        processes: that read, where processes do.
+        chunks_ahead: steps of reading that may be done and wait, beyond those that threads work at.
+        lookahead: samples ahead whose shards are fetched.
         step_samples: samples that a step of reading may have.
     """
 
     runner: Runner[Any]
+    threads: int
+    processes: int
+    chunks_ahead: int
+    lookahead: int
 
     def __init__(self, tuner: Tuner, number: int, rules: Rules, pool: ShardPool, kept: _Sums | None) -> None:
         self._tuner, self._number, self._rules, self._pool = tuner, number, rules, pool
@@ -218,10 +226,6 @@ class TunedRun:
         self._apply(rules.values)
         self._ends = round(1e9 * rules.tick_seconds)
         self._mark(first=True)
-
-    def value(self, knob: Knob) -> int:
-        """The value of a knob, now."""
-        return self._values[knob]
 
     def _mark(self, *, first: bool = False) -> None:
         """Begin to count from here."""
@@ -336,7 +340,8 @@ class TunedRun:
             self._apply(self._rules.values)
 
     def _apply(self, values: Mapping[Knob, int]) -> None:
-        self._values = dict(values)
+        self.threads, self.processes = values[Knob.READ_THREADS], values[Knob.READ_PROCESSES]
+        self.chunks_ahead, self.lookahead = values[Knob.CHUNKS_AHEAD], values[Knob.PREDOWNLOAD]
         self._pool.tune_downloads(values[Knob.DOWNLOAD_THREADS])
 
     def end(self) -> None:
