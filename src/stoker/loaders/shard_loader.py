@@ -11,10 +11,12 @@ from typing import Any
 
 from stoker.arguments import checked
 from stoker.cluster import World
-from stoker.coordination import EpochProgress, WorkerHealth
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.protocol import CloseOnExit
+from stoker.loaders.shard_checkpoints import ShardCheckpoints
+from stoker.loaders.shard_sources import check_bad_samples, config_of, of_dataset, source_of
+from stoker.loaders.shard_work import ShardWork
 from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
@@ -23,16 +25,13 @@ from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
-from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
+from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.pipeline.workers.array_source import ArraySource
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.leased import LeasedSource
-from stoker.pipeline.workers.lockstep import FILLER, LockstepSource
-from stoker.pipeline.workers.planned import PlannedSource
-from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest
-from stoker.pipeline.workers.replayed import ReplayedSource
-from stoker.pipeline.workers.sample_source import PoolSource, SampleSource
-from stoker.pipeline.workers.worker_order import changed_order, order_of_arrays
+from stoker.pipeline.workers.lockstep import FILLER
+from stoker.pipeline.workers.sample_source import SampleSource
+from stoker.pipeline.workers.worker_order import order_of_arrays
 from stoker.pipeline.workers.worker_reader import WorkerReader
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.chain import Chain
@@ -42,7 +41,7 @@ from stoker.types import Ids, Transform
 __all__ = ["FILLER", "Adaptive", "Checkpoint", "StreamStats", "StreamingConfig", "StreamingShardLoader"]
 
 
-class StreamingShardLoader(CloseOnExit):
+class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
     """Hands out one worker's samples, or batches, of a dataset.
 
     In lockstep (all partitions but :class:`~stoker.pipeline.workers.adaptive.Adaptive`) a worker's part follows from its
@@ -123,13 +122,13 @@ class StreamingShardLoader(CloseOnExit):
     def config(self) -> StreamingConfig:
         """The settings: those that were given, or of the world that was found when they were first needed."""
         given, world, remainder = self._settings
-        return given or _config_of(self._given[0], world, remainder)
+        return given or config_of(self._given[0], world, remainder)
 
     @cached_property
     def _source_and_order(self) -> tuple[SampleSource, SampleOrder]:
         dataset = self._given[0]
         if isinstance(dataset, StreamingDataset):
-            return _of_dataset(dataset, self.config)
+            return of_dataset(dataset, self.config)
         return self._arrays, order_of_arrays(self._arrays, self.config)
 
     @property
@@ -143,8 +142,8 @@ class StreamingShardLoader(CloseOnExit):
         if config.checkpoint_url is not None:
             self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, self._counts)
             self._due = config.checkpoint_interval
-        ranges = _source_of(source, order, config, batch_size)
-        _check_bad_samples(source, ranges, config)
+        ranges = source_of(source, order, config, batch_size)
+        check_bad_samples(source, ranges, config)
         return WorkerReader(ranges, config, self._counts, source.bad_sample_log)
 
     def _check_world(self) -> None:
@@ -154,7 +153,7 @@ class StreamingShardLoader(CloseOnExit):
             StateError: it has become one of several ranks since.
         """
         given, world, remainder = self._settings
-        if given is None and _config_of(self._given[0], world, remainder) != self.config:
+        if given is None and config_of(self._given[0], world, remainder) != self.config:
             now = (world or World.detect()).world_size
             raise StateError(
                 f"this StreamingShardLoader was asked about its samples in a world of {self.config.world_size}, and now "
@@ -267,190 +266,6 @@ class StreamingShardLoader(CloseOnExit):
             raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
         return self._worker.source.step_samples(step, rank, epoch)
 
-    # -- work by a plan --------------------------------------------------------------------------------------------
-
-    @checked
-    def change_plan(self, weights: Sequence[int], ranks: Sequence[int] | None = None) -> int:
-        """Divide global batches anew, from the first one on that no rank can have read ahead. Nothing is recalled.
-
-        All ranks must call it after the same step, with the same numbers: they need not talk, but each must be told.
-
-        Args:
-            weights: for each of ``ranks`` an integer from 1, its part of a global batch in proportion.
-            ranks: those that take part from then on; default: all. The others get nothing more in this epoch; they can be
-                named again after :meth:`reset`, before its first step.
-
-        Returns:
-            The position in the epoch from which it holds.
-
-        Raises:
-            ConfigError: the config has no ``global_batch_size``; or ranks and weights that make no sense; or nothing of the
-                epoch is left that was not read ahead.
-        """
-        return self._planned("change_plan").change(self._worker.at, weights, ranks)
-
-    def plan(self) -> dict[str, Any]:
-        """The plan so far, JSON-serialisable: the same in all ranks, or one of them was told something else."""
-        return self._planned("plan").plan(self._worker.at).as_dict()
-
-    def _planned(self, what: str) -> PlannedSource:
-        source = self._worker.source
-        if not isinstance(source, PlannedSource):
-            raise ConfigError(f"{what}: only a config with global_batch_size= has a plan")
-        return source
-
-    # -- leased work -----------------------------------------------------------------------------------------------
-
-    def commit(self, timeout: float | None = None) -> None:
-        """Say that all that was delivered is done, and wait until the coordinator has it. In lockstep: nothing.
-
-        Raises:
-            CommitRefusedError: leases were lost, and others have some of it, which must be discarded; names the positions
-                (see :meth:`last_positions`) and who has them. All else is committed. With ``commit="explicit"`` it tells of
-                all since the last call; otherwise of what this call was to commit: refused commits in the background are
-                counted in the stats, and logged.
-            WaitTimeoutError: it has it not in time.
-            EngineError: the coordinator does not answer.
-        """
-        self._worker.source.commit(timeout)
-
-    def last_positions(self) -> Sequence[int]:
-        """Positions in the epoch of the sample, or of each sample of the batch, that was delivered last; empty before the
-        first. A sample that replaces a bad one (``on_bad_sample="replace"``) has the position of that."""
-        return self._leased("last_positions").last_positions
-
-    def progress(self) -> EpochProgress:
-        """The epoch's progress, of all workers together, including samples that were delivered again."""
-        return self._leased("progress").epoch_progress()
-
-    def health(self) -> list[WorkerHealth]:
-        """The state of all workers, in rank order."""
-        return self._leased("health").health()
-
-    def assignment(self) -> dict[str, Any]:
-        """The committed ranges of the epoch so far, with their ranks: ``Adaptive(base, replay=...)`` runs it again.
-
-        Returns:
-            A JSON-serialisable dict: ``entries``, rows whose first two numbers are the positions ``[begin, end)`` and whose
-            third is the rank; and what they are of, which a replay compares: ``epoch``, ``world_size`` and ``identity``,
-            which has the data set's fingerprint, the order and the settings.
-        """
-        return self._leased("assignment").assignment().as_dict()
-
-    def _leased(self, what: str) -> LeasedSource:
-        source = self._worker.source
-        if not isinstance(source, LeasedSource):
-            raise ConfigError(f"{what}: only Adaptive has a coordinator that knows of all workers")
-        return source
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
-
-    def get_checkpoint(self) -> Checkpoint:
-        """The state to resume from, in which all that was delivered counts as done. Save it with the rest of the job's state.
-
-        Of leased work it is that of all workers: what is committed. This worker's delivered samples are committed first, but
-        not where commits are explicit; so the thread that takes the samples must call it.
-        """
-        self._worker.source.settle()
-        return self._worker.checkpoint()
-
-    def restore_from_checkpoint(
-        self,
-        checkpoint: Checkpoint | Mapping[str, Any],
-        *,
-        any_rank: bool = False,
-        rollback: bool = False,
-        attempt: int = 0,
-    ) -> None:
-        """Resume where a checkpoint was taken; what was read ahead is dropped.
-
-        :meth:`next` and the next iteration begin there; a ``for`` loop that is running ends with a ``StateError``.
-
-        Args:
-            checkpoint: of :meth:`get_checkpoint`, or its dict.
-            any_rank: take it although it is another rank's, or of another world: the ranks were in step when it was taken.
-            rollback: leased work: undo commits that the coordinator has and the checkpoint lacks.
-            attempt: leased work: another number each time that a run goes back to the same checkpoint.
-
-        Raises:
-            StateError: it belongs to another dataset, order, partition, rank or world; says what differs.
-            StaleCheckpointError: the coordinator is further on, and ``rollback`` is not set.
-        """
-        if not isinstance(checkpoint, Checkpoint):
-            checkpoint = Checkpoint.from_dict(checkpoint, "this checkpoint")
-        self._worker.restore(RestoreRequest(checkpoint, rollback, attempt), any_rank=any_rank)
-        self._saved_at = 0
-
-    def save_checkpoint(self) -> Checkpoint:
-        """Write :meth:`get_checkpoint` to the config's ``checkpoint_url`` now; also returns it.
-
-        Raises:
-            StorageError: it can not be written.
-        """
-        folder = self._checkpoints()
-        checkpoint = self.get_checkpoint()
-        folder.save(checkpoint)
-        self._saved_at = self._worker.delivered
-        return checkpoint
-
-    @checked
-    def restore_latest(self, *, rank: int | None = None) -> Checkpoint | None:
-        """Resume from the last checkpoint below ``checkpoint_url``.
-
-        Args:
-            rank: whose. Default: this worker's own; but rank 0's where ranks are in step (``"pad"``, ``"drop"``, ``"join"``),
-                so that all resume from the same one, whatever each had written when they were stopped.
-
-        Returns:
-            The checkpoint; ``None`` where there is none, and the run begins.
-
-        Raises:
-            StateError: it does not fit; says what differs.
-        """
-        folder = self._checkpoints()
-        in_step = self.in_step
-        whose = (0 if in_step else self.config.rank) if rank is None else rank
-        found = folder.load(whose)
-        if found is not None:
-            self.restore_from_checkpoint(found, any_rank=in_step or rank is not None)
-        return found
-
-    @property
-    def in_step(self) -> bool:
-        """Whether all ranks take the same number of steps."""
-        return self.remainder != "uneven"
-
-    def _checkpoints(self) -> CheckpointFolder:
-        if self._folder is None:
-            raise ConfigError("there is no folder for checkpoints: give the config checkpoint_url=")
-        return self._folder
-
-    def _save_soon(self) -> None:
-        assert self._folder is not None
-        self._saved_at = self._worker.delivered
-        if self._worker.source.leases:
-            self._folder.save_soon(self._worker.checkpoint)  # the engine is asked on the folder's thread
-        else:
-            checkpoint = self._worker.checkpoint()
-            self._folder.save_soon(lambda: checkpoint)
-
-    def state_dict(self) -> dict[str, Any]:
-        """:meth:`get_checkpoint` as a JSON-serialisable dict.
-
-        Raises:
-            StateError: the items are asked for ahead of training, so that where training is is not known.
-        """
-        if self._read_ahead and not self._worker.finished:
-            raise StateError(
-                "this loader's items are asked for ahead of training, as Lightning does where the length of one of several "
-                "loaders is not known, so that where training is is not known: give fit() this loader alone"
-            )
-        return self.get_checkpoint().as_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """:meth:`restore_from_checkpoint`, of any rank of any world where all ranks are in step."""
-        self.restore_from_checkpoint(state, any_rank=self.in_step)
-
     # -- stats, end ------------------------------------------------------------------------------------------------
 
     @property
@@ -505,35 +320,6 @@ class StreamingShardLoader(CloseOnExit):
             threading.Thread(target=_forget, args=(worker,), name="stoker-forgotten", daemon=True).start()
 
 
-def _source_of(
-    sample_source: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int
-) -> RangeSource:
-    """The ranges that a worker of this config reads."""
-    if config.global_batch_size is not None:
-        return PlannedSource(sample_source, planned_order(sample_order), config)
-    if config.adaptive is None:
-        return LockstepSource(sample_source, sample_order, config, batch_size)
-    return (LeasedSource if config.leased else ReplayedSource)(
-        sample_source, adaptive_order(sample_order, config.adaptive), config
-    )
-
-
-def _check_bad_samples(source: SampleSource, ranges: RangeSource, config: StreamingConfig) -> None:
-    """See that ranks in step stay so where bad samples are left out.
-
-    Raises:
-        ConfigError: they take samples one by one.
-    """
-    skips = source.bad_samples is not None and source.bad_samples.on_bad_sample == "skip"
-    one_by_one = config.batch_size is None and config.global_batch_size is None
-    if skips and one_by_one and config.world_size > 1 and ranges.remainder != "uneven":
-        raise ConfigError(
-            f"on_bad_sample='skip' leaves {config.world_size} ranks with different numbers of samples, and "
-            f"remainder={ranges.remainder!r} has them take equally many: give the config batch_size= (batches are shorter), "
-            "use 'replace', or remainder='uneven'"
-        )
-
-
 def _copied(
     kind: type[StreamingShardLoader],
     dataset: Any,
@@ -551,28 +337,6 @@ def _copied(
     return loader
 
 
-def _config_of(
-    dataset: StreamingDataset | Mapping[str, Any], world: World | None, remainder: WorkerRemainder | None
-) -> StreamingConfig:
-    """The config of a loader that was given none."""
-    if not isinstance(dataset, StreamingDataset):
-        here = world or World.detect()
-        return StreamingConfig(here.world_size, here.rank, remainder=remainder)
-    readers = world or dataset.epoch_reader.data_rank(dataset.batch_size or 1)
-    return StreamingConfig(readers.world_size, readers.rank, batch_size=dataset.batch_size, remainder=remainder)
-
-
 def _forget(worker: WorkerReader) -> None:
     with contextlib.suppress(StokerError):  # its engine is gone too: others take over after the lease
         worker.close()
-
-
-def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:
-    epoch_reader = dataset.epoch_reader  # the loader is a second reader of what the dataset has opened
-    readers = epoch_reader.data_rank(dataset.batch_size or 1)
-    if readers.world_size not in (dataset.world.world_size, config.world_size):
-        raise ConfigError(
-            f"the dataset has replication=, by which {readers.world_size} ranks read different samples, and the config says "
-            f"world_size={config.world_size}: give no config, or count in it the ranks that read different samples"
-        )
-    return PoolSource(epoch_reader, dataset.world.local_world_size), changed_order(epoch_reader.sample_order, config)

@@ -1,0 +1,72 @@
+"""Sources of a ``StreamingShardLoader``: its config, its samples, and the ranges of them that are its worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.cluster import World
+from stoker.errors import ConfigError
+from stoker.loaders.dataset import StreamingDataset
+from stoker.order.global_batches import WorkerRemainder
+from stoker.order.sample_order import SampleOrder
+from stoker.pipeline.workers.adaptive import adaptive_order, planned_order
+from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.leased import LeasedSource
+from stoker.pipeline.workers.lockstep import LockstepSource
+from stoker.pipeline.workers.planned import PlannedSource
+from stoker.pipeline.workers.range_source import RangeSource
+from stoker.pipeline.workers.replayed import ReplayedSource
+from stoker.pipeline.workers.sample_source import PoolSource, SampleSource
+from stoker.pipeline.workers.worker_order import changed_order
+
+
+def config_of(
+    dataset: StreamingDataset | Mapping[str, Any], world: World | None, remainder: WorkerRemainder | None
+) -> StreamingConfig:
+    """The config of a loader that was given none."""
+    if not isinstance(dataset, StreamingDataset):
+        here = world or World.detect()
+        return StreamingConfig(here.world_size, here.rank, remainder=remainder)
+    readers = world or dataset.epoch_reader.data_rank(dataset.batch_size or 1)
+    return StreamingConfig(readers.world_size, readers.rank, batch_size=dataset.batch_size, remainder=remainder)
+
+
+def of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:
+    epoch_reader = dataset.epoch_reader  # the loader is a second reader of what the dataset has opened
+    readers = epoch_reader.data_rank(dataset.batch_size or 1)
+    if readers.world_size not in (dataset.world.world_size, config.world_size):
+        raise ConfigError(
+            f"the dataset has replication=, by which {readers.world_size} ranks read different samples, and the config says "
+            f"world_size={config.world_size}: give no config, or count in it the ranks that read different samples"
+        )
+    return PoolSource(epoch_reader, dataset.world.local_world_size), changed_order(epoch_reader.sample_order, config)
+
+
+def source_of(
+    sample_source: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int
+) -> RangeSource:
+    """The ranges that a worker of this config reads."""
+    if config.global_batch_size is not None:
+        return PlannedSource(sample_source, planned_order(sample_order), config)
+    if config.adaptive is None:
+        return LockstepSource(sample_source, sample_order, config, batch_size)
+    return (LeasedSource if config.leased else ReplayedSource)(
+        sample_source, adaptive_order(sample_order, config.adaptive), config
+    )
+
+
+def check_bad_samples(source: SampleSource, ranges: RangeSource, config: StreamingConfig) -> None:
+    """See that ranks in step stay so where bad samples are left out.
+
+    Raises:
+        ConfigError: they take samples one by one.
+    """
+    skips = source.bad_samples is not None and source.bad_samples.on_bad_sample == "skip"
+    one_by_one = config.batch_size is None and config.global_batch_size is None
+    if skips and one_by_one and config.world_size > 1 and ranges.remainder != "uneven":
+        raise ConfigError(
+            f"on_bad_sample='skip' leaves {config.world_size} ranks with different numbers of samples, and "
+            f"remainder={ranges.remainder!r} has them take equally many: give the config batch_size= (batches are shorter), "
+            "use 'replace', or remainder='uneven'"
+        )
