@@ -25,7 +25,7 @@ from stoker.bench.results.results import collect, schema
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Stage
-from stoker.cache.quota import claim, release
+from stoker.cache.disk.quota import claim, release
 from stoker.cli import main
 from stoker.cluster import World
 from stoker.errors import ConfigError, MissingPackageError, StokerError

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cache.eviction import CachedFile, EvictionPolicy, least_recently_opened
-from stoker.cache.in_use import hold
-from stoker.cache.quota import CacheQuota
+from stoker.cache.disk.eviction import CachedFile, EvictionPolicy, least_recently_opened
+from stoker.cache.disk.in_use import hold
+from stoker.cache.disk.quota import CacheQuota
 from stoker.storage.files.mapped import map_file
 from stoker.storage.files.own import PRIVATE
 

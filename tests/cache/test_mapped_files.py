@@ -19,8 +19,8 @@ import pytest
 from stoker import KeepIds, MDSWriter, StreamingDataset, merge_index
 from stoker.bench.measure.page_cache import cached_files, resident_pages
 from stoker.cache.base import CacheSettings
-from stoker.cache.disk import DiskCache
-from stoker.cache.in_use import Users
+from stoker.cache.disk.disk_cache import DiskCache
+from stoker.cache.disk.in_use import Users
 from stoker.catalog.location import open_indexed
 from stoker.errors import CacheError, ConfigError, CorruptDataError, ObjectNotFoundError, StorageError
 from stoker.formats.base import ShardInfo, ShardReader

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker import MDSWriter, StreamingDataset
-from stoker.cache.quota import claim, release
+from stoker.cache.disk.quota import claim, release
 from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.concurrency import shared_bytes
 from stoker.errors import FormatError

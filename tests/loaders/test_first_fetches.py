@@ -14,7 +14,7 @@ import pytest
 
 from slow_store import asked, slow_store
 from stoker import MDSWriter, ReadOptions, Stream, StreamingDataLoader, StreamingDataset
-from stoker.cache.disk import DiskCache
+from stoker.cache.disk.disk_cache import DiskCache
 from stoker.formats.base import ShardInfo
 from stoker.order.mixture.stream_locator import StreamLocator
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import MDSWriter
-from stoker.cache.quota import divide_limit
+from stoker.cache.disk.quota import divide_limit
 from stoker.catalog import location
 from stoker.errors import ConfigError, DatasetChangedError, FormatError, ObjectNotFoundError
 from stoker.index import version

@@ -29,7 +29,7 @@ from stoker.bench.results.record import save_record
 from stoker.bench.results.results import RESULTS, collect, write_results
 from stoker.bench.settings.sources import Resolved
 from stoker.bench.settings.workload import Stage, Storage, Workload
-from stoker.cache.quota import claim, release
+from stoker.cache.disk.quota import claim, release
 from stoker.cluster import World
 from stoker.display import counted
 from stoker.errors import ConfigError, StokerError, StorageError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from stoker.cache.directory import CacheDirectory
-from stoker.cache.eviction import EvictionPolicy, least_recently_opened
+from stoker.cache.disk.eviction import EvictionPolicy, least_recently_opened
 from stoker.cache.range_fetch import check_whole, request_whole
 from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared_counters import Count, Counts
@@ -56,7 +56,7 @@ class CacheSettings:
         limit: most bytes of shard files to keep; ``None`` for no limit.
         stall_timeout: seconds without progress after which another process's download is no longer waited for.
         in_memory: shards of a remote are held in memory, while processes of the node read them.
-        eviction: which files go first where there is no room; a policy of :mod:`stoker.cache.eviction`.
+        eviction: which files go first where there is no room; a policy of :mod:`stoker.cache.disk.eviction`.
     """
 
     validate_hash: str | bool | None = None

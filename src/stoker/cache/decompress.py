@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from stoker.cache.quota import claim, release
+from stoker.cache.disk.quota import claim, release
 from stoker.cache.range_fetch import check_file, fetch_part
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import CorruptDataError, StokerError

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.cache.disk.quota import release, try_lock
 from stoker.cache.origin import ORIGIN_NAME, PRIVATE, CacheOrigin, read_origin, write_origin
-from stoker.cache.quota import release, try_lock
 from stoker.digests import sha256
 from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME

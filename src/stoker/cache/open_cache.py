@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker.cache.base import CacheKind, CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory
-from stoker.cache.disk import DiskCache
+from stoker.cache.disk.disk_cache import DiskCache
 from stoker.cache.memory import MemoryCache
 from stoker.errors import ConfigError
 from stoker.index.version import VersionWatch
@@ -27,7 +27,7 @@ def make_cache(
     Args:
         root: the directory of files that are read where they lie, or of the cache.
         store, settings, watch: see :class:`~stoker.cache.base.ShardCache`.
-        known: see :class:`~stoker.cache.disk.DiskCache`.
+        known: see :class:`~stoker.cache.disk.disk_cache.DiskCache`.
 
     Raises:
         ConfigError: local files are to be read into memory, and not held there.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.cache.quota import PART, PRIVATE
+from stoker.cache.disk.quota import PART, PRIVATE
 from stoker.digests import sha256
 from stoker.errors import CacheError
 from stoker.storage.files.own import CACHE_MARK, make_own_directory, open_own

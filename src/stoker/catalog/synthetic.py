@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from stoker.cache.base import CacheSettings
-from stoker.cache.disk import DiskCache
+from stoker.cache.disk.disk_cache import DiskCache
 from stoker.catalog.location import DatasetLocation, default_cache
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cache.base import CacheSettings
-from stoker.cache.disk import DiskCache
+from stoker.cache.disk.disk_cache import DiskCache
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.missing import format_instead
 from stoker.catalog.unindexed.open_files import open_unindexed

@@ -1,7 +1,7 @@
 """The caches of this machine: what they hold, of what, who uses them, and what of them may go.
 
 Only files in a directory that stoker made and marked is ever removed (see :mod:`stoker.cache.directory`): copies
-of a dataset's files, and what was computed from one. Files that a process uses stay; see :mod:`stoker.cache.in_use`.
+of a dataset's files, and what was computed from one. Files that a process uses stay; see :mod:`stoker.cache.disk.in_use`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from stoker.arguments import checked
 from stoker.cache.directory import is_cache_directory, remove_directory
-from stoker.cache.in_use import Users
+from stoker.cache.disk.in_use import Users
+from stoker.cache.disk.quota import PART, PRIVATE, files_below, release, shard_files, try_lock
 from stoker.cache.origin import ORIGIN_NAME, read_origin
-from stoker.cache.quota import PART, PRIVATE, files_below, release, shard_files, try_lock
 from stoker.catalog.location import caches_home
 from stoker.errors import CacheError, ObjectNotFoundError, StokerError
 from stoker.index.index import INDEX_NAME

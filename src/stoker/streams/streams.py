@@ -13,8 +13,8 @@ import numpy as np
 
 from stoker.arguments import checked
 from stoker.cache.base import CacheSettings
+from stoker.cache.disk.quota import divide_limit
 from stoker.cache.open_cache import check_memory
-from stoker.cache.quota import divide_limit
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.files_location import Files
 from stoker.concurrency.threads import map_in_order
@@ -175,7 +175,7 @@ class StreamDefaults:
         columns: all columns that will be read; ``None`` for all.
         in_memory: shards of a remote are held in memory.
         cache_limit: bytes that all streams' caches together may take. It is divided among the cache directories: see
-            :func:`~stoker.cache.quota.divide_limit`. Streams that are read where they lie take none of it.
+            :func:`~stoker.cache.disk.quota.divide_limit`. Streams that are read where they lie take none of it.
         split: sub-directory of streams that have none.
 
     Raises:

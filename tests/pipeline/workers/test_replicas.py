@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.cache.base import CacheSettings
-from stoker.cache.claims import Claims
+from stoker.cache.disk.claims import Claims
 from stoker.catalog.location import open_indexed
 from stoker.cluster import World
 from stoker.concurrency.shared_counters import Count

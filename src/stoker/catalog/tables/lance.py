@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from stoker.cache.base import CacheSettings
-from stoker.cache.disk import DiskCache
+from stoker.cache.disk.disk_cache import DiskCache
 from stoker.catalog.location import DatasetLocation, default_cache, origin_of
 from stoker.display import unknown_name
 from stoker.errors import ConfigError, ObjectNotFoundError

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.cache.disk.quota import part_name, release, remove_unlocked, try_lock
 from stoker.cache.origin import make_private
-from stoker.cache.quota import part_name, release, remove_unlocked, try_lock
 from stoker.errors import StorageError
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.storage import ObjectInfo

@@ -2,7 +2,7 @@
 
 A remembered listing serves as long as no folder has changed. A folder changes when a file in it is made, removed, renamed
 or replaced by another; so each is asked for its times and its inode, and no file. That a file was not written over is seen
-when it is opened (:mod:`stoker.cache.disk`). A listing is remembered only where this can be relied on:
+when it is opened (:mod:`stoker.cache.disk.disk_cache`). A listing is remembered only where this can be relied on:
 
 * on file systems that are known to keep the times of folders;
 * where the last change of every folder was so long before the listing that a later one has another time.

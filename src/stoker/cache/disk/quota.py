@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from stoker.cache.eviction import CachedFile, EvictionPolicy
-from stoker.cache.in_use import Users
+from stoker.cache.disk.eviction import CachedFile, EvictionPolicy
+from stoker.cache.disk.in_use import Users
 from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
 from stoker.storage.files.own import PRIVATE, open_own

@@ -1,0 +1,289 @@
+"""Files are fetched into a cache on disk: by one process of the node, into a part file that is renamed into place."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from stoker.cache.base import CacheSettings, IfFull
+from stoker.cache.decompress import unpack_file
+from stoker.cache.directory import CacheDirectory
+from stoker.cache.disk.cached_files import unlink
+from stoker.cache.disk.quota import CacheQuota, claim, part_name, release
+from stoker.cache.disk.small_fetches import SmallFetches
+from stoker.cache.range_fetch import fetch_part
+from stoker.concurrency.shared_counters import Count
+from stoker.errors import CorruptDataError, ObjectNotFoundError
+from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
+from stoker.formats.common.hashing import fastest_hash, new_hash
+from stoker.index.version import VersionWatch
+from stoker.storage import ObjectInfo, Store
+from stoker.storage.files.own import open_own
+from stoker.storage.files.regular import read_regular
+from stoker.storage.local import file_info
+
+logger = logging.getLogger(__name__)
+
+# Assumed ratio of decompressed to compressed bytes where it is not known: text gives three to five.
+_USUAL_RATIO = 4
+
+
+class Fetches(SmallFetches):
+    """Fetches files into a cache, within its limit.
+
+    Args:
+        root, store, settings, watch, directory: see :class:`CachedFiles`.
+        known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        store: Store | None,
+        settings: CacheSettings,
+        known: Callable[[], Mapping[str, int]] | None = None,
+        watch: VersionWatch | None = None,
+        directory: CacheDirectory | None = None,
+    ) -> None:
+        super().__init__(root, store, settings, watch, directory)
+        self._quota: CacheQuota | None = None
+        self._warned = False
+        # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
+        self._watches: dict[Path, _Watch] = {}
+        if settings.limit is not None and known is not None:
+            self._quota = CacheQuota(
+                root, self._private, settings.limit, settings.stall_timeout, known, settings.eviction
+            )
+            if directory is not None:
+                self._quota.others = directory.others
+
+    @property
+    def for_others(self) -> int:
+        return 0 if self.store is None or self.settings.limit is not None else sys.maxsize
+
+    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
+        """See :class:`~stoker.cache.base.ShardCache`; it waits for other processes of this node."""
+        missing = [k for k, file in enumerate(info.raw) if not self._present(file)]
+        if not missing:
+            return True
+        return all(self._fetch_file(info, k, wait=wait, if_full=if_full) for k in missing)
+
+    def is_small(self, info: ShardInfo) -> bool:
+        """See :class:`~stoker.cache.base.ShardCache`; not where there is a limit."""
+        return self.settings.limit is None and super().is_small(info)
+
+    def _claim(self, name: str, part: Path) -> int | None:
+        """Create and lock the part file of a file; see :func:`~stoker.cache.disk.quota.claim`."""
+        with self._named_errors("write to"):
+            self._have_directories(name)
+            try:
+                return claim(part)
+            except FileNotFoundError:  # someone has removed the cache
+                self._make_directories(self.root / name)
+                return claim(part)
+
+    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
+        """Claim a missing file and fetch it; or wait for the process that does."""
+        if not self.is_small(info):
+            return self._fetch_part_file(info, number, wait=wait, if_full=if_full)
+        file = info.raw[number]
+        delay = 0.001
+        while not (mine := self._claim_small(file)):
+            if self._present(file):
+                return True
+            if not wait:
+                return False
+            if self._claims.is_stalled(file.basename):  # its holder is alive but stopped: fetch it here, too
+                break
+            time.sleep(delay)
+            delay = min(delay * 1.5, 0.05)
+        try:
+            return self._fetch_part_file(info, number, wait=wait, if_full=if_full)
+        finally:
+            if mine:
+                self._claims.release(file.basename)
+
+    def _fetch_part_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
+        """Lock the part file of a missing file and fill it; or wait for the process that does."""
+        file = info.raw[number]
+        part = self._private / part_name(file.basename)
+        fill = self._decompress if info.zip else self._download
+        delay = 0.001
+        while True:
+            held = self._claim(file.basename, part)
+            if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
+                # Its holder is alive but stopped: fetch it here too. Both write the same bytes, and each rename is whole.
+                part = self._private / part_name(file.basename, os.urandom(8).hex())
+                continue
+            if held is not None:
+                self._watches.pop(part, None)
+                return self._fill(info, number, part, held, if_full, partial(fill, info, number, part))
+            if self._present(file):
+                self._watches.pop(part, None)
+                return True
+            if not wait:
+                return False
+            time.sleep(delay)
+            delay = min(delay * 1.5, 0.05)
+
+    def _fill(
+        self, info: ShardInfo, number: int, part: Path, held: int, if_full: IfFull, fill: Callable[[], None]
+    ) -> bool:
+        """Fill a part file that we hold, and rename it into place; ``False`` where there is no space."""
+        file = info.raw[number]
+        try:
+            if self._present(file):
+                unlink(part)
+                return True
+            if not self._reserve(info, number, if_full):
+                unlink(part)
+                return False
+            self._attempted(fill)
+            with self._named_errors("write to"):
+                os.rename(part, f"{self._folder}/{file.basename}")
+            return True
+        except BaseException:
+            unlink(part)
+            raise
+        finally:
+            release(held)
+
+    def _reserve(self, info: ShardInfo, number: int, if_full: IfFull) -> bool:
+        """Reserve space for a file whose part file we hold; ``False`` where it must not be fetched."""
+        quota = self._quota
+        if quota is None:
+            return True
+        size = info.raw[number].whole
+        if size == UNKNOWN:
+            size = info.zip[number].bytes * _USUAL_RATIO
+        with self._named_errors("write to"):
+            if quota.take(size, evict=if_full != "give up"):
+                return True
+        exceed = if_full == "exceed"
+        if exceed and not self._warned:
+            self._warned = True
+            logger.warning("cache_limit=%d is too small for what is read at once from %s", quota.limit, self.root)
+        return exceed
+
+    def _download(self, info: ShardInfo, number: int, part: Path) -> None:
+        file, store = info.raw[number], self.store
+        if store is None:
+            path = self.root / file.basename
+            if path.is_file():
+                raise CorruptDataError(
+                    f"{path} has {path.stat().st_size} bytes, the index says {file.bytes}, and there is no remote to fetch "
+                    "it from: copy it or write the dataset again"
+                )
+            raise ObjectNotFoundError(f"{path} is missing, and there is no remote to fetch it from", url=str(path))
+        if file.part is not None:
+            with self._named_errors("write to"):
+                fetch_part(store, file.part, part)
+            self._count(Count.BYTES_FETCHED, sum(file.part.ends) - sum(file.part.starts))
+            return
+        name = self._hash_of(file)
+        hashing = None if name is None else new_hash(name)
+        with self._named_errors("write to"):
+            arrived = store.download(file.basename, part, max_bytes=file.bytes, new_hash=hashing)
+        self._count(Count.BYTES_FETCHED, arrived.size)
+        self._check_size(file, arrived.size)
+        if name is not None:
+            self._check_digest(file, name, arrived.digest, store.url_of(file.basename))
+        self._check_version(file, arrived)
+
+    def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
+        file, packed = info.raw[number], info.zip[number]
+        if packed.part is not None and self.store is not None and info.compression is not None:
+            scratch = self._private / part_name(packed.basename, os.urandom(8).hex())
+            with self._named_errors("write to"):
+                fetched = unpack_file(self.store, packed.part, info.compression, file.whole, part, scratch)
+            self._count(Count.BYTES_FETCHED, fetched)
+            return
+        stored = self.root / packed.basename
+        data = self._read_stored_zip(stored, packed)
+        where: str | Path = stored
+        arrived: ObjectInfo | None = None
+        if data is None:
+            if self.store is None:
+                raise ObjectNotFoundError(
+                    f"{stored} is missing, and there is no remote to fetch it from", url=str(stored)
+                )
+            where = self.store.url_of(packed.basename)
+            data, arrived = self.store.read(packed.basename, max_bytes=packed.bytes)
+            self._count(Count.BYTES_FETCHED, len(data))
+        elif self.store is None:
+            with self._named_errors("read from"):  # after it was read, so that a replacement is noticed
+                arrived = file_info(packed.basename, os.stat(stored), stored)
+        try:
+            raw = self._decompressed(info, number, data, where, bytearray)
+        except CorruptDataError:
+            if self.store is not None:
+                unlink(stored)
+            raise
+        if arrived is not None:
+            self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
+        with self._named_errors("write to"):
+            _write(part, raw)
+        if self.settings.keep_zip and self.store is not None and not stored.exists():
+            self.keep(packed.basename, data, limited=True)
+
+    def _read_stored_zip(self, stored: Path, packed: FileInfo) -> bytes | None:
+        """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""
+        with self._named_errors("read from"), contextlib.suppress(FileNotFoundError):
+            if self.store is None or stored.stat().st_size == packed.bytes:
+                return read_regular(stored)
+        return None
+
+    def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:
+        target = self.root / name
+        held = None
+        with self._named_errors("write to"):
+            self._make_directories(target)
+            while held is None:  # another process that removes leftovers may have it locked for a moment
+                beside = self._private / part_name(name, os.urandom(8).hex())
+                held = claim(beside)
+        try:
+            with self._named_errors("write to"):
+                if limited and self._quota is not None and not self._quota.take(len(data)):
+                    unlink(beside)
+                    return
+                _write(beside, data)
+                os.rename(beside, target)
+        except BaseException:
+            unlink(beside)
+            raise
+        finally:
+            release(held)
+
+
+class _Watch:
+    """Notices when a part file has stopped growing."""
+
+    def __init__(self, path: Path, patience: float) -> None:
+        self._path = path
+        self._patience = patience
+        self._seen: tuple[int, int, int] | None = None
+        self._since = time.monotonic()
+
+    def stalled(self) -> bool:
+        try:
+            status = os.stat(self._path)
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+        except FileNotFoundError:
+            seen = (0, 0, 0)
+        now = time.monotonic()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        return now - self._since > self._patience
+
+
+def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
+    with open(open_own(path, os.O_TRUNC), "wb", buffering=0) as handle:
+        view = memoryview(data)
+        while view:
+            view = view[handle.write(view) :]
