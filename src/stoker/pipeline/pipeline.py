@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 
@@ -45,6 +45,9 @@ _T = TypeVar("_T")
 
 # After it, this many times as much is located as is delivered, until the whole lookahead is located.
 _GROWTH = 4
+
+_UNKNOWN: Final = object()
+"""Stands for nothing that was seen yet. (The pipeline itself would keep itself, and so all that a dataset has open.)"""
 
 
 class Pipeline:
@@ -119,7 +122,7 @@ class Pipeline:
         if self._reader.one_batch:
             self._chunk = 1  # one batch is read at a time
         # What stood for the image that was left to load last when a chunk was begun; of none, this.
-        self._last_left: object = self
+        self._last_left: object = _UNKNOWN
         self._is_full = False
 
     def sample_runs(self) -> Iterator[SampleRun]:
@@ -184,7 +187,7 @@ class Pipeline:
         """The samples of a chunk, made as they are asked for; or all of them, where one is met before that is bad."""
         reader = self._reader
         before, self._last_left = self._last_left, last_left()
-        if before is not self and before is not self._last_left:
+        if before is not _UNKNOWN and before is not self._last_left:
             self._pool.has_images = True
         if self._settings.takes_chunks:  # all samples of a chunk are made at once
             return reader.good_samples(chunk)
@@ -194,7 +197,7 @@ class Pipeline:
         if missing:
             return reader.good_samples(chunk)
         # They are opened when samples are asked for: after the first chunk it is known whether there are any.
-        images = before is self or self._pool.has_images
+        images = before is _UNKNOWN or self._pool.has_images
         if images and reader.filters:
             return reader.good_samples(chunk)
         try:
