@@ -14,7 +14,7 @@ from pathlib import Path
 from stoker.cache.base import CacheSettings, IfFull
 from stoker.cache.decompress import unpack_file
 from stoker.cache.directory import CacheDirectory
-from stoker.cache.disk.cached_files import unlink
+from stoker.cache.disk.directory_files import unlink
 from stoker.cache.disk.quota import CacheQuota, claim, part_name, release
 from stoker.cache.disk.small_fetches import SmallFetches
 from stoker.cache.range_fetch import fetch_part
@@ -38,7 +38,7 @@ class Fetches(SmallFetches):
     """Fetches files into a cache, within its limit.
 
     Args:
-        root, store, settings, watch, directory: see :class:`CachedFiles`.
+        root, store, settings, watch, directory: see :class:`DirectoryFiles`.
         known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
     """
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from stoker.cache.base import CacheSettings
 from stoker.cache.directory import CacheDirectory
-from stoker.cache.disk.cached_files import CachedFiles, unlink
 from stoker.cache.disk.claims import Claims
+from stoker.cache.disk.directory_files import DirectoryFiles, unlink
 from stoker.cache.disk.in_use import lock_offset
 from stoker.cache.disk.quota import PART
 from stoker.errors import StokerError
@@ -27,7 +27,7 @@ from stoker.types import Buffer, HeldBytes
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class SmallFetches(CachedFiles):
+class SmallFetches(DirectoryFiles):
     """Fetches files that are small; see :mod:`.claims`."""
 
     def __init__(

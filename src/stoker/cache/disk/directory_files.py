@@ -31,7 +31,7 @@ from stoker.types import Buffer
 _TRUSTED: Final = 1.0
 
 
-class CachedFiles(ShardCache):
+class DirectoryFiles(ShardCache):
     """The files of a cache below its directory.
 
     Args:
