@@ -330,3 +330,33 @@ def test_numbers_beside_nulls_are_the_numbers_of_their_dtype(dtype: str) -> None
     assert told(column.column(1, len(array) + 1)) == told(array)
     assert column.column()[0] is None
     assert told(column.column(0, 2)) == told([None, array[0].item()])
+
+
+def test_a_batch_without_samples_has_the_columns_of_the_first_good_one(data: Path) -> None:
+    def only(numbers: range) -> StreamingDataset:
+        return opened(data, 1, transform=None).map(uneven).filter(Among(numbers))
+
+    kept = range(101, 118)
+    found = list(only(kept).batches())
+    assert [len(batch["x"]) for batch in found] == [*[0] * 25, 3, 4, 4, 4, 2, *[0] * 21]
+    empties = {str(told(batch["x"])) for batch in found if not len(batch["x"])}
+    assert len(empties) == 1  # in the runs before and after those that are kept
+    assert alone(only(kept), only(kept)) == all_told(found)
+    nothing = only(range(0))
+    assert list(nothing.batches()) == [{}] * len(found)
+    assert nothing.stats().filtered == SAMPLES  # those that were tried are not counted
+
+
+def uneven(sample: dict[str, Any]) -> dict[str, Any]:
+    number = int(sample["n"])
+    return {"n": number, "x": np.zeros(2 + (number % 2 == 0))}
+
+
+class Among:
+    """A filter that keeps some numbers."""
+
+    def __init__(self, numbers: range) -> None:
+        self._numbers = numbers
+
+    def __call__(self, sample: dict[str, Any]) -> bool:
+        return sample["n"] in self._numbers

@@ -13,8 +13,8 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Batch, Ids
 
 # Shards of which samples are tried, from the first on with as many between each two; and samples of each.
-_SHARDS: Final = 4
-_ROWS: Final = 64
+_SHARDS: Final = 8
+_ROWS: Final = 32
 
 
 class EmptyBatch:
