@@ -189,7 +189,7 @@ def bare_s3(url: str, options: dict[str, str], ranges: list[tuple[str, int, int]
 
 def loader_s3(url: str, options: dict[str, str], cache: str, needed: int, kind: Any) -> dict[str, Any]:
     from stoker import ReadOptions
-    from stoker.concurrency.shared_counters import Count
+    from stoker.concurrency.shared.counters import Count
     from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 
     os.environ["STOKER_CACHE"] = cache

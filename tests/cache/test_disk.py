@@ -17,7 +17,7 @@ import pytest
 from stoker import MDSWriter, StreamingDataset
 from stoker.cache.disk.claims import Claims
 from stoker.cache.origin import read_origin
-from stoker.concurrency.shared_counters import Count
+from stoker.concurrency.shared.counters import Count
 from stoker.errors import (
     CacheError,
     ConfigError,

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import MDSWriter, Stream, StreamingDataset
-from stoker.concurrency import shared_bytes
-from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.concurrency.shared import bytes as shared_bytes
+from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.errors import FormatError, IndexFileError, StokerError
 from stoker.formats.base import FileInfo, FilePart, ShardInfo
 from stoker.index import columnar_shards

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from stoker import MDSWriter, StreamingDataset
 from stoker.cache.disk.quota import claim, release
 from stoker.catalog.unindexed.file_facts import save_side_file
-from stoker.concurrency import shared_bytes
+from stoker.concurrency.shared import bytes as shared_bytes
 from stoker.errors import FormatError
 from stoker.formats.mds import encodings
 from stoker.index import index as index_module

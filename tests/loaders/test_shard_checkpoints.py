@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared.counters import Counts
 from stoker.errors import ConfigError, StateError, StorageError
 from stoker.loaders.shard_loader import StreamingConfig, StreamingShardLoader
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder

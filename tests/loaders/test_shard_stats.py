@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import ReadOptions, StreamingDataset
-from stoker.concurrency.shared_counters import BUCKETS, Count, Counts, bucket_of, bucket_start
+from stoker.concurrency.shared.counters import BUCKETS, Count, Counts, bucket_of, bucket_start
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.loaders.shard_loader import StreamingConfig, StreamingShardLoader
 from stoker.pipeline.stats.metrics import observe_with_opentelemetry, register_with_prometheus

@@ -13,7 +13,7 @@ from stoker.cache.directory import CacheDirectory
 from stoker.cache.disk.eviction import EvictionPolicy, least_recently_opened
 from stoker.cache.range_fetch import check_whole, request_whole
 from stoker.cache.small_files import SmallFileReader
-from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StorageError
 from stoker.formats.base import FileInfo, ShardInfo

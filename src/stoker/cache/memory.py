@@ -18,8 +18,8 @@ from stoker.cache.base import CacheSettings, IfFull, ShardCache
 from stoker.cache.node_shards import NodeShards, SharedAllocation, node_shards, shard_key
 from stoker.cache.range_fetch import fetch_part
 from stoker.concurrency.forks import reset_in_children
-from stoker.concurrency.node_file import path_for_others
-from stoker.concurrency.shared_counters import Count
+from stoker.concurrency.shared.counters import Count
+from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import StokerError, StorageFullError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash

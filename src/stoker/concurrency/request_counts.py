@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.log_buckets import LogBuckets
 from stoker.concurrency.request_observer import ServedBy, fetched_by_thread
-from stoker.concurrency.shared_rows import SharedRows
+from stoker.concurrency.shared.rows import SharedRows
 
 LATENCIES: Final = LogBuckets(8, 5, 1024)
 """Of nanoseconds: from 256 ns to 18 minutes, each known to 3.1 %."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared.counters import Counts
 from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.reading.bad_samples import BadSampleLog, BadSamples, of_dict

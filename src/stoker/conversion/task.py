@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared.counters import Counts
 from stoker.conversion.job import ConversionJob
 from stoker.conversion.sinks import SampleSink
 from stoker.conversion.transform import apply

@@ -10,8 +10,8 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.shared_arrays import cut_arrays
-from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.concurrency.shared.arrays import cut_arrays
+from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.types import Ids
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.concurrency.shared_arrays import cut_arrays
-from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.concurrency.shared.arrays import cut_arrays
+from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.file_shards import whole_file
 from stoker.index.file_index import SampleFiles

@@ -13,8 +13,8 @@ from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import World
-from stoker.concurrency.shared_counters import Counts
-from stoker.concurrency.shared_file import is_child
+from stoker.concurrency.shared.counters import Counts
+from stoker.concurrency.shared.file import is_child
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
 from stoker.formats.base import ReadOptions

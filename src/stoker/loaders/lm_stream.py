@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
-from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.user_code import pass_exits
 from stoker.display import with_article

@@ -5,7 +5,7 @@ socket, unmapped and freed. For batches of small samples that costs several time
 reused: a worker writes into a block, the main process uses it in place, and when the last tensor on it is gone the block is
 free for the worker to fill again.
 
-The memory is a :class:`~stoker.concurrency.shared_file.SharedFile`. Nobody ever waits for a block: where none is free, the
+The memory is a :class:`~stoker.concurrency.shared.file.SharedFile`. Nobody ever waits for a block: where none is free, the
 caller falls back to torch's own way.
 
 Each worker process holds one *region*, claimed by a record lock that the kernel drops with the process. A block is
@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.shared_file import SharedFile, spawning
+from stoker.concurrency.shared.file import SharedFile, spawning
 
 _REGIONS: Final = 128
 _REGION_BYTES: Final = 512 << 20

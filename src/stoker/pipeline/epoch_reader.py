@@ -15,7 +15,7 @@ import numpy as np
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import OuterDivision
-from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import WaitClock, recorder
 from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
@@ -42,9 +42,9 @@ from stoker.pipeline.iteration_checks import (
 )
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.pipeline.joins.sample_steps import SampleSteps, make_reader, make_steps
-from stoker.pipeline.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.ranks.data_rank import DataRankFinder
+from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
 from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.rank_epochs import RankEpochs
 from stoker.pipeline.state.resume import ResumeState

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.spans.recorder import Stage, recorder, span
 from stoker.concurrency.spans.sample_clock import StretchClock
 from stoker.concurrency.user_code import calls_user_code, pass_exits
@@ -25,7 +25,7 @@ from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.joins.chunk_stage import ChunkStage
 from stoker.pipeline.joins.joined_reader import JoinedReader
 from stoker.pipeline.joins.sample_steps import SampleSteps
-from stoker.pipeline.outer_plan import OuterPlan, OuterRun
+from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import BatchSteps, Override, TransformOf
 from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import OnBadSample, is_of_sample

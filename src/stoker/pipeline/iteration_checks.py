@@ -11,8 +11,8 @@ from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, DevicePlan
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import EpochPosition, Run, SampleOrder
-from stoker.pipeline.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.ranks.data_rank import DataRankFinder
+from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.reading.chain_steps import Step
 

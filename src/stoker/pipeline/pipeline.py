@@ -28,7 +28,7 @@ from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
 from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image
 from stoker.pipeline.joins.ahead import OthersAhead
-from stoker.pipeline.outer_plan import OuterRun
+from stoker.pipeline.ranks.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
 from stoker.reading.apply_chain import LEFT_OUT

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stoker.arguments import checked
-from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.shared.counters import Count, Counts
 from stoker.display import counted
 from stoker.errors import (
     CacheError,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from stoker.cache.base import ShardCache
 from stoker.concurrency.forks import reset_in_children
-from stoker.concurrency.shared_counters import Count, Counts
-from stoker.concurrency.shared_file import spawning
+from stoker.concurrency.shared.counters import Count, Counts
+from stoker.concurrency.shared.file import spawning
 from stoker.concurrency.spans.read_times import ReadTimes
 from stoker.concurrency.spans.recorder import Stage, join_recording, recorder, span
 from stoker.concurrency.spans.sample_clock import ShortSamples
@@ -30,7 +30,7 @@ from stoker.reading.opening.load_shard import load_shard
 from stoker.reading.opening.loaded import Loaded
 from stoker.reading.opening.open_readers import OpenReaders
 from stoker.reading.opening.small_files import AheadWindow, SmallShards
-from stoker.reading.small_objects import ObjectGroup
+from stoker.reading.opening.small_objects import ObjectGroup
 from stoker.types import Ids
 
 _Opened = dict[int, ShardReader | Exception | None]

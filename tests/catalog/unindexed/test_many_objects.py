@@ -17,7 +17,7 @@ from listed_store import content_of, listed_store, name_of
 from stoker import StreamingDataset
 from stoker.catalog.unindexed import many_objects as module
 from stoker.catalog.unindexed.many_objects import ManyObjects, many_objects
-from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.errors import ConfigError, StorageTimeoutError
 from stoker.formats.common.file_shards import whole_file
 from stoker.formats.registry import get_format

@@ -22,7 +22,7 @@ from stoker import StreamingDataset, policy
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed import open_files, plain_files
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.concurrency import shared_bytes
+from stoker.concurrency.shared import bytes as shared_bytes
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.index.file_index import FileIndex, FileShards

@@ -14,7 +14,7 @@ from stoker.cache.base import CacheSettings
 from stoker.cache.disk.claims import Claims
 from stoker.catalog.location import open_indexed
 from stoker.cluster import World
-from stoker.concurrency.shared_counters import Count
+from stoker.concurrency.shared.counters import Count
 from stoker.coordination import Coordination
 from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Contiguous

@@ -14,8 +14,8 @@ import time
 from typing import Any, Final
 
 from stoker.cache.disk.in_use import lock_offset
-from stoker.concurrency.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.storage.files.mounts import LOCAL_FILE_SYSTEMS, file_system_of
 from stoker.storage.files.own import open_own
 

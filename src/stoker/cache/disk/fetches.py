@@ -18,7 +18,7 @@ from stoker.cache.disk.directory_files import unlink
 from stoker.cache.disk.quota import CacheQuota, claim, part_name, release
 from stoker.cache.disk.small_fetches import SmallFetches
 from stoker.cache.range_fetch import fetch_part
-from stoker.concurrency.shared_counters import Count
+from stoker.concurrency.shared.counters import Count
 from stoker.errors import CorruptDataError, ObjectNotFoundError
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash

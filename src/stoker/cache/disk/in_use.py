@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from stoker.concurrency.byte_locks import is_byte_locked, lock_byte, unlock_byte
+from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.digests import blake2b
 from stoker.storage.files.mapped import MappedFile
 from stoker.storage.files.own import PRIVATE

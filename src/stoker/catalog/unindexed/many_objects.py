@@ -22,8 +22,8 @@ from stoker.cache.origin import make_private
 from stoker.catalog.splits import refuse_splits
 from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.catalog.unindexed.find_files import images_beside
-from stoker.concurrency.shared_arrays import pack_arrays, unpack_arrays
-from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.concurrency.shared.arrays import pack_arrays, unpack_arrays
+from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.errors import StokerError, StorageTimeoutError
 from stoker.formats.common.checks import check_basename
 from stoker.formats.format import Format

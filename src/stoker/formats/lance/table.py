@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from stoker.concurrency.node_file import path_for_others
+from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import FormatError
 from stoker.formats.lance.connection import LanceConnection, LanceFacts
 from stoker.formats.parquet.arrow import pyarrow

@@ -18,7 +18,7 @@ from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
 from stoker.pipeline.joins.ahead import known_others
 from stoker.pipeline.joins.joined_reader import JoinedReader
 from stoker.pipeline.joins.sample_steps import make_reader, make_steps
-from stoker.pipeline.outer_plan import OuterRun
+from stoker.pipeline.ranks.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override, bind_batch_steps
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.chain_steps import split_steps, stored_names

@@ -13,7 +13,7 @@ from stoker.cluster import LoaderWorker
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
 from stoker.pipeline.joins.ahead import ChunkOthers
-from stoker.pipeline.outer_plan import OuterPlan, OuterRun
+from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.reading.sample_reader import OtherIds
 from stoker.reading.samples import distinct
 from stoker.types import Ids

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.spans.thread_times import own_time
 from stoker.display import with_article
@@ -29,7 +29,7 @@ from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.columns import CutColumn
 from stoker.pipeline.execution.hand_over import Parcel, first_refused, pack, pack_error
 from stoker.pipeline.good_samples import GoodSamples
-from stoker.pipeline.outer_plan import OuterRun
+from stoker.pipeline.ranks.outer_plan import OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.reading.sample_errors import location_at, transform_error
 from stoker.reading.shard_pool import ShardPool

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, get_args
 
 from stoker.concurrency.forks import reset_in_children
-from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.threads import Threads
 from stoker.errors import FormatError, StateError, StokerError
 from stoker.storage import Store, open_store

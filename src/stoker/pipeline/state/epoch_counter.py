@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cluster import LoaderWorker
-from stoker.concurrency.shared_file import SharedFile, spawning
+from stoker.concurrency.shared.file import SharedFile, spawning
 from stoker.errors import ConfigError
 from stoker.order.sample_order import EpochPosition
 

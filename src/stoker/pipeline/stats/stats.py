@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.shared_counters import BUCKETS, Count, Counts, bucket_start
+from stoker.concurrency.shared.counters import BUCKETS, Count, Counts, bucket_start
 from stoker.errors import ConfigError
 from stoker.pipeline.execution.execution import Execution
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from stoker.concurrency.shared_rows import SharedRows
+from stoker.concurrency.shared.rows import SharedRows
 from stoker.pipeline.tuning.changes import JudgedChange, TrialOutcome, Why
 from stoker.pipeline.tuning.knobs import Knob
 

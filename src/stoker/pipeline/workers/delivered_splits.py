@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Final
 
-from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.shared.counters import Count, Counts
 from stoker.coordination import LeasedSplit, LeaseLostError
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.concurrency.shared_counters import Count
+from stoker.concurrency.shared.counters import Count
 from stoker.coordination import Coordination
 from stoker.coordination.replication import holders
 from stoker.errors import StokerError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from stoker.cluster import LoaderWorker
-from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared.counters import Counts
 from stoker.errors import ConfigError, SampleError
 from stoker.formats.unstacked import as_batch
 from stoker.image.batch_rows import BatchRows

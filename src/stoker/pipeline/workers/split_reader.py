@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from stoker.concurrency.shared_counters import Count
+from stoker.concurrency.shared.counters import Count
 from stoker.coordination import Coordination, LeasedSplit, WaitTimeoutError
 from stoker.pipeline.workers.range_source import RangePart, RangeReader, SampleChunk
 from stoker.pipeline.workers.replicas import Replicas

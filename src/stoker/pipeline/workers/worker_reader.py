@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stoker.concurrency.forks import reset_in_children
-from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared.counters import Counts
 from stoker.errors import SampleError, StateError, TooManyBadSamplesError
 from stoker.pipeline.prefetch_buffer import END, NothingYet, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint

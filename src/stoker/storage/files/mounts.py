@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.errors import StokerError
 from stoker.storage.files.regular import open_regular
 

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import IO
 
-from stoker.concurrency.node_file import path_for_others
+from stoker.concurrency.shared.node_file import path_for_others
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.local import TEMPORARY
 from stoker.storage.store import Store

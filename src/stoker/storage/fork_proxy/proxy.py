@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.concurrency.node_file import path_for_others
+from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import ConfigError, StorageError
 from stoker.storage.files.copying import fill
 from stoker.storage.files.file_errors import file_errors

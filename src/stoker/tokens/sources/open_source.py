@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import OnBadFiles
-from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared.counters import Counts
 from stoker.display import with_article
 from stoker.errors import ConfigError
 from stoker.tokens.sources.parquet import open_files

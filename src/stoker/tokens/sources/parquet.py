@@ -18,7 +18,7 @@ from stoker.catalog.unindexed.find_files import find_files
 from stoker.catalog.unindexed.inspect_headers import BadFile, HeaderReader
 from stoker.catalog.unindexed.open_files import OnBadFiles, open_unindexed, unindexed_format
 from stoker.concurrency.forks import reset_in_children
-from stoker.concurrency.shared_counters import Counts
+from stoker.concurrency.shared.counters import Counts
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.parquet.footer.facts import NULLS, RowGroup
 from stoker.formats.parquet.pages.pages import OtherPagesError

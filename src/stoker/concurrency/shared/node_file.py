@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from stoker.concurrency.byte_locks import lock_byte, unlock_byte
 from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.shared.byte_locks import lock_byte, unlock_byte
 from stoker.errors import StokerError, StorageError
 
 _TRIES: Final = 100

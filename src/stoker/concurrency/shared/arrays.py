@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import xxhash
 
-from stoker.concurrency.shared_bytes import SharedBytes
+from stoker.concurrency.shared.bytes import SharedBytes
 
 _CHECKED: Final = 24
 _BEGIN: Final = 32

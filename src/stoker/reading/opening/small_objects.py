@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from stoker.cache.base import ShardCache
-from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import CorruptDataError, DatasetChangedError
 from stoker.formats.base import ReadOptions, ShardInfo

@@ -1,7 +1,7 @@
 """Counts of reading, over all processes that share a dataset object.
 
 A DataLoader reads in worker processes, and its statistics are read in the main process. So the counts lie in memory that
-the processes share (:class:`~stoker.concurrency.shared_rows.SharedRows`).
+the processes share (:class:`~stoker.concurrency.shared.rows.SharedRows`).
 
 Counts are kept per shard and per step of reading, never per sample.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.concurrency.log_buckets import LogBuckets
-from stoker.concurrency.shared_rows import SharedRows
+from stoker.concurrency.shared.rows import SharedRows
 
 
 class Count(IntEnum):

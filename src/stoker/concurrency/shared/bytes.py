@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import reduction
 from typing import Any, ClassVar
 
-from stoker.concurrency.shared_file import spawning
+from stoker.concurrency.shared.file import spawning
 from stoker.errors import StokerError
 from stoker.policy import SHARED, most_shared
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.concurrency.shared_file import SharedFile
+from stoker.concurrency.shared.file import SharedFile
 
 pytestmark = pytest.mark.processes
 

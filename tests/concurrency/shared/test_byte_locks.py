@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.concurrency.byte_locks import is_byte_locked, lock_byte, unlock_byte
+from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte, unlock_byte
 
 PLACE = 1 << 61
 """Far beyond the file's end, as caches' places are."""

@@ -1,6 +1,6 @@
 """Rows of counters in memory that processes share: each process adds in a row of its own, so no two ever write the same.
 
-A sum over rows is the count, or each row is something of its own process (:class:`~stoker.concurrency.shared_file.SharedFile`
+A sum over rows is the count, or each row is something of its own process (:class:`~stoker.concurrency.shared.file.SharedFile`
 is the memory). Rows of processes that are gone are added up in row 0, or cleared, when their row is needed.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.shared_file import SharedFile, spawning
+from stoker.concurrency.shared.file import SharedFile, spawning
 
 _ROWS: Final = 128
 

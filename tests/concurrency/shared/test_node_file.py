@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from stoker.concurrency import node_file
-from stoker.concurrency.node_file import NodeFile, open_file_of, path_for_others
+from stoker.concurrency.shared import node_file
+from stoker.concurrency.shared.node_file import NodeFile, open_file_of, path_for_others
 from stoker.errors import StokerError, StorageError
 
 

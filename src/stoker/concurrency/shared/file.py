@@ -17,8 +17,8 @@ from multiprocessing import current_process, parent_process, reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from stoker.concurrency.byte_locks import lock_byte
 from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.shared.byte_locks import lock_byte
 from stoker.errors import StokerError
 
 

@@ -1,0 +1,1 @@
+"""Memory that processes share: counters, arrays, rows, bytes, and the files that hold them."""
