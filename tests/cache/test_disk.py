@@ -400,8 +400,8 @@ def test_small_shards_are_held_up_to_a_limit(tmp_path: Path, monkeypatch: pytest
     pool = open_pool(tmp_path)
     kinds = [type(pool.get(number).data) for number in range(4)]
     assert kinds == [bytes, bytes, bytes, MappedFile] or kinds == [bytes, bytes, MappedFile, MappedFile]
-    pool.done_with(0, close=True)
-    pool.done_with(1, close=True)
+    pool.done_with(0)
+    pool.done_with(1)
     assert type(pool.get(5).data) is bytes
     assert read_all(StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "local")) == dict(enumerate(rows))
 

@@ -10,16 +10,11 @@ import pytest
 
 from slow_store import asked, slow_store
 from stoker import MDSWriter, ReadOptions, StreamingDataset
-from stoker.policy import USUAL_FETCHES
+from stoker.policy import USUAL_FETCHES, small_shards_held
 from stoker.reading.fetch_width import FetchWidth
 
 MS = 1e-3
 SHARDS = 150
-
-
-@pytest.fixture(autouse=True)
-def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
 
 
 def width_after(seconds: float, work: float, size: int, *, sharers: int = 1, count: int = 100) -> int:
@@ -31,16 +26,26 @@ def width_after(seconds: float, work: float, size: int, *, sharers: int = 1, cou
 
 
 def test_as_many_as_keep_the_process_at_work() -> None:
-    assert width_after(20 * MS, 0.5 * MS, 1 << 20) in range(40, 80)
+    assert width_after(20 * MS, 0.5 * MS, 100_000) in range(40, 80)
     assert width_after(1 * MS, 0.5 * MS, 100_000) == USUAL_FETCHES
     assert width_after(200 * MS, 0.2 * MS, 1000) == 128
 
 
-def test_of_small_objects_as_many_as_keep_two_processors_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert width_after(20 * MS, 0.5 * MS, 100_000) in range(100, 128)
-    assert width_after(20 * MS, 0.5 * MS, 100_000, sharers=2) in range(40, 80)  # each has a processor
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    assert width_after(20 * MS, 0.5 * MS, 100_000) in range(40, 80)
+def test_fewer_are_fetched_at_once_while_many_wait_to_be_read() -> None:
+    width, most = FetchWidth(None), small_shards_held(2)
+    width.sharers = 2
+    for _ in range(100):
+        width.saw(200 * MS, 0.2 * MS, 100_000)
+    assert width.value == 128
+    for held, value in ((most // 4, 128), (most // 4 + 1, 32), (most // 6, 32), (most // 8, 128), (most // 5, 128)):
+        width.note_held(held)
+        assert width.value == value
+    width.note_held(most)
+    width.tuned = 64
+    assert width.value == 64
+    fixed = FetchWidth(50)
+    fixed.note_held(1 << 30)
+    assert fixed.value == 50
 
 
 def test_bytes_under_way_and_requests_of_a_node_are_bounded() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError
-from stoker.storage.files.regular import exists_at_once
+from stoker.storage.files.calls import FILE_CALLS, HELD_CALLS, FileCalls, exists_at_once
 
 
 @pytest.fixture
@@ -62,3 +62,26 @@ def test_what_exists_is_told_without_letting_go_of_pythons_lock(tmp_path: Path) 
     assert not exists_at_once(str(tmp_path / "none"))
     assert not exists_at_once(str(tmp_path / "none" / "of it"))
     assert exists_at_once(str(tmp_path / "file\udcff" / "below a file"))  # an error, which os.stat is to tell
+
+
+@pytest.mark.parametrize("calls", [FILE_CALLS, HELD_CALLS], ids=["python", "held"])
+def test_files_are_made_by_either_calls(tmp_path: Path, calls: FileCalls) -> None:
+    part, target = str(tmp_path / "part\udcff"), str(tmp_path / "target\udcfe")
+    descriptor = calls.create(part)
+    os.write(descriptor, b"data")
+    assert not os.get_inheritable(descriptor)
+    with pytest.raises(FileExistsError):
+        calls.create(part)
+    calls.close(descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        calls.close(descriptor)
+    calls.rename(part, target)
+    assert Path(target).read_bytes() == b"data"
+    assert os.stat(target).st_mode & 0o111 == 0
+    with pytest.raises(FileNotFoundError, match="part"):
+        calls.rename(part, target)
+    with pytest.raises(FileNotFoundError, match="none"):
+        calls.create(str(tmp_path / "none" / "part"))
+    os.symlink(target, part)
+    with pytest.raises(FileExistsError):
+        calls.create(part)

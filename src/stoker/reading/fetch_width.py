@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Final
 
-from stoker.policy import SMALL_OBJECT, USUAL_FETCHES, first_fetches, most_fetches
+from stoker.policy import USUAL_FETCHES, first_fetches, most_fetches, small_shards_held
 
 # Fetches that are seen before the first choice: those of the first connections take longer.
 _LEAST_SEEN: Final = 2 * USUAL_FETCHES
@@ -18,15 +17,15 @@ _FORGET: Final = 1.001
 _LEAST_WORK: Final = 50e-6
 # More than what fits exactly: times vary.
 _SPARE: Final = 1.5
-# Processors that work at small objects at once: a good half of it is the kernel's and obstore's, the rest has Python's lock.
-_PROCESSORS: Final = 2
+# Shards that are fetched at once while many wait to be read.
+_WHILE_AHEAD: Final = 32
 
 
 class FetchWidth:
     """The number of shards that a process fetches at once.
 
     A fetch takes a time, of which a part is work of this process; the rest is waiting, in which others can be fetched. By
-    Little's law, time / work of them keep a processor at work, and more at once would bring no more a second. The time
+    Little's law, time / work of them keep the process at work, and more at once would bring no more a second. The time
     is the shortest that was seen, as that has the least of waiting for each other in it. There is a bound for the bytes
     under way, and for the requests of all processes of a node.
 
@@ -37,6 +36,7 @@ class FetchWidth:
     Attributes:
         sharers: processes on this node that read through the same cache.
         tuned: the number that a tuner sets instead; 0: none. The bound holds for it, too.
+        is_ahead: whether much of what was fetched waits to be read; see :meth:`note_held`.
     """
 
     def __init__(self, fixed: int | None, first_bytes: int = 1 << 20) -> None:
@@ -47,6 +47,7 @@ class FetchWidth:
         self._seen = 0
         self._time = math.inf
         self._work = self._bytes = 0.0
+        self.is_ahead = False
 
     @property
     def value(self) -> int:
@@ -57,16 +58,23 @@ class FetchWidth:
             return min(self.tuned, self.most)
         if self._seen < _LEAST_SEEN:
             return first_fetches(self._first_bytes, self.sharers)
-        at_work = 1
-        if self._bytes <= SMALL_OBJECT:
-            at_work = max(1, min(_PROCESSORS, len(os.sched_getaffinity(0)) // self.sharers))
-        enough = math.ceil(_SPARE * at_work * self._time / max(self._work, _LEAST_WORK))
+        enough = math.ceil(_SPARE * self._time / max(self._work, _LEAST_WORK))
+        if self.is_ahead:
+            enough = min(enough, _WHILE_AHEAD)
         return min(max(USUAL_FETCHES, enough), self.most)
 
     @property
     def most(self) -> int:
         """The bound, for shards of the sizes that were seen."""
         return most_fetches(self._bytes, self.sharers)
+
+    def note_held(self, size: int) -> None:
+        """Note how many bytes of small shards are held until they are read.
+
+        Where they are a quarter of what may be held, fewer are fetched at once, as a hundred threads take Python's lock from
+        the one that reads; and more again when they are half of that.
+        """
+        self.is_ahead = size > small_shards_held(self.sharers) // (8 if self.is_ahead else 4)
 
     def saw(self, seconds: float, work: float, size: int) -> None:
         """Note a shard that was fetched and opened.

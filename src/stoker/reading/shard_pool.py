@@ -341,7 +341,8 @@ class ShardPool:
                 coming, self._coming = self._coming, {}
                 self._window.reset(at_once)
                 for shard in list(self._open.readers):
-                    if self._small.is_sample(shard) or not self.cache_of(shard).keeps:
+                    held = self._small.is_sample(shard) or self._open.holds(shard)
+                    if held or not self.cache_of(shard).keeps:
                         self._open.close(shard)
             for future in coming.values():
                 future.cancel()
@@ -362,7 +363,7 @@ class ShardPool:
             with self._lock:
                 self._begin(self._window.done(shard))
         cache = self.cache_of(shard)
-        beyond = len(self._open.readers) > self.most_open or self._small.is_sample(shard)
+        beyond = len(self._open.readers) > self.most_open or self._small.is_sample(shard) or self._open.holds(shard)
         if close or cache.settings.limit is not None or not cache.keeps or beyond:
             with self._lock:
                 self._open.close(shard)
@@ -417,7 +418,11 @@ class ShardPool:
             for one in loaded:
                 if one.seconds:
                     self.width.saw(one.seconds, one.work, one.size)
-            self._threads.widen(self.width.value)
+            self.width.note_held(self._open.held)
+            if self.width.is_ahead:
+                self._threads.resize(self.width.value)
+            else:
+                self._threads.widen(self.width.value)
         # The others were decompressed where they lie.
         self.note_fetched([one.shard for one in loaded if one.fetched and self.cache_of(one.shard).store is not None])
         readers = []

@@ -32,12 +32,13 @@ class Claims:
     Attributes:
         is_local: whether the folder is on a file system of this machine alone, where the kernel itself has locks and names;
             known once a file was claimed.
+        in_memory: whether it is on one whose files are memory, where nothing waits for a device.
     """
 
     def __init__(self, folder: str, patience: float) -> None:
         self._folder, self._patience = folder, patience
         self._descriptor = -1
-        self.is_local = False
+        self.is_local = self.in_memory = False
         self._reset()
         reset_in_children(self)
 
@@ -85,7 +86,8 @@ class Claims:
             os.close(self._descriptor)
         self._descriptor = -1
         self._descriptor = open_own(f"{self._folder}/{_NAME}")
-        self.is_local = file_system_of(self._folder) in LOCAL_FILE_SYSTEMS
+        kind = file_system_of(self._folder)
+        self.is_local, self.in_memory = kind in LOCAL_FILE_SYSTEMS, kind == "tmpfs"
 
     def release(self, name: str) -> None:
         """Give up a claim."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -19,12 +18,10 @@ from stoker.errors import StokerError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.index.version import VersionWatch
 from stoker.storage import Store
+from stoker.storage.files.calls import FILE_CALLS, HELD_CALLS, exists_at_once
 from stoker.storage.files.copying import write_all
-from stoker.storage.files.regular import exists_at_once
 from stoker.storage.types import Arrival, BufferLike
 from stoker.types import Buffer, HeldBytes
-
-_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class SmallFetches(DirectoryFiles):
@@ -105,13 +102,14 @@ class SmallFetches(DirectoryFiles):
         """Put a file that is claimed into its place. A killed process leaves a part file, which nobody else writes to."""
         self._have_directories(name)
         part = f"{self._private}/{lock_offset(name):016x}.{os.getpid():x}{self._random}{PART}"
-        descriptor = os.open(part, _NEW_FILE, 0o666)
+        calls = HELD_CALLS if self._claims.in_memory else FILE_CALLS
+        descriptor = calls.create(part)
         try:
             try:
                 write_all(descriptor, data)
             finally:
-                os.close(descriptor)
-            os.rename(part, f"{self._folder}/{name}")
+                calls.close(descriptor)
+            calls.rename(part, f"{self._folder}/{name}")
         except BaseException:
             unlink(part)
             raise

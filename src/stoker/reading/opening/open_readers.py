@@ -100,6 +100,10 @@ class OpenReaders:
             else:
                 self.close(number)
 
+    def holds(self, shard: int) -> bool:
+        """Whether a shard is held in memory although the cache has it."""
+        return self._held_sizes.get(shard, 0) > 0
+
     def close(self, shard: int) -> None:
         """Drop the reader of a shard, if it is open. What still uses it can: its file stays mapped until the last does."""
         self.readers.pop(shard, None)

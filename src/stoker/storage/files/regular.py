@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import stat
 from typing import Final
@@ -20,8 +18,6 @@ _KINDS: Final = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-# Calls of it keep Python's lock, which among many threads costs ten times as much to take again as the kernel's answer.
-_keeping = ctypes.PyDLL(None, use_errno=True)
 
 
 def what_it_is(mode: int) -> str:
@@ -74,14 +70,6 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     descriptor, _ = open_regular(path)
     with open(descriptor, "rb") as file:
         return file.read()
-
-
-def exists_at_once(path: str) -> bool:
-    """Whether something is at a path, on a file system of this machine alone: asked without letting go of Python's lock.
-
-    An error is taken for yes: who asks then is to look with ``os.stat``.
-    """
-    return _keeping.access(os.fsencode(path), os.F_OK) == 0 or ctypes.get_errno() != errno.ENOENT
 
 
 def existing_path(path: str | os.PathLike[str]) -> str:
