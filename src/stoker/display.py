@@ -118,10 +118,12 @@ def nearest(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {lower[close[0]]!r}?" if close else ""
 
 
-def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
-    """The message for a name that is none of the known: names all of them, and the one that was probably meant."""
+def unknown_name(what: str, name: object, known: Iterable[str], meant: str | None = None) -> str:
+    """The message for a name that is none of the known: names all of them, and the one that was probably ``meant``, by
+    default the most like it."""
     names = list(known)
-    return f"{what} {name!r} is unknown{nearest(name, names) or ';'} known: {', '.join(names) or 'none'}"
+    near = nearest(name, names) if meant is None else f"; did you mean {meant!r}?"
+    return f"{what} {name!r} is unknown{near or ';'} known: {', '.join(names) or 'none'}"
 
 
 def unknown_operator(op: object, known: Iterable[str]) -> str:

@@ -74,6 +74,10 @@ def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
         detect(lay(tmp_path / "sounds", "0.wav", "metadata.csv"))
     with pytest.raises(ConfigError, match=r"1 of json and 1 of .pt, which no format reads"):
         detect(lay(tmp_path / "model", "config.json", "a.pt"))
+    with pytest.raises(
+        ConfigError, match=r"1 of .webp, which no format reads.*format='jpeg'.*format='files' has the by"
+    ):
+        detect(lay(tmp_path / "pictures", "0.jpg", "1.webp"))
     with pytest.raises(ConfigError, match="no pattern of files: bad character range"):
         detect(f"{tmp_path}/s-[9-0]0.parquet")
     (tmp_path / "empty").mkdir()
@@ -99,8 +103,12 @@ def test_one_kind_of_images_says_that_it_leaves_the_other_out(tmp_path: Path, ca
     for name in ("0.jpg", "1.png"):
         Image.new("RGB", (4, 4)).save(tmp_path / name)
     assert StreamingDataset(tmp_path, format="jpeg").size == 1
-    assert "leaves out 1 image of another kind" in caplog.text
+    assert "leaves out 1 image of other kinds; format='images' reads JPEG and PNG alike" in caplog.text
     assert StreamingDataset(tmp_path, format="images").size == 2
+    caplog.clear()
+    Image.new("RGB", (4, 4)).save(tmp_path / "2.webp")
+    assert StreamingDataset(tmp_path, format="images").size == 2
+    assert "format='images' leaves out 1 image of other kinds; format='files' has the bytes of all" in caplog.text
 
 
 def test_options_go_to_the_format_that_is_detected(tmp_path: Path) -> None:

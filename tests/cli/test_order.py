@@ -268,3 +268,13 @@ def test_a_node_is_predicted_from_sizes_alone(data: Path) -> None:
         (["--size", *sizes, "--shuffle", "py1e"], "predictions are for none"),
     ):
         assert said in stoker("order", *wrong, code=1)[1]
+
+
+def test_samples_of_files_lie_where_the_dataset_says(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.csv").write_text("id,text\n" + "".join(f"{row},a\n" for row in range(8)))
+    for source in (tmp_path / "1.csv", f"{tmp_path}/*.csv", tmp_path):
+        dataset = StreamingDataset(str(source), shuffle=True, batch_size=4)
+        told = as_json(source, "--step", 1, "--samples", "--batch-size", 4)["samples"]
+        assert [one["sample"] for one in told] == dataset.ids_of(1).tolist()
+        assert [one["url"] for one in told] == [dataset.where(one["sample"]).url for one in told]

@@ -420,10 +420,13 @@ def test_steps_that_make_no_sense_are_refused(data: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             wrong()
     for chain, message in (
-        (Chain().filter(lambda sample: None, "none"), "filter.none.: the function returned None"),
-        (Chain().filter(copies, "lazy"), "filter.lazy.: the function returned a generator"),
+        (Chain().filter(lambda sample: None, "none"), "filter.none. raised TypeError: the function returned None"),
+        (Chain().filter(copies, "lazy"), "filter.lazy. raised TypeError: the function returned a generator"),
         (Chain().flat_map(lambda sample: next(iter(())), "ended"), "raised StopIteration"),
-        (Chain().flat_map(lambda sample: sample, "one"), "flat_map.one.: the function returned a dict"),
+        (
+            Chain().flat_map(lambda sample: sample, "one"),
+            "flat_map.one. raised TypeError: the function returned a dict",
+        ),
         (Chain().flat_map(partial(given_instead, None), "none"), "the function returned None"),
         (Chain().map(lambda sample: sample, "same").select(["y"]), "there is no column 'y'"),
     ):
@@ -431,6 +434,10 @@ def test_steps_that_make_no_sense_are_refused(data: Path) -> None:
             list(opened(data, transform=chain, on_bad_sample="raise"))
     with pytest.raises((TransformError, ConfigError), match="there is no column 'y'"):
         list(opened(data, transform=Chain().map(dict, "same").select(["y"]), on_bad_sample="skip"))
+    raising = Chain().map(dict, "same").map(lambda sample: sample["gone"], "second")
+    for chain in (raising, Chain().flat_map(lambda sample: [sample], "one").map(raising, "second")):
+        with pytest.raises(TransformError, match=r"\(sample \d+\): map\(second\) raised KeyError: 'gone'$"):
+            list(opened(data, transform=chain).batches())
     chain = Chain().rename({"id": "n"}).select(["n"]).filter(odd_ones, dropped="replace").enumerate("at")
     assert repr(chain) == (
         "Chain().rename({'id': 'n'}).select(['n']).filter(odd_ones, dropped='replace').enumerate('at')"

@@ -18,7 +18,7 @@ from stoker.catalog.unindexed.huggingface import SAVED_NAMES
 from stoker.display import counted, redact_url
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.formats.format import Format
-from stoker.formats.one_file import FILES, IMAGES
+from stoker.formats.one_file import BYTES_OF_ALL, FILES, IMAGES, OTHER_PICTURES
 from stoker.formats.registry import format_names, format_of_bytes, get_format, other_formats
 from stoker.index.index import INDEX_NAME
 from stoker.index.shard_files import ShardFiles, find_shards
@@ -293,6 +293,8 @@ def _chosen(names: Iterable[str], where: str) -> str:
     chosen = next(iter(found)) if len(found) == 1 else IMAGES if found.keys() == {"jpeg", "png"} else ""
     if strange:
         read = f", such as format={chosen!r} for the first" if chosen else ""
+        if strange.keys() & set(OTHER_PICTURES):
+            read += f"; {BYTES_OF_ALL}"
         raise ConfigError(
             f"{where} holds {_told(found)} and {_told(strange)}, which no format reads: say with format= which files are "
             f"the dataset{read}"

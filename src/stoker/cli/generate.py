@@ -159,9 +159,11 @@ def _show_plan(chosen: argparse.Namespace, spec: Any, sizes: dict[str, Any]) -> 
         print_json({**sizes, "columns": columns, "names": names})
         return
     about = "" if sizes["exact"] else "about "
+    smallest, largest = (f"{sizes[name]:,}" for name in ("smallest", "largest"))
+    each = largest if smallest == largest else f"{smallest} to {largest}"
     sys.stdout.write(
         f"{counted(sizes['files'], 'file')} of {spec.format}, {counted(spec.samples, 'sample')}, "
-        f"{about}{bytes_text(sizes['bytes'])} ({sizes['smallest']:,} to {sizes['largest']:,} bytes each)\n"
+        f"{about}{bytes_text(sizes['bytes'])} ({each} bytes each)\n"
         f"columns: {', '.join(f'{name} {kind}' for name, kind in columns.items())}\n"
         f"files: {', '.join(names)}\n"
     )

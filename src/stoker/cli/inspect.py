@@ -84,7 +84,8 @@ def _rows(facts: DatasetFacts) -> list[tuple[str, str]]:
         ratio = f", {facts.raw_bytes / facts.stored_bytes:.2f} times as much" if facts.stored_bytes else ""
         rows.append(("decompressed", f"{bytes_text(facts.raw_bytes)}{ratio}"))
     what = "a shard" if facts.indexed else "a file"
-    rows.append((what, f"{bytes_text(facts.smallest_shard)} to {bytes_text(facts.largest_shard)}"))
+    smallest, largest = bytes_text(facts.smallest_shard), bytes_text(facts.largest_shard)
+    rows.append((what, largest if smallest == largest else f"{smallest} to {largest}"))
     if facts.samples:
         rows.append(("a sample", f"{bytes_text(facts.stored_bytes / facts.samples)} on average, as stored"))
     rows.append(("compression", ", ".join(facts.compression) or ("none" if facts.indexed else "none known of")))

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from stoker.cli.arguments import byte_size, count
 from stoker.cli.render.numbers import bytes_text, count_text
 from stoker.cli.running import arguments_of, print_json
-from stoker.cli.runs import RunArgs, open_index, partition_of
+from stoker.cli.runs import RunArgs, open_location, partition_of
 from stoker.cli.terminal import make_console, pairs
 from stoker.errors import ConfigError
 from stoker.order.native import NativeOrder
@@ -31,7 +31,7 @@ def predict_run(chosen: argparse.Namespace) -> None:
         raise ConfigError("--resume, --html and --list-shards are not for predictions: leave them out")
     args = RunArgs(**arguments_of(RunArgs, chosen))
     if chosen.size is None:
-        _, _, index = open_index(args)
+        index = open_location(args)[1].index
         size = TotalSizes(
             len(index), index.samples, max(1, sum(file.bytes for one in index.shards for file in one.stored))
         )

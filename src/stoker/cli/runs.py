@@ -24,7 +24,7 @@ from stoker.pipeline.state.state import read_state
 from stoker.policy import ReadAmounts
 from stoker.simulate import Shards
 from stoker.simulate.settings import RankRun
-from stoker.storage import Store, join_url, open_store
+from stoker.storage import join_url, open_store
 from stoker.streams.quarantine import Quarantine, check_quarantine
 from stoker.streams.streams import Stream, Streams
 
@@ -79,8 +79,8 @@ class OpenedRun:
     shard_url: Callable[[int], str]
 
 
-def open_index(args: RunArgs) -> tuple[str, Store, Index]:
-    """URL, store and index of the dataset.
+def open_location(args: RunArgs) -> tuple[str, DatasetLocation]:
+    """URL of the dataset, and the dataset, whose cache is never looked at.
 
     Raises:
         StokerError: there is none.
@@ -88,9 +88,9 @@ def open_index(args: RunArgs) -> tuple[str, Store, Index]:
     url = join_url(args.url or "", *([args.split] if args.split else []))
     store = open_store(url)
     try:
-        return url, store, load_index(store)
+        return url, DatasetLocation(load_index(store), DiskCache(Path("nowhere"), store, CacheSettings()))
     except ObjectNotFoundError as error:
-        return url, store, open_unindexed(url, format_instead(url, None, error)).index
+        return url, open_unindexed(url, format_instead(url, None, error))
 
 
 def open_run(args: RunArgs) -> OpenedRun:
@@ -99,14 +99,16 @@ def open_run(args: RunArgs) -> OpenedRun:
     Raises:
         StokerError: there is no index, or the arguments do not go together.
     """
-    url, store, index = open_index(args)
+    url, location = open_location(args)
+    index, store = location.index, location.cache.store
 
     def shard_url(shard: int) -> str:
-        file = index.shards[shard].stored[0]
+        info = index.shards[shard]
+        if store is None:  # files of this machine, that are read where they lie
+            return location.cache.describe(info)
+        file = info.stored[0]
         return store.url_of(file.basename if file.part is None else file.part.key)
 
-    # The cache is never looked at, so it can be anywhere.
-    location = DatasetLocation(index, DiskCache(Path("nowhere"), store, CacheSettings()))
     streams = Streams([Stream(remote=url)], [args.split or "data"], [location])
     options = OrderOptions(
         shuffle=args.shuffle,
@@ -134,7 +136,7 @@ def open_run(args: RunArgs) -> OpenedRun:
     known = sample_order.as_dict()
     order = known["order"]
     said = {
-        "dataset": store.url_of(""),
+        "dataset": open_store(url).url_of(""),
         "samples": index.samples,
         "shards": len(index),
         "epoch": position.epoch,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _CALLERS: Final[set[CodeType]] = set()
+_RUNNERS: Final[set[CodeType]] = set()
 
 
 def calls_user_code(function: _F) -> _F:
@@ -25,6 +26,23 @@ def in_user_code() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def runs_steps(function: _F) -> _F:
+    """Mark a function whose local ``step`` is that of a chain whose function it calls; a decorator."""
+    _RUNNERS.add(function.__code__)
+    return function
+
+
+def step_of(error: BaseException) -> Any | None:
+    """The step of a chain in which an error was raised, by its traceback; ``None`` where no chain ran."""
+    at: TracebackType | None = error.__traceback__
+    while at is not None:
+        step = at.tb_frame.f_locals.get("step") if at.tb_frame.f_code in _RUNNERS else None
+        if step is not None:
+            return step
+        at = at.tb_next
+    return None
 
 
 def pass_exits(error: BaseException) -> None:

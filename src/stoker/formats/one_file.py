@@ -36,6 +36,11 @@ CLASS: Final = "class"
 LABEL: Final = "label"
 """Column of the class's number among all, by name; of images that stoker wrote, the label that was given."""
 
+OTHER_PICTURES: Final = (".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
+"""Suffixes of pictures that no format opens, and that ``stoker.image`` decodes."""
+BYTES_OF_ALL: Final = "format='files' has the bytes of all, which stoker.image decodes"
+"""What to do with them."""
+
 FILES: Final = "files"
 """Format of any files, a sample each."""
 IMAGES: Final = "images"

@@ -214,7 +214,8 @@ def _pixels(columns: Sample, name: str, step: object) -> Array:
     found = columns.get(name) if isinstance(columns, dict) else None
     if isinstance(found, np.ndarray):
         return found
-    raise ConfigError(
-        f"{step!r} takes a dict with an array {name!r}, got {type(found).__name__}: put it after a step that decodes all "
-        "pictures at one size, and name its column"
-    )
+    if isinstance(columns, dict) and name not in columns:
+        got = f"there is none; there are {', '.join(map(str, columns))}: name the column, column=..."
+    else:
+        got = f"got {type(found).__name__}: put it after a step that decodes all pictures at one size"
+    raise ConfigError(f"{step!r} takes a dict with an array {name!r}, {got}")

@@ -42,6 +42,7 @@ _TURNED: Final[dict[int, Callable[[Array], Array]]] = {
     7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
 }
+_EMPTY: Final = "an empty value"
 _KINDS: Final = (
     (0, b"\xff\xd8", "JPEG"),
     (0, b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -238,7 +239,8 @@ def _open(source: Any, kind: str) -> Any:
         except pillow.DecompressionBombError as error:
             raise ImageError(f"{kind}: {error}") from error
         except pillow.UnidentifiedImageError as error:
-            raise ImageError(f"{kind} that Pillow does not know, or of which the header is damaged") from error
+            unknown = f"{kind}: Pillow does not know it, or its header is damaged"
+            raise ImageError(unknown if kind != _EMPTY else f"{kind}, which is no picture") from error
 
 
 def _orientation(image: Any, kind: str) -> int:
@@ -307,4 +309,4 @@ def _kind(data: bytes) -> str:
     for at, begin, name in _KINDS:
         if data.startswith(begin, at):
             return f"a {name} picture of {len(data)} bytes"
-    return f"data of {len(data)} bytes, which begin {data[:8]!r}," if data else "an empty value"
+    return f"data of {len(data)} bytes, which begin {data[:8]!r}" if data else _EMPTY

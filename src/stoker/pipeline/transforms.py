@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stoker.concurrency.processes import StartMethod
+from stoker.concurrency.user_code import runs_steps
 from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import loaded
 from stoker.formats.unstacked import as_batch
@@ -176,9 +177,9 @@ def make_transforms(
     if not steps:
         return None
     if not later and all(step.kind in ("map", "loading") for step in steps):
-        functions = [step.function for step in steps if step.function is not None]
-        transform = functions[0] if len(functions) == 1 else partial(_in_turn, functions)
-        return lambda *_: transform
+        several = sum(step.kind == "map" for step in steps) > 1
+        transform = steps[0].function if len(steps) == 1 else partial(_in_turn if several else _and_loaded, steps)
+        return lambda *_: transform  # type: ignore[return-value]
     keys = SampleKeys(steps, identity, epoch, later=later)
     starts = table.starts
     firsts = np.array(identity.first_shards, np.int64)
@@ -191,9 +192,16 @@ def make_transforms(
     return of_samples
 
 
-def _in_turn(functions: Sequence[Callable[[Any], Any]], sample: Any) -> Any:
-    for function in functions:
-        sample = function(sample)
+def _and_loaded(steps: Sequence[Step], sample: Any) -> Any:
+    """One function, which errors call the transform, as they do where nothing is loaded."""
+    first, loading = steps
+    return loading.function(first.function(sample))  # type: ignore[misc]
+
+
+@runs_steps
+def _in_turn(steps: Sequence[Step], sample: Any) -> Any:
+    for step in steps:
+        sample = step.function(sample)  # type: ignore[misc]
     return sample
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import xxhash
 
-from stoker.concurrency.user_code import calls_user_code, pass_exits
+from stoker.concurrency.user_code import calls_user_code, pass_exits, runs_steps
 from stoker.display import with_article
 from stoker.errors import TransformError
 from stoker.reading.chain_steps import Step, add_column, change_columns
@@ -104,6 +104,7 @@ class SampleKeys:
         """
         samples = zip(streams.tolist(), ids.tolist(), places.tolist(), positions.tolist(), strict=True)
 
+        @runs_steps
         def make(sample: Any) -> Any:
             stream, number, place, position = next(samples)
             steps = self._steps_of(stream)
@@ -173,12 +174,11 @@ def _is_kept(step: Step, sample: Any) -> bool:
     kept = step.function(sample)
     # Whatever has neither of these methods counts as true: a generator, a coroutine, a method that was not called.
     if kept is None or not (hasattr(kept, "__bool__") or hasattr(kept, "__len__")):
-        raise TypeError(
-            f"filter({step.name}): the function returned {_named(kept)}: return True to keep the sample, else False"
-        )
+        raise TypeError(f"the function returned {_named(kept)}: return True to keep the sample, else False")
     return bool(kept)
 
 
+@runs_steps
 def _several(sample: Any, steps: Sequence[tuple[Step, _Maker | None]], number: int, place: int, position: int) -> Any:
     """The samples that a chain with a ``flat_map`` makes of one. Samples keep their numbers when others are filtered out."""
     if isinstance(sample, LeftOut):
@@ -219,9 +219,7 @@ def _samples_of(step: Step, sample: Any) -> Iterable[Any]:
     assert step.function is not None
     made = step.function(sample)
     if isinstance(made, Mapping | str | bytes) or not isinstance(made, Iterable):
-        raise TypeError(
-            f"flat_map({step.name}): the function returned {_named(made)}: return a list of samples, or another iterable"
-        )
+        raise TypeError(f"the function returned {_named(made)}: return a list of samples, or another iterable")
     return made
 
 

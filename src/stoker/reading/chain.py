@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from stoker.arguments import checked
+from stoker.concurrency.user_code import runs_steps
 from stoker.display import with_article
 from stoker.errors import ConfigError
 from stoker.reading.chain_steps import BESIDE, PLAIN, Dropped, Generator, Missing, Other, Step, StepKind, change_columns
@@ -254,6 +255,7 @@ class Chain:
         """Whether there is a step of one of these kinds."""
         return any(step.kind in kinds for step in self.steps)
 
+    @runs_steps
     def __call__(self, sample: Any) -> Any:
         """A sample as the chain makes it.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.concurrency.user_code import calls_user_code, pass_exits
+from stoker.concurrency.user_code import calls_user_code, pass_exits, step_of
 from stoker.display import with_article
 from stoker.errors import CorruptDataError, DatasetChangedError, DecodeError, StokerError, TransformError
 from stoker.formats.registry import get_format
@@ -77,10 +77,18 @@ def apply_transform(
             made = transform(sample)
         except BaseException as error:
             pass_exits(error)
-            raise transform_error(
-                f"raised {_told(error)}", origin(count - operator.length_hint(remaining) - 1)
-            ) from error
+            raise _raised(error, origin(count - operator.length_hint(remaining) - 1)) from error
         yield made
+
+
+def _raised(error: BaseException, origin: SampleLocation) -> TransformError:
+    """The error of a sample of which a transform, or a step of a chain, raised an error."""
+    step = step_of(error)
+    function = "the transform"
+    if step is not None and step.kind in ("map", "random_map", "filter", "flat_map"):
+        function = f"{step.kind}({step.name})"
+    told = str(error).removeprefix(f"{origin.url}: ")
+    return transform_error(f"raised {type(error).__name__}: {told}", origin, function)
 
 
 @calls_user_code

@@ -456,3 +456,20 @@ def test_a_claim_of_much_data_costs_no_memory(name: str, data: bytes) -> None:
     get_encoding("pil").decode(struct.pack("<3I", 1, 1, 1) + b"L\0")  # Pillow is imported before memory is limited
     with address_space(64 << 20), pytest.raises(ValueError):
         get_encoding(name).decode(data)
+
+
+def test_an_encoding_that_is_unknown_says_which_was_meant() -> None:
+    for name, meant in (("string", "str"), ("Integer", "int"), ("float", "float32"), ("uint17", "uint1")):
+        with pytest.raises(FormatError, match=f"encoding {name!r} is unknown; did you mean '{meant}"):
+            get_encoding(name)
+
+
+def test_an_array_of_another_library_is_refused_with_the_remedy() -> None:
+    class Tensor:
+        def __array__(
+            self, dtype: object = None, copy: bool | None = None
+        ) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+            return np.zeros(3, np.float32)
+
+    with pytest.raises(ValueError, match=r"got a .*Tensor: make a NumPy array of it, numpy.asarray\(value\)"):
+        through_column(get_encoding("ndarray:float32:3"), [Tensor()])

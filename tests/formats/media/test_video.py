@@ -117,7 +117,7 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
 
 
 def test_what_is_no_video_is_damaged(files: dict[str, bytes]) -> None:
-    for data, said in ((b"", "0 bytes"), (b"nonsense" * 99, "792 bytes")):
+    for data, said in ((b"", "0 bytes"), (b"nonsense" * 99, "792 bytes.*decode it: Invalid data found when .* input$")):
         with pytest.raises(CorruptDataError, match=said):
             Video(data).clip(0, 1)
     sound = io.BytesIO()

@@ -21,7 +21,7 @@ from stoker.display import counted
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.common.checks import check_basename
 from stoker.formats.format import Format
-from stoker.formats.one_file import IMAGES
+from stoker.formats.one_file import BYTES_OF_ALL, IMAGES, OTHER_PICTURES
 from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local
@@ -138,10 +138,11 @@ def find_files(
         found = [file for file in found if file.key in chosen]
     if found and other_images and matches is None:
         logger.warning(
-            "%s: format=%r leaves out %s of another kind that is there; format='images' reads all",
+            "%s: format=%r leaves out %s of other kinds; %s",
             source.root,
             reader.name,
             counted(other_images, "image"),
+            BYTES_OF_ALL if reader.name == IMAGES else "format='images' reads JPEG and PNG alike",
         )
     if found:
         _refuse_unquoted_shards((file.key for file in found), store, reader)
@@ -184,7 +185,9 @@ def _with_beside(
 
 
 def images_beside(reader: Format) -> tuple[str, ...]:
-    """Suffixes of images that a format of one kind of images leaves out; none for other formats."""
+    """Suffixes of images that a format of images leaves out; none for other formats."""
+    if reader.name == IMAGES:
+        return OTHER_PICTURES
     images = get_format(IMAGES).file_suffixes
     own = reader.file_suffixes
     return tuple(set(images) - set(own)) if own and set(own) < set(images) else ()

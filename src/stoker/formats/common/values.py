@@ -34,4 +34,5 @@ def describe(value: Any) -> str:
     if isinstance(value, int | float | complex | str | np.generic | bool | None):
         text = repr(value) if not isinstance(value, int) or abs(value) < 1 << 128 else "a huge number"
         return f"{kind.__name__} {text}" if value is not None else "None"
-    return f"a {kind.__module__}.{kind.__qualname__}"
+    array = ": make a NumPy array of it, numpy.asarray(value)" if hasattr(value, "__array__") else ""
+    return f"a {kind.__module__}.{kind.__qualname__}{array}"

@@ -140,7 +140,8 @@ class OpenStream:
 
     def failed(self, error: Exception) -> StokerError:
         """The error for one of FFmpeg."""
-        return self._file.failure or CorruptDataError(f"{self.where}: FFmpeg can not decode it: {error}")
+        told = getattr(error, "strerror", None) or error  # without FFmpeg's number, and the name of what is an object
+        return self._file.failure or CorruptDataError(f"{self.where}: FFmpeg can not decode it: {told}")
 
     def _no_times(self) -> FormatError:
         return FormatError(f"{self.where}: a {self._one} whose frames have no times")

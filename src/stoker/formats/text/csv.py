@@ -132,8 +132,9 @@ def _dialect(settings: Mapping[str, Any], name: str, separator: str | None) -> t
     quote = settings.get("quote", '"')
     if not isinstance(separator, str) or len(separator) != 1 or separator in "\r\n":
         raise ConfigError(
-            f"format {name!r}: separator={separator!r}: one character, given in format_options. Lines of plain text are read "
-            'with {"separator": "\\x1f", "quote": "", "header": False, "columns": ["text"]}'
+            f"format {name!r}: separator={separator!r}: one character, given in format_options. Where each file is a sample: "
+            'format="files". Lines of plain text are read with {"separator": "\\x1f", "quote": "", "header": False, '
+            '"columns": ["text"]}'
         )
     if not isinstance(quote, str) or len(quote) > 1 or quote in (separator, "\r", "\n") or not quote.isascii():
         raise ConfigError(f"format {name!r}: quote={quote!r}: one ASCII character, or none")

@@ -204,7 +204,10 @@ def _infer(lines: Sequence[bytes], where: str) -> dict[str, str]:
             sample = json.loads(line)
         except (ValueError, RecursionError) as error:
             remedy = lines_remedy(line)
-            raise CorruptDataError(f"{where}: sample {number} is not JSON: {remedy or str(error)[:200]}") from None
+            told = remedy or (
+                f'{str(error)[:200]}. With the types of keys in format_options={{"columns": {{...}}}} only this sample is bad'
+            )
+            raise CorruptDataError(f"{where}: sample {number} is not JSON: {told}") from None
         if not isinstance(sample, dict) and (remedy := lines_remedy(line)):
             raise CorruptDataError(f"{where}: sample {number}: {remedy}")
         if not isinstance(sample, dict):

@@ -89,7 +89,9 @@ class RankEpochs:
         """
         mine = self._data_rank_of(world, batch_size)
         if rank is not None and not 0 <= rank < mine.world_size:
-            raise ConfigError(f"rank={rank}: {mine.world_size} ranks read different samples, numbered from 0")
+            raise ConfigError(
+                f"rank={rank}: expected 0 to {mine.world_size - 1}, the ranks that read different samples"
+            )
         point = self._resume.latest(epoch, mine, begun_here=world is None)
         return samples_of_step(
             lambda number: self._resume.run(point, replace(mine, rank=number)),

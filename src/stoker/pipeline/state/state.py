@@ -354,7 +354,7 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
     for name in sorted(their_streams.keys() & our_streams.keys()):
         it, its = their_streams[name], our_streams[name]
         if it.get("fingerprint") != its.get("fingerprint"):
-            which = f"stream {name!r}" if name else "it"
+            which = f"stream {name!r}" if name else "its stream"
             said.append(
                 f"{which} belongs to another dataset (fingerprint {it.get('fingerprint')}, this one has "
                 f"{its.get('fingerprint')}): its shards differ in number, size or content"
@@ -362,7 +362,7 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
             )
         elif _written_anew(it, its):
             said.append(
-                f"{f'stream {name!r}' if name else 'it'} was written anew since: shards of the same names "
+                f"{f'stream {name!r}' if name else 'its stream'} was written anew since: shards of the same names "
                 "and sizes have other hashes"
             )
         else:

@@ -174,7 +174,7 @@ class RangeSource(ABC):
         """The ranks that are asked about."""
         world = self._config.world_size
         if rank is not None and not 0 <= rank < world:
-            raise ConfigError(f"rank={rank}: {world} ranks read different samples, numbered from 0")
+            raise ConfigError(f"rank={rank}: expected 0 to {world - 1}, the ranks that read different samples")
         return range(world) if rank is None else [rank]
 
     @property

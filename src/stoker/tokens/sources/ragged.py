@@ -330,7 +330,7 @@ def _row(row: Any, number: int, dtype: DTypeLike | None, column: str, where: str
         )
         raise FormatError(
             f"{_column(column, where)}, row {number} holds {what}, not token ids: name the column that holds them, or make "
-            "tokens of text with tokenize()"
+            "tokens of text: LMStream(tokenizer=) while it is read, or tokenize() once"
         )
     return array
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from stoker.arguments import checked
 from stoker.display import unknown_name
@@ -71,6 +72,21 @@ def encoding_names() -> list[str]:
     return sorted({*_BUILTINS, *_registered})
 
 
+# Types as they are called elsewhere.
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("string", "text", "large_string", "utf8"), "str"),
+    **dict.fromkeys(("integer", "long"), "int"),
+    **dict.fromkeys(("float", "single"), "float32"),
+    **dict.fromkeys(("half",), "float16"),
+    **dict.fromkeys(("double",), "float64"),
+    **dict.fromkeys(("boolean",), "bool"),
+    **dict.fromkeys(("binary", "large_binary", "blob"), "bytes"),
+    **dict.fromkeys(("list", "dict", "struct", "object"), "json"),
+    **dict.fromkeys(("array", "numpy", "tensor"), "ndarray"),
+    **dict.fromkeys(("image", "jpg"), "jpeg"),
+}
+
+
 def get_encoding(name: str) -> Encoding:
     """The encoding that a column's entry in the index names, such as ``int`` or ``ndarray:uint16:2048``.
 
@@ -84,7 +100,7 @@ def get_encoding(name: str) -> Encoding:
     factory = _BUILTINS.get(base) or _registered.get(base)
     if factory is None or (colon and not config):
         raise FormatError(
-            f"{unknown_name('encoding', name, encoding_names())}. "
+            f"{unknown_name('encoding', name, encoding_names(), _ELSEWHERE.get(base.lower()))}. "
             "Register your own with stoker.formats.mds.encodings.register_encoding before writing or reading."
         )
     try:
