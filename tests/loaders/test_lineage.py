@@ -167,7 +167,7 @@ def test_a_sample_is_found_where_it_lies(data: Path) -> None:
     [
         ({"step": -1}, "numbered from 0"),
         ({"step": 0, "epoch": -1}, "numbered from 0"),
-        ({"step": 0, "rank": 2}, "2 ranks"),
+        ({"step": 0, "rank": 2}, "expected 0 to 1"),
         ({"step": 10**9}, "every rank has 13 steps"),
         ({"step": 0, "rank": 2, "world_size": 3, "batch_size": 0}, "batch_size must be at least 1"),
         ({"step": 0, "world_size": 0}, "world_size must be at least 1"),
