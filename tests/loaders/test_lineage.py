@@ -220,7 +220,7 @@ def test_the_command_prints_the_samples_of_a_step(data: Path) -> None:
     ("arguments", "message"),
     [
         (("--step", 1000), "rank 0 has 7 steps"),
-        (("--step", 1, "--rank", 4), "1 ranks"),
+        (("--step", 1, "--rank", 4), "expected 0 to 0"),
         (("--samples",), "add --step"),
         (("--rank", 0), "add --step"),
         (("--step", 1, "--html", "x.html"), "leave them out"),

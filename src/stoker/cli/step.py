@@ -25,7 +25,7 @@ def show_step(chosen: argparse.Namespace) -> None:
     opened = open_run(RunArgs(**arguments_of(RunArgs, chosen)))
     world = chosen.nodes * chosen.ranks
     if chosen.rank is not None and chosen.rank >= world:
-        raise ConfigError(f"--rank {chosen.rank}: there are {world} ranks, numbered from 0")
+        raise ConfigError(f"--rank {chosen.rank}: expected 0 to {world - 1}")
     found = samples_of_step(
         lambda rank: opened.rank_run(rank, world),
         opened.table,
