@@ -193,6 +193,14 @@ def test_an_error_in_a_tokenizer_names_the_document(tmp_path: Path) -> None:
     ) as caught:
         list(stream)
     assert isinstance(caught.value.__cause__, KeyError)
+    of_one = LMStream(
+        StreamingDataset(local=tmp_path, batch_size=8), "text", 2, 4, tokenizer=lambda text: list(text.encode())
+    )
+    assert repr(of_one).endswith(", 2 x 4, concat>")
+    with pytest.raises(
+        TransformError, match=r"AttributeError: .* It is called with a list of texts, and returns a list of"
+    ):
+        list(of_one)
     short = LMStream(StreamingDataset(local=tmp_path, batch_size=8), "text", 2, 4, tokenizer=lambda _: [[1, 2]])
     with pytest.raises(ConfigError, match="returned 1 lists of ids for 8 texts"):
         list(short)

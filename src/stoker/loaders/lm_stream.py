@@ -168,6 +168,9 @@ class LMStream(CloseOnExit, TorchIterable[LMBatch]):
         # The state before the batch that was yielded last, where that waits until the one before it was trained on.
         self._before: dict[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        return f"<LMStream of {self._dataset!r}, {self._batch_size} x {self._settings.seq_len}, {self._layout.name}>"
+
     def __iter__(self) -> Iterator[LMBatch]:
         """This rank's batches of the next epoch, or of all that follow. One iteration at a time.
 
@@ -429,7 +432,10 @@ def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any
 
 
 def _tokenizer_error(error: BaseException, which: str) -> TransformError:
-    return TransformError(f"{which} of this rank's iteration: the tokenizer raised {type(error).__name__}: {error}")
+    told = f"{which} of this rank's iteration: the tokenizer raised {type(error).__name__}: {error}"
+    if isinstance(error, AttributeError | TypeError):  # as one that takes a single text does
+        told += ". It is called with a list of texts, and returns a list of ids for each"
+    return TransformError(told)
 
 
 def _encoded(tokenizer: Any, texts: Sequence[str]) -> list[Sequence[int]]:

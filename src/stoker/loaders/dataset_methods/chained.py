@@ -260,7 +260,7 @@ class ChainMethods:
         if reader.begun:
             raise ConfigError(
                 f"this {type(self).__name__} has begun an epoch or loaded a state, and a further step gives a dataset that "
-                "begins anew: call map() and random_map() first, then iterate or load the state"
+                "begins anew: call map(), filter() and other steps first, then iterate or load the state"
             )
         made = copy.copy(self)
         made._epoch_reader = reader.with_settings(replace(reader.settings, transform=chain))
