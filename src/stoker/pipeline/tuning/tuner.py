@@ -221,6 +221,7 @@ class TunedRun:
         self._usual = 0.0
         self._seen = self._chunk_bytes = self._epoch_time = 0
         self._idle = rules.idle
+        self._far = any(cache.store is not None for cache in pool.caches)
         self._in_processes: bool | None = None
         self.step_samples = tuner.step_samples
         self._apply(rules.values)
@@ -302,7 +303,13 @@ class TunedRun:
         return before is not None
 
     def _limit_step(self, sums: _Sums) -> None:
-        """Cut steps by the time that a sample takes to be read, and between the samples that the consumer gets."""
+        """Cut steps by the time that a sample takes to be read, and between the samples that the consumer gets.
+
+        Where the consumer reads what is at hand, nobody shares the work, and nothing waits: smaller steps cost its time.
+        """
+        if not (self.runner.workers or self._far):
+            self.step_samples = sys.maxsize
+            return
         times = self._pool.times
         took = times.read - self._read - (times.awaited - self._awaited)
         each = max(took / max(1, times.samples - self._read_samples), sums.time / sums.samples)
