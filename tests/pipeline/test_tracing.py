@@ -192,7 +192,7 @@ def test_short_waits_before_a_long_one_are_part_of_it(tmp_path: Path, monkeypatc
         spans.record(None)
     (found,) = read_recorded(tmp_path, 0, 0)
     rows = [(int(one["begin"]), int(one["end"]), int(one["amount"])) for one in found.spans]
-    assert rows == [(1_170_000, 1_500_000, 7), (2_000_000, 2_020_000, 8)]
+    assert rows == [(1_000_000, 1_010_000, 1), (1_180_000, 1_500_000, 6), (2_080_000, 2_100_000, 8)]
     running.close()
 
 

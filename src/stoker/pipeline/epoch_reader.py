@@ -202,25 +202,29 @@ class EpochReader(RankEpochs):
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """This rank's (and loader worker's) batches of the next epoch, as dicts of columns."""
-        return self._columns(batch_size, Pipeline.batches)
+        return self._columns(batch_size, Pipeline.batch_lists)
 
     def groups(self, batch_size: int) -> Iterator[BatchGroup]:
         """The same batches in groups; see :meth:`~stoker.pipeline.pipeline.Pipeline.groups`."""
-        return self._columns(batch_size, Pipeline.groups)
+        return self._columns(batch_size, lambda pipeline: ([group] for group in pipeline.groups()))
 
-    def _columns(self, batch_size: int, read: Callable[[Pipeline], Iterator[_Columns]]) -> Iterator[_Columns]:
+    def _columns(self, batch_size: int, read: Callable[[Pipeline], Iterator[list[_Columns]]]) -> Iterator[_Columns]:
         _, delivery, pipeline = self._start(batch_size, by_sample=False)
         division, ranks, number = self._division, self._ranks, 0
         waits = WaitClock()
         waits.begin()
-        for found in read(pipeline):
-            waits.end(batch_size)
-            number += 1
-            if number >= _LOOK_AGAIN and not number & (number - 1):
-                check_as_begun(self._rank_finder, division, ranks, batch_size)
-            delivery.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
-            yield found
-            delivery.check()
+        for together in read(pipeline):
+            waits.end(batch_size * len(together))
+            for found in together:
+                number += 1
+                if number >= _LOOK_AGAIN and not number & (number - 1):
+                    check_as_begun(self._rank_finder, division, ranks, batch_size)
+                delivery.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
+                yield found
+                delivery.check()
+                waits.at_hand()
+                del found
+            del together  # frees its memory for the next ones
             waits.begin()
         if number < _LOOK_AGAIN:
             check_as_begun(self._rank_finder, division, ranks, batch_size)

@@ -138,7 +138,11 @@ class Pipeline:
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order, as columns. With a transform its results are stacked into columns again."""
-        return chain.from_iterable(group.batches() for group in self._groups())
+        return chain.from_iterable(self.batch_lists())
+
+    def batch_lists(self) -> Iterator[list[Batch]]:
+        """The same batches, in lists of those that are read in one step."""
+        return map(BatchGroup.batches, self._groups())
 
     def _groups(self) -> Iterator[BatchGroup]:
         if self._reader.good is None:

@@ -270,10 +270,10 @@ def end_span(stage: Stage, begun: int, amount: int = 0) -> None:
 class WaitClock:
     """Records the waits of an iteration. Those of less than 50 µs are summed up, over a millisecond at most."""
 
-    __slots__ = ("_amount", "_begun", "_looked", "_since", "_took")
+    __slots__ = ("_amount", "_begun", "_due", "_look_due", "_took")
 
     def __init__(self) -> None:
-        self._since = self._took = self._amount = self._begun = self._looked = 0
+        self._took = self._amount = self._begun = self._due = self._look_due = 0
 
     def begin(self) -> None:
         """Say that the consumer asks for something."""
@@ -282,8 +282,8 @@ class WaitClock:
             self._begun = 0
             return
         self._begun = now = perf_counter_ns()
-        if now - self._looked > _LOOKED:
-            self._looked = now
+        if now > self._look_due:
+            self._look_due = now + _LOOKED
             running.look(now)
 
     def end(self, amount: int) -> None:
@@ -292,22 +292,27 @@ class WaitClock:
         if not begun or running is None:
             return
         now = perf_counter_ns()
-        if now - self._looked > _LOOKED:
-            self._looked = now
+        if now > self._look_due:
+            self._look_due = now + _LOOKED
             running.look(now)
-        if now - begun < _SHORT_WAIT:
-            self._since = self._since or begun
-            self._took += now - begun
-            self._amount += amount
-            if now - self._since > _SUMMED_WAITS:
-                self.flush()
-            return
+        self._took += now - begun
+        self._amount += amount
         # Short waits before a long one become part of it, as if they had been the last ones before it.
-        running.add(Stage.WAIT, begun - self._took, now, amount + self._amount)
-        self._since = self._took = self._amount = 0
+        if now > self._due or now - begun >= _SHORT_WAIT:
+            self._record(running, now)
+
+    def at_hand(self) -> None:
+        """Say that the consumer has come back, and gets what came together with the item before."""
+        running = _recorder
+        if running is not None and (now := perf_counter_ns()) > self._due:
+            self._record(running, now)
 
     def flush(self) -> None:
         """Record what was summed up."""
-        if self._since and _recorder is not None:
-            _recorder.add(Stage.WAIT, self._since, self._since + self._took, self._amount)
-        self._since = self._took = self._amount = 0
+        if self._amount and _recorder is not None:
+            self._record(_recorder, perf_counter_ns())
+
+    def _record(self, running: Recorder, now: int) -> None:
+        running.add(Stage.WAIT, now - (self._took or 1), now, self._amount)
+        self._took = self._amount = 0
+        self._due = now + _SUMMED_WAITS

@@ -310,7 +310,9 @@ def _rank_times(rank: int, threads: Sequence[_Thread], full: Intervals) -> RankT
     by_stage = activity.during(everything)
     waiting = Intervals.union(activity.begins, activity.ends).clipped(start, last)
     blank = activity.of_stage(Stage.WAIT).clipped(start, last)
-    _divide(by_stage, Stage.WAIT, _sum([one.activity.during(blank) for one in makers]), blank.total)
+    # Nobody's is what no span says, but not that others had the processors.
+    least = blank.total - consumer.displaced(blank) - sum(one.displaced(blank) for one in makers) / max(1, len(makers))
+    _divide(by_stage, Stage.WAIT, _sum([one.activity.during(blank) for one in makers]), least)
     fetching = [one for one in threads if one is not consumer and one not in makers and one.has(*_FETCHES)]
     fetched = _sum([one.activity.during(waiting) for one in fetching])
     fetched[[stage for stage in range(len(fetched)) if stage not in _FETCHES]] = 0
