@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from stoker.concurrency.shared.file import SharedFile
+from stoker.errors import StokerError
 
 pytestmark = pytest.mark.processes
 
@@ -166,3 +168,14 @@ def test_a_number_is_claimed_by_one_process_until_it_ends() -> None:
     child.kill()
     child.join()
     assert file.claim(0)
+
+
+def test_a_limit_on_the_size_of_files_is_an_error_that_names_it() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        SharedFile("small", 4096)
+        with pytest.raises(StokerError, match=r"memory of 8192 bytes that processes share.*ulimit -f"):
+            SharedFile("large", 8192)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -40,6 +40,9 @@ class SharedFile:
     Args:
         name: shown among the process's descriptors.
         size: bytes; they are zeros, and take memory when they are written.
+
+    Raises:
+        StokerError: a limit of this process is below this size.
     """
 
     _file: int
@@ -49,7 +52,13 @@ class SharedFile:
 
     def __init__(self, name: str, size: int) -> None:
         self._attach(os.memfd_create(name, os.MFD_CLOEXEC))
-        os.ftruncate(self._file, size)
+        try:
+            os.ftruncate(self._file, size)
+        except OSError as error:
+            raise StokerError(
+                f"memory of {size} bytes that processes share can not be had ({error.strerror}): it counts as a file, so "
+                "raise the limit on the size of files, ulimit -f"
+            ) from error
 
     def map(self, size: int, offset: int = 0) -> mmap.mmap:
         """So many bytes of the file, writable. Changes are seen by all processes."""
