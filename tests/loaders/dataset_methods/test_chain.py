@@ -165,7 +165,7 @@ def test_methods_add_to_the_chain_of_a_new_dataset(data: Path) -> None:
     assert [one[2:] for one in told(made)] == [one[2:] for one in told(opened(data))]
     assert not dataset.chain.draws
     assert next(iter(dataset)).keys() == {"id", "x"}
-    with pytest.raises(ConfigError, match=r"call map\(\) and random_map\(\) first"):
+    with pytest.raises(ConfigError, match=r"call map\(\), filter\(\) and other steps first"):
         made.map(doubled)
     assert StreamingDataset(data / "a").chain == Chain()
 
