@@ -134,6 +134,7 @@ def test(names: list[str]) -> int:
 def _test_one(name: str) -> bool:
     """Run the tests of one environment, and print what they said; whether they failed."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # see make()
+    env["PYTHONUNBUFFERED"] = "1"  # what a process said that was killed, or that Ray has ended, is printed, too
     failed = False
     for tests in filter(None, ([str(HERE / name)], ALSO.get(name))):
         command = [str(python_of(name)), "-m", "pytest", *tests]
@@ -141,7 +142,9 @@ def _test_one(name: str) -> bool:
             command, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
         )
         print("+ " + " ".join(command) + "\n" + done.stdout, flush=True)
-        failed |= done.returncode != 0
+        if done.returncode:
+            print(f"{name}: exit status {done.returncode}", flush=True)
+            failed = True
     return failed
 
 
