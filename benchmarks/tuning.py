@@ -188,8 +188,8 @@ def _dataset(job: dict[str, Any], store: dict[str, str] | None, local: Path, ran
 def _consume(job: dict[str, Any], dataset: Any, barrier: Any) -> dict[str, Any]:
     """Read for a warm-up, and then some seconds."""
     step, warm, seconds = _STEP.get(job["case"], 0.0), job["warm"], job["seconds"]
-    begun = time.perf_counter()
-    samples = since = warmed = 0
+    begun = warmed = 0.0
+    samples = since = 0
     for batch in itertools.chain.from_iterable(dataset.batches() for _ in itertools.count()):
         try:
             if barrier is not None:
@@ -198,6 +198,7 @@ def _consume(job: dict[str, Any], dataset: Any, barrier: Any) -> dict[str, Any]:
             break
         if step:
             time.sleep(step)
+        begun = begun or time.perf_counter()  # of both ranks at once: after the first barrier
         samples += len(batch["x"])
         now = time.perf_counter() - begun
         if not warmed and now >= warm:
