@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.policy import processors
+from throttle import remove_group
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -37,11 +37,7 @@ def limited_group(half_processors: int) -> Iterator[Path]:
     try:
         yield group
     finally:
-        for _ in range(100):  # until the last process has gone
-            with contextlib.suppress(OSError):
-                group.rmdir()
-                break
-            time.sleep(0.1)
+        remove_group(group)
 
 
 def test_processors_are_those_of_the_process_divided_among_those_that_share() -> None:

@@ -81,6 +81,15 @@ def throttled_server(endpoint: str, rate: float) -> Iterator[str]:
             process.kill()
 
 
+def remove_group(group: Path) -> None:
+    """Remove a control group once its last process has ended, for 10 s at most."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            break
+        time.sleep(0.1)
+
+
 @contextlib.contextmanager
 def throttled_device(folder: Path, rate: float) -> Iterator[Path | None]:
     """A control group whose processes read ``rate`` bytes a second from the device of a folder; ``None`` where there is none.
@@ -103,11 +112,7 @@ def throttled_device(folder: Path, rate: float) -> Iterator[Path | None]:
     try:
         yield group
     finally:
-        for _ in range(100):  # until the last process has gone
-            with contextlib.suppress(OSError):
-                group.rmdir()
-                break
-            time.sleep(0.1)
+        remove_group(group)
 
 
 if __name__ == "__main__":

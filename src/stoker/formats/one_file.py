@@ -39,7 +39,7 @@ LABEL: Final = "label"
 OTHER_PICTURES: Final = (".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 """Suffixes of pictures that no format opens, and that ``stoker.image`` decodes."""
 BYTES_OF_ALL: Final = "format='files' has the bytes of all, which stoker.image decodes"
-"""What to do with them."""
+"""The remedy that errors and warnings about :data:`OTHER_PICTURES` name."""
 
 FILES: Final = "files"
 """Format of any files, a sample each."""

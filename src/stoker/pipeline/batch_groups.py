@@ -39,9 +39,9 @@ class BatchGroup:
 
 
 GroupMessage: TypeAlias = Sequence[Any]
-"""A message of a group: lengths of batches, a tensor of bytes, and for each column its name with its offset in them, dtype
-and shape, or with the column itself where that is no array of numbers; of a column that each batch has for itself, there is
-one such entry for each. Built-in types and tensors alone, of which torch pins the memory."""
+"""A message of a group: lengths of batches, a tensor of bytes, and for each column its name, whether each batch has a column
+of its own, and its offset in the bytes, dtype and shape, or the column itself where that is no array of numbers. Where each
+batch has one of its own, there is an entry for each. Built-in types and tensors alone, of which torch pins the memory."""
 
 
 def to_message(group: BatchGroup) -> GroupMessage:

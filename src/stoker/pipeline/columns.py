@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from stoker.formats.unstacked import Unstacked, has_arrays, stacked, stacks
+from stoker.formats.unstacked import Unstacked, as_batch, has_arrays, stacked, stacks
 from stoker.image.batch_rows import BatchRows
 from stoker.reading.sample_errors import SampleLocation, returned_error, transform_error
 from stoker.types import Batch, Column
@@ -39,7 +39,7 @@ def cut_columns(
         empty: gives the columns of a batch without samples; ``None``: there is none.
     """
     if len(lengths) == 1:
-        return {name: column.column() if isinstance(column, Unstacked) else column for name, column in batch.items()}
+        return dict(as_batch(batch))
     none = empty() if empty is not None and 0 in lengths else {}
     return {name: _cut(column, lengths, none.get(name)) for name, column in batch.items()}
 

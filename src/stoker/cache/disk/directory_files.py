@@ -18,6 +18,7 @@ from stoker.cache.disk.in_use import hold
 from stoker.cache.disk.quota import PART, remove_unlocked
 from stoker.cache.origin import PRIVATE, remove_origin_part
 from stoker.cache.range_fetch import check_file
+from stoker.cache.small_files import SmallFileReader
 from stoker.errors import CacheError, CorruptDataError, StokerError, StorageFullError
 from stoker.formats.base import UNKNOWN, FileInfo
 from stoker.index.version import VersionWatch
@@ -54,6 +55,7 @@ class DirectoryFiles(ShardCache):
         self.directory = directory
         # As text: making a Path takes longer than all else that opening a small file takes.
         self._folder = str(root)
+        self.small_files = SmallFileReader(self._folder, watch) if store is None else None
         self._seen = False
         # Until when the directories for files are taken to be there, by that of the file itself.
         self._made_until: dict[str, float] = {}

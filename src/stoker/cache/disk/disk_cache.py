@@ -19,52 +19,19 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stoker.cache.base import CacheSettings
-from stoker.cache.directory import CacheDirectory
 from stoker.cache.disk.fetches import Fetches
-from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.request_observer import fetched_by_thread, observer
-from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
-from stoker.index.version import VersionWatch
-from stoker.storage import Store
 from stoker.storage.files.mapped import MappedFile
 from stoker.storage.local import file_info
 from stoker.types import Buffer
 
 
 class DiskCache(Fetches):
-    """Shard files of one dataset under one directory.
-
-    Args:
-        root: the directory; made when first written to.
-        store: where shards come from; ``None`` if the directory itself is the dataset. Then nothing is ever evicted.
-        settings: see :class:`~stoker.cache.base.CacheSettings`.
-        known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
-        watch: see :class:`~stoker.cache.base.ShardCache`.
-        directory: makes and holds the root; ``None`` where there is no store.
-    """
-
-    def __init__(
-        self,
-        root: Path,
-        store: Store | None,
-        settings: CacheSettings,
-        known: Callable[[], Mapping[str, int]] | None = None,
-        watch: VersionWatch | None = None,
-        directory: CacheDirectory | None = None,
-    ) -> None:
-        super().__init__(root, store, settings, known, watch, directory)
-        self.small_files = SmallFileReader(self._folder, watch) if store is None else None
-        if settings.limit is not None and store is None:
-            raise ConfigError(
-                f"cache_limit= is for shards that are copied to a cache, and those of {root} are read where they lie: leave "
-                "it out, or, for a copy on a faster disk, give remote= this directory and local= another"
-            )
+    """Shard files of one dataset under one directory; arguments as of :class:`~stoker.cache.disk.fetches.Fetches`."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy holds the directory by itself, and its part files have names of their own.

@@ -19,7 +19,7 @@ from stoker.cache.disk.quota import CacheQuota, claim, part_name, release
 from stoker.cache.disk.small_fetches import SmallFetches
 from stoker.cache.range_fetch import fetch_part
 from stoker.concurrency.shared.counters import Count
-from stoker.errors import CorruptDataError, ObjectNotFoundError
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.index.version import VersionWatch
@@ -38,8 +38,11 @@ class Fetches(SmallFetches):
     """Fetches files into a cache, within its limit.
 
     Args:
-        root, store, settings, watch, directory: see :class:`DirectoryFiles`.
+        root, store, settings, watch, directory: see :class:`DirectoryFiles`. Without a store nothing is ever evicted.
         known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
+
+    Raises:
+        ConfigError: there is a limit, and no store: shards are read where they lie.
     """
 
     def __init__(
@@ -56,6 +59,11 @@ class Fetches(SmallFetches):
         self._warned = False
         # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
         self._watches: dict[Path, _Watch] = {}
+        if settings.limit is not None and store is None:
+            raise ConfigError(
+                f"cache_limit= is for shards that are copied to a cache, and those of {root} are read where they lie: leave "
+                "it out, or, for a copy on a faster disk, give remote= this directory and local= another"
+            )
         if settings.limit is not None and known is not None:
             self._quota = CacheQuota(
                 root, self._private, settings.limit, settings.stall_timeout, known, settings.eviction

@@ -50,7 +50,8 @@ class Stage(IntEnum):
     LOOKAHEAD = 10
     """No more is asked for ahead, as settings allow no more; other spans of the thread lie across its ends."""
     PROCESSOR = 11
-    """How long a thread had a processor, and how long it could run and others had them; lies across other spans, too."""
+    """Processor time of a thread, and time in which it was runnable and other threads had the processors. Overlaps with
+    its other spans."""
 
 
 APART: Final = (Stage.LOOKAHEAD, Stage.PROCESSOR)

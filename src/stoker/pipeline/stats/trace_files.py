@@ -38,7 +38,7 @@ _THREADS: Final = 1 << 23
 """Above all numbers of threads."""
 
 _APART: Final = {stage: number * _THREADS for number, stage in enumerate(APART, 1)}
-"""What is added to the number of a thread for those of its spans that would not nest with its others."""
+"""Per stage of :data:`APART`, an offset that gives its spans a track of their own: a track shows nested spans only."""
 
 
 @dataclass(frozen=True, slots=True)

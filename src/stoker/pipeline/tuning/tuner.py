@@ -352,7 +352,7 @@ class TunedRun:
         self._pool.tune_downloads(values[Knob.DOWNLOAD_THREADS])
 
     def end(self) -> None:
-        """Say that the iteration has ended: what is on trial goes on with the next one, or is withdrawn."""
+        """End the tuning of this iteration. The next iteration continues an unfinished trial, or withdraws it."""
         if not self._tuner.is_latest(self._number):
             return
         self._tuner.epoch_time, self._tuner.step_samples = self._epoch_time, self.step_samples
