@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -277,3 +280,64 @@ def test_the_workers_of_a_dataloader_keep_serving_the_parent(data: Path, persist
     assert in_child(go_on).startswith("StateError: the DataLoader workers of this iteration serve the process")
     given += [_id(batch) for batch in iterator]
     assert sorted(number for batch in given for number in batch) == list(range(_SAMPLES))
+
+
+# -- imports ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module whose import waits, and then imports another one."""
+    (tmp_path / "slow_outer.py").write_text(
+        "import time\ntime.sleep(0.3)\nimport slow_inner\nVALUE = slow_inner.VALUE\n"
+    )
+    (tmp_path / "slow_inner.py").write_text("import time\ntime.sleep(0.3)\nVALUE = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "slow_outer"
+    for name in ("slow_outer", "slow_inner"):
+        sys.modules.pop(name, None)
+
+
+def test_a_child_imports_what_a_thread_of_its_parent_was_importing(slow_module: str) -> None:
+    importing = threading.Thread(target=importlib.import_module, args=(slow_module,))
+    importing.start()
+    while slow_module not in sys.modules:
+        threading.Event().wait(0.01)
+    assert in_child(lambda: importlib.import_module(slow_module).VALUE) == "7"
+    importing.join()
+    # Threads of both import what they like afterwards: nobody holds Python's lock of imports any more.
+    for where in (in_child, _called):
+        assert where(lambda: _in_thread(lambda: importlib.import_module("json.tool").__name__)) in (
+            "json.tool",
+            "'json.tool'",
+        )
+
+
+@pytest.mark.timeout(20)  # less than the half minute after which a fork is made all the same
+def test_a_module_that_forks_while_it_is_imported_does_not_wait_for_threads_that_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "forking_module.py").write_text(
+        "import os, threading, time\n"
+        "waits = threading.Thread(target=lambda: __import__('forking_module'), daemon=True)\n"
+        "waits.start()\n"
+        "time.sleep(0.1)\n"
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        "    os._exit(0)\n"
+        "STATUS = os.waitpid(pid, 0)[1]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("forking_module")
+    sys.modules.pop("forking_module")
+    module.waits.join()
+    assert module.STATUS == 0
+
+
+def _called(action: Callable[[], Any]) -> Any:
+    return action()
+
+
+def _in_thread(action: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(action).result(timeout=30)
