@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from stoker import MDSWriter
-from stoker.cli.predict import predict_footprint
-from stoker.cli.runs import RunArgs
+from stoker.cli.order.predict import predict_footprint
+from stoker.cli.order.runs import RunArgs
 from stoker.errors import ConfigError
 from stoker.simulate import footprint
 from stoker.simulate.footprint import TotalSizes

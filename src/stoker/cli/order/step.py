@@ -7,8 +7,8 @@ import argparse
 import numpy as np
 from rich.markup import escape
 
+from stoker.cli.order.runs import RunArgs, open_run
 from stoker.cli.running import arguments_of, print_json
-from stoker.cli.runs import RunArgs, open_run
 from stoker.cli.terminal import make_console, make_table
 from stoker.errors import ConfigError
 from stoker.order.step import samples_of_step

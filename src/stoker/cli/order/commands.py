@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import get_args
 
 from stoker.cli.arguments import byte_size, count, integer, seconds
-from stoker.cli.predict import predict_run
+from stoker.cli.order.predict import predict_run
+from stoker.cli.order.runs import PARTITIONS, RunArgs, open_run
+from stoker.cli.order.step import show_step
 from stoker.cli.render.advice import advice
 from stoker.cli.render.page import page
 from stoker.cli.render.tables import show
 from stoker.cli.running import arguments_of, print_json
-from stoker.cli.runs import PARTITIONS, RunArgs, open_run
-from stoker.cli.step import show_step
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder

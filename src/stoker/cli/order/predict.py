@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from stoker.cli.arguments import byte_size, count
+from stoker.cli.order.runs import RunArgs, open_location, partition_of
 from stoker.cli.render.numbers import bytes_text, count_text
 from stoker.cli.running import arguments_of, print_json
-from stoker.cli.runs import RunArgs, open_location, partition_of
 from stoker.cli.terminal import make_console, pairs
 from stoker.errors import ConfigError
 from stoker.order.native import NativeOrder
