@@ -31,7 +31,7 @@ from stoker.bench.results.results import collect
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Stage
-from stoker.cli.bench.table import show_result
+from stoker.cli.bench.tables.result_table import show_result
 from stoker.concurrency.request_counts import RequestCounts
 from stoker.concurrency.threads import Threads
 from stoker.display import decimal_bytes_text

@@ -30,7 +30,7 @@ from stoker.bench.results.results import RESULTS
 from stoker.bench.results.storage_over_time import storage_series
 from stoker.bench.settings.sources import read_workload
 from stoker.cli.bench.page import bench_page
-from stoker.cli.bench.requests_table import SERVED_BY, show_requests
+from stoker.cli.bench.tables.requests_table import SERVED_BY, show_requests
 from stoker.cluster import World
 from stoker.concurrency.request_counts import BYTES, COUNT, WIDTH, RequestCounts
 from stoker.concurrency.request_observer import ServedBy, observe

@@ -18,7 +18,7 @@ from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.results import collect
 from stoker.bench.settings.duration import Duration
 from stoker.bench.settings.sources import read_workload
-from stoker.cli.bench.verdicts import exit_code, verdict_text
+from stoker.cli.bench.tables.verdicts import exit_code, verdict_text
 from stoker.cli.running import ExitCode
 
 MS = 1_000_000

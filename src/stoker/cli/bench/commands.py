@@ -17,7 +17,7 @@ from stoker.cli.bench import mlperf as bench_mlperf
 from stoker.cli.bench import report as bench_report
 from stoker.cli.bench import show as bench_show
 from stoker.cli.bench import size as bench_size
-from stoker.cli.bench.verdicts import exit_code
+from stoker.cli.bench.tables.verdicts import exit_code
 from stoker.cli.running import add_json, add_workload, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
@@ -91,7 +91,7 @@ def run(chosen: argparse.Namespace) -> int | None:
 
 def _run(chosen: argparse.Namespace) -> int | None:
     from stoker.bench.run import run_benchmark
-    from stoker.cli.bench.table import show_unsaved
+    from stoker.cli.bench.tables.result_table import show_unsaved
 
     if chosen.rules is not None:
         chosen.settings = [*chosen.settings, f"metric.rules={chosen.rules}"]
@@ -112,7 +112,7 @@ def _run(chosen: argparse.Namespace) -> int | None:
     if chosen.json:
         print_json(result)
     else:
-        from stoker.cli.bench.table import show_result
+        from stoker.cli.bench.tables.result_table import show_result
 
         show_result(make_console(), result)
     return exit_code([result])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cli.bench.show import read_scaled, show_notes
-from stoker.cli.bench.verdicts import exit_code
+from stoker.cli.bench.tables.verdicts import exit_code
 from stoker.cli.render.numbers import percent_text
 from stoker.cli.running import arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table, print_table
@@ -31,7 +31,7 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
     """
     from stoker.bench.loaders import get_loader
     from stoker.bench.run import run_benchmark
-    from stoker.cli.bench.table import show_unsaved
+    from stoker.cli.bench.tables.result_table import show_unsaved
     from stoker.storage import join_url
 
     names: list[str] = chosen.loader
@@ -93,7 +93,7 @@ def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _row(name: str, result: Mapping[str, Any]) -> list[str]:
     from stoker.bench.measure.metrics import deciding_au
-    from stoker.cli.bench.table import megabytes
+    from stoker.cli.bench.tables.result_table import megabytes
     from stoker.cli.render.numbers import time_text
 
     epochs = [epoch for epoch in result["epochs"] if epoch["kind"] == "train"]

@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 from stoker.bench.results.report_files import RunFiles
 from stoker.cli.bench.charts import charts
 from stoker.cli.bench.datum import NOTHING, datum, epoch_name
-from stoker.cli.bench.requests_table import listing_text
 from stoker.cli.bench.system_text import SystemText
-from stoker.cli.bench.table import generated_text
+from stoker.cli.bench.tables.requests_table import listing_text
+from stoker.cli.bench.tables.result_table import generated_text
 from stoker.cli.render.markup import Html, document, pairs, rows, scroll, section, tile
 from stoker.cli.render.numbers import bytes_rate_text, percent_text, seconds_text
 from stoker.display import decimal_bytes_text

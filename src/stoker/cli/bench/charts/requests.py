@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stoker.bench.results.report_files import RunFiles
 from stoker.cli.bench.charts.common import MOST_BARS, SecondsAxis, above, named_axis, run_colour
 from stoker.cli.bench.datum import datum
-from stoker.cli.bench.requests_table import SERVED_BY, not_measured
+from stoker.cli.bench.tables.requests_table import SERVED_BY, not_measured
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
 from stoker.cli.render.numbers import bytes_rate_text, time_text

@@ -14,7 +14,7 @@ from stoker.bench.results.report_steps import delivered_rate
 from stoker.cli.bench.charts.common import MOST_BARS, above, named_axis, run_colour, run_legend
 from stoker.cli.bench.charts.requests import SERVED_COLOURS, binned, draw_bins, requests_over_time
 from stoker.cli.bench.datum import NOTHING, datum, epoch_name
-from stoker.cli.bench.requests_table import SERVED_BY
+from stoker.cli.bench.tables.requests_table import SERVED_BY
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
 from stoker.cli.render.numbers import bytes_rate_text, seconds_text, time_unit

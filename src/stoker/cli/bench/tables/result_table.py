@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.cli.bench.datum import epoch_name
-from stoker.cli.bench.inference_table import show_kv_cache, show_vectors
-from stoker.cli.bench.requests_table import show_requests
-from stoker.cli.bench.verdicts import verdict_text
+from stoker.cli.bench.tables.inference_table import show_kv_cache, show_vectors
+from stoker.cli.bench.tables.requests_table import show_requests
+from stoker.cli.bench.tables.verdicts import verdict_text
 from stoker.cli.render.numbers import percent_text, time_text
 from stoker.cli.running import print_json
 from stoker.cli.terminal import make_console, make_table, print_table

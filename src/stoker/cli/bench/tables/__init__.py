@@ -1,0 +1,1 @@
+"""Results of a benchmark on the terminal."""
