@@ -25,8 +25,8 @@ from stoker.bench.checkpoint.layout import layout_of
 from stoker.bench.checkpoint.manifest import Manifest
 from stoker.bench.checkpoint.saver import Saver
 from stoker.bench.checkpoint.transfer import Mover, Moving
-from stoker.bench.ranks.control_client import Link, RankFailedError
-from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.control.client import Link, RankFailedError
+from stoker.bench.ranks.control.server import Server
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.results.results import schema

@@ -14,7 +14,7 @@ import pytest
 from stoker.bench.loaders.base import LoaderJob, SplitListing
 from stoker.bench.loaders.listing import data_files, list_split
 from stoker.bench.measure.generation import make_data
-from stoker.bench.ranks.control_client import RankFailedError
+from stoker.bench.ranks.control.client import RankFailedError
 from stoker.bench.results.counts import count_findings
 from stoker.bench.results.results import schema
 from stoker.bench.run import run_benchmark

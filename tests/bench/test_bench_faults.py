@@ -24,7 +24,7 @@ from s3server import Bucket
 from stoker.bench.checkpoint import manifest as manifests
 from stoker.bench.measure.generation import spec_of
 from stoker.bench.measure.storage_series import StorageSeries
-from stoker.bench.ranks.control_client import RankFailedError
+from stoker.bench.ranks.control.client import RankFailedError
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.termination import TerminatedError, ignore_sigterm, sigterm_interrupts
 from stoker.bench.results.results import collect

@@ -17,8 +17,8 @@ import jsonschema
 import pytest
 
 from s3server import Bucket
-from stoker.bench.ranks.control_client import Link
-from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.control.client import Link
+from stoker.bench.ranks.control.server import Server
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_main import run_member
 from stoker.bench.results.results import collect, schema

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from stoker.bench.ranks import world as worlds
-from stoker.bench.ranks.control_client import Link, RankFailedError
-from stoker.bench.ranks.control_server import Server
-from stoker.bench.ranks.messages import Channel
+from stoker.bench.ranks.control.client import Link, RankFailedError
+from stoker.bench.ranks.control.messages import Channel
+from stoker.bench.ranks.control.server import Server
 from stoker.bench.ranks.world import find_world, read_threads
 from stoker.cluster import World
 from stoker.errors import ConfigError
@@ -89,7 +89,7 @@ def test_a_rank_that_waits_in_its_loader_ends_when_another_one_dies() -> None:
     """Such as one whose storage never answers; it would not look whether the run goes on."""
     server = Server(2, "token", "digest", join_seconds=60)
     code = (
-        "import sys, time; from stoker.bench.ranks.control_client import Link\n"
+        "import sys, time; from stoker.bench.ranks.control.client import Link\n"
         "Link(lambda: ('127.0.0.1', int(sys.argv[1]), 'token'), 0, 'digest', fatal=True, grace=0.2).barrier()\n"
         "print('loading', flush=True); time.sleep(600)"
     )

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servers import ray_cluster
-from stoker.bench.ranks.control_client import RankFailedError
+from stoker.bench.ranks.control.client import RankFailedError
 from stoker.bench.ranks.ray import RayRanks, deal
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import Resolved, read_workload

@@ -19,7 +19,7 @@ import pytest
 from s3server import Bucket
 from stoker.bench.loaders import get_loader, loader_names
 from stoker.bench.loaders.base import LoaderJob
-from stoker.bench.ranks.control_client import RankFailedError
+from stoker.bench.ranks.control.client import RankFailedError
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.results import collect, schema
 from stoker.bench.run import run_benchmark

@@ -15,7 +15,7 @@ from bench_faults import small_disk
 from rich.console import Console
 
 from stoker.bench.measure.call_times import CallTimer
-from stoker.bench.ranks.control_client import RankFailedError
+from stoker.bench.ranks.control.client import RankFailedError
 from stoker.bench.settings.workload import VectorSettings
 from stoker.bench.vectors.beam_search import BeamSearch, ShortVectors
 from stoker.bench.vectors.disk_graph import open_graph, write_graph

@@ -17,12 +17,12 @@ from bench_faults import end_started, failed, start
 
 from stoker.bench.loaders.base import SplitListing
 from stoker.bench.measure.training import Training
-from stoker.bench.ranks.control_client import Link, RankFailedError
-from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.control.client import Link, RankFailedError
+from stoker.bench.ranks.control.server import Server
+from stoker.bench.ranks.control.silence import SilenceClock
 from stoker.bench.ranks.launch import LocalRanks
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_context import RankContext
-from stoker.bench.ranks.silence import SilenceClock
 from stoker.bench.ranks.step_watch import StepWatch
 from stoker.bench.ranks.termination import is_stopped
 from stoker.bench.ranks.worker_stacks import listen, tell_stacks, worker_stacks
@@ -157,7 +157,7 @@ def test_who_waits_for_others_makes_steps_or_saves_does_not_hang() -> None:
 
 def test_the_time_in_which_a_process_itself_stood_still_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("stoker.bench.ranks.silence.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("stoker.bench.ranks.control.silence.time", SimpleNamespace(monotonic=lambda: now[0]))
     others = SilenceClock(10)
     others.heard(1)
     now[0] += 3600  # stopped, and continued

@@ -18,8 +18,8 @@ from stoker.bench.clients import reads_objects
 from stoker.bench.loaders import saves_objects
 from stoker.bench.preflight import check_packages, check_room, check_settings
 from stoker.bench.ranks.abort import clear_unfinished, finish_without
-from stoker.bench.ranks.control_client import Link, RankFailedError
-from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.control.client import Link, RankFailedError
+from stoker.bench.ranks.control.server import Server
 from stoker.bench.ranks.launch import Launch, LocalRanks, await_ranks
 from stoker.bench.ranks.plan import NO_DATA, RunPlan
 from stoker.bench.ranks.rank_main import run_member

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.bench.measure.page_cache import file_system
 from stoker.bench.measure.requests import Moment, request_record
 from stoker.bench.measure.usage import tells_device_from_page_cache
-from stoker.bench.ranks.control_client import Link
+from stoker.bench.ranks.control.client import Link
 from stoker.bench.ranks.world import processors
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World

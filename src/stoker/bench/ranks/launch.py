@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.control.server import Server
 from stoker.bench.ranks.plan import NAME, RunPlan, save_plan
 from stoker.bench.ranks.termination import is_stopped, kill_descendants
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.bench.ranks.control_client import Link
+from stoker.bench.ranks.control.client import Link
 from stoker.bench.ranks.plan import RunPlan
 from stoker.cluster import World
 

@@ -20,7 +20,7 @@ from stoker.bench.measure.generation import make_data
 from stoker.bench.measure.training import Training
 from stoker.bench.ranks.abort import finish_without
 from stoker.bench.ranks.binding import bound, own_processors
-from stoker.bench.ranks.control_client import Link, RankFailedError
+from stoker.bench.ranks.control.client import Link, RankFailedError
 from stoker.bench.ranks.plan import RunPlan, load_plan
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.step_watch import StepWatch

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.bench.ranks.control_client import Link
+from stoker.bench.ranks.control.client import Link
 from stoker.bench.ranks.launch import Launch
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_main import run_member

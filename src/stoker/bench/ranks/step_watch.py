@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, Self
 
-from stoker.bench.ranks.control_client import Link
-from stoker.bench.ranks.silence import poll_seconds
+from stoker.bench.ranks.control.client import Link
+from stoker.bench.ranks.control.silence import poll_seconds
 from stoker.bench.ranks.worker_stacks import StackFrame, tell_stacks, worker_stacks
 
 _FRAMES: Final = 2

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from stoker.bench.ranks.control_client import Link
-from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.control.client import Link
+from stoker.bench.ranks.control.server import Server
 from stoker.cluster import World
 from stoker.errors import ConfigError
 
@@ -64,7 +64,7 @@ def meet(
     """Connect the ranks that a launcher has started; rank 0 is also where they meet.
 
     Rank 0's address is in a file of the results directory, which all ranks then share, or in ``STOKER_BENCH_COORDINATOR``.
-    ``silence`` is as of :class:`~stoker.bench.ranks.control_client.Link`.
+    ``silence`` is as of :class:`~stoker.bench.ranks.control.client.Link`.
 
     Raises:
         RankFailedError: they do not come together.

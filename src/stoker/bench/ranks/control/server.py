@@ -1,7 +1,7 @@
 """The server at which ranks meet without MPI: rank 0, or the process that started them, listens on TCP; the others connect.
 
 A connection that ends without a goodbye is a rank that died. All others are told at once, those that wait and those that
-work, so that nothing waits for what will never come. :mod:`stoker.bench.ranks.control_client` is a rank's side of it.
+work, so that nothing waits for what will never come. :mod:`stoker.bench.ranks.control.client` is a rank's side of it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import threading
 from collections.abc import Collection
 from typing import Any
 
-from stoker.bench.ranks.messages import MOST_LINE, Channel, tune
-from stoker.bench.ranks.silence import SilenceClock, poll_seconds
+from stoker.bench.ranks.control.messages import MOST_LINE, Channel, tune
+from stoker.bench.ranks.control.silence import SilenceClock, poll_seconds
 
 
 class Server:

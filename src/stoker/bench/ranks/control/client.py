@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from stoker.bench.ranks.messages import MOST_LINE, Channel, tune
-from stoker.bench.ranks.silence import SilenceClock, poll_seconds
+from stoker.bench.ranks.control.messages import MOST_LINE, Channel, tune
+from stoker.bench.ranks.control.silence import SilenceClock, poll_seconds
 from stoker.bench.ranks.termination import end_process
 from stoker.errors import StokerError
 

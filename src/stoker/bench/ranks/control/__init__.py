@@ -1,0 +1,1 @@
+"""Where ranks of a benchmark meet without MPI: a server, its clients, and what they send each other."""
