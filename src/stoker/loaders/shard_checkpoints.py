@@ -10,7 +10,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.order.global_batches import WorkerRemainder
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.range_source import RestoreRequest
+from stoker.pipeline.workers.ranges.range_source import RestoreRequest
 from stoker.pipeline.workers.worker_reader import WorkerReader
 
 

@@ -28,8 +28,8 @@ from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.pipeline.workers.array_source import ArraySource
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.leased import LeasedSource
-from stoker.pipeline.workers.lockstep import FILLER
+from stoker.pipeline.workers.ranges.leased import LeasedSource
+from stoker.pipeline.workers.ranges.lockstep import FILLER
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.pipeline.workers.worker_order import order_of_arrays
 from stoker.pipeline.workers.worker_reader import WorkerReader

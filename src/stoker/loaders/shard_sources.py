@@ -12,11 +12,11 @@ from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.workers.adaptive import adaptive_order, planned_order
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.leased import LeasedSource
-from stoker.pipeline.workers.lockstep import LockstepSource
-from stoker.pipeline.workers.planned import PlannedSource
-from stoker.pipeline.workers.range_source import RangeSource
-from stoker.pipeline.workers.replayed import ReplayedSource
+from stoker.pipeline.workers.ranges.leased import LeasedSource
+from stoker.pipeline.workers.ranges.lockstep import LockstepSource
+from stoker.pipeline.workers.ranges.planned import PlannedSource
+from stoker.pipeline.workers.ranges.range_source import RangeSource
+from stoker.pipeline.workers.ranges.replayed import ReplayedSource
 from stoker.pipeline.workers.sample_source import PoolSource, SampleSource
 from stoker.pipeline.workers.worker_order import changed_order
 

@@ -8,8 +8,8 @@ from typing import Any
 from stoker.arguments import checked
 from stoker.coordination import EpochProgress, WorkerHealth
 from stoker.errors import ConfigError
-from stoker.pipeline.workers.leased import LeasedSource
-from stoker.pipeline.workers.planned import PlannedSource
+from stoker.pipeline.workers.ranges.leased import LeasedSource
+from stoker.pipeline.workers.ranges.planned import PlannedSource
 from stoker.pipeline.workers.worker_reader import WorkerReader
 
 

@@ -16,11 +16,17 @@ from stoker.order.capabilities import stream_urls
 from stoker.order.native import NativeOrder
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.delivered_splits import Ledger
-from stoker.pipeline.workers.range_source import RangeReader, RangeSource, RestoreRequest, SampleChunk, WorkerProgress
+from stoker.pipeline.workers.ranges.delivered_splits import Ledger
+from stoker.pipeline.workers.ranges.range_source import (
+    RangeReader,
+    RangeSource,
+    RestoreRequest,
+    SampleChunk,
+    WorkerProgress,
+)
+from stoker.pipeline.workers.ranges.split_reader import SplitReader
 from stoker.pipeline.workers.replicas import Replicas, lanes_held
 from stoker.pipeline.workers.sample_source import SampleSource
-from stoker.pipeline.workers.split_reader import SplitReader
 from stoker.storage.recorded_versions import check_versions, host_versions
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,13 @@ from stoker.pipeline.state.progress import resume_point
 from stoker.pipeline.state.run_from import check_not_empty, others_have_more, run_from
 from stoker.pipeline.state.state import make_state, read_state
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk, WorkerProgress, chunk_size
+from stoker.pipeline.workers.ranges.range_source import (
+    RangeSource,
+    RestoreRequest,
+    SampleChunk,
+    WorkerProgress,
+    chunk_size,
+)
 from stoker.pipeline.workers.sample_source import ReadSamples, SampleSource
 from stoker.types import Batch, Ids
 

@@ -14,7 +14,7 @@ from stoker.order.native import NativeOrder
 from stoker.pipeline.state.state import check_same_order
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.range_source import (
+from stoker.pipeline.workers.ranges.range_source import (
     RangePart,
     RangeReader,
     RangeSource,

@@ -10,7 +10,7 @@ from typing import Final
 
 from stoker.concurrency.shared.counters import Count
 from stoker.coordination import Coordination, LeasedSplit, WaitTimeoutError
-from stoker.pipeline.workers.range_source import RangePart, RangeReader, SampleChunk
+from stoker.pipeline.workers.ranges.range_source import RangePart, RangeReader, SampleChunk
 from stoker.pipeline.workers.replicas import Replicas
 
 _LOOK: Final = 0.25
