@@ -85,7 +85,7 @@ def test_unknown_formats_and_options_are_errors_that_name_what_there_is(tmp_path
     "imports",
     [
         *permutations(
-            ["import stoker.conversion.work", "from stoker import convert, generate", "import stoker.generation"]
+            ["import stoker.conversion.tasks.work", "from stoker import convert, generate", "import stoker.generation"]
         ),
         (
             "import stoker.conversion.convert",

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Final
 
 from stoker.conversion.detect import Url
-from stoker.conversion.sinks import ShardSettings, writer_of
+from stoker.conversion.tasks.sinks import ShardSettings, writer_of
 from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.formats.registry import format_name

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.conversion.sinks import ShardSettings
 from stoker.conversion.source import ConversionSource
+from stoker.conversion.tasks.sinks import ShardSettings
 from stoker.conversion.transform import Transform
 from stoker.conversion.values import ColumnPlan
 from stoker.integers import mix

@@ -1,0 +1,1 @@
+"""A conversion as tasks: cut, run, written, and committed together."""
