@@ -17,7 +17,7 @@ from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError, SampleError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.entries import entry_of
-from stoker.formats.common.merge import check_types, scatter
+from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.formats.one_file import CLASS, LABEL, PATH, folder_of
 from stoker.formats.registry import get_format
 from stoker.formats.unstacked import as_batch

@@ -14,7 +14,7 @@ from stoker.concurrency.spans.recorder import Stage, recorder, span
 from stoker.concurrency.spans.sample_clock import StretchClock
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.errors import ConfigError, SampleError, TransformError
-from stoker.formats.common.merge import check_types, scatter
+from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import last_left, left_to_load, loaded
 from stoker.formats.unstacked import Unstacked, number_dtype, rows_of
 from stoker.image.batch_rows import BatchRows

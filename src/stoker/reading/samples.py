@@ -13,7 +13,7 @@ import numpy as np
 from stoker.concurrency.spans.recorder import Stage, recorder, span
 from stoker.concurrency.spans.sample_clock import SampleClock, StretchClock
 from stoker.formats.base import ShardReader
-from stoker.formats.common.merge import check_types, scatter
+from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.formats.registry import get_format
 from stoker.reading.sample_errors import apply_transform, decode_error, location_at
 from stoker.reading.shard_pool import ShardPool

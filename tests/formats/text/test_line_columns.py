@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stoker import StreamingDataset
 from stoker.errors import CorruptDataError
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.common.merge import read_each
+from stoker.formats.common.rows.merge import read_each
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.registry import get_format
 from stoker.formats.text import json as text_json

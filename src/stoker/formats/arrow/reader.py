@@ -28,8 +28,8 @@ from stoker.formats.common.container import (
 )
 from stoker.formats.common.container_writer import PackedEncoder, fixed_kind, flatten
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
-from stoker.formats.common.merge import scatter
 from stoker.formats.common.records import BytesLike
+from stoker.formats.common.rows.merge import scatter
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow

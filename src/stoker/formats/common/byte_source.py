@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, StokerError
-from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.common.rows.gather import address_of, gather_rows
 from stoker.types import Buffer, Ids
 
 _KEPT: Final = 512

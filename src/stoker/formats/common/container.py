@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import DECODE_ERRORS, parse_files, parse_samples
-from stoker.formats.common.merge import read_each
 from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
+from stoker.formats.common.rows.merge import read_each
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.formats.common.checks import MAX_OFFSET
-from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.common.records import BytesLike
+from stoker.formats.common.rows.gather import address_of, gather_rows
 from stoker.formats.mds.encoder import MDSEncoder
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.types import Array, Ids

@@ -15,8 +15,8 @@ import numpy as np
 
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import refuse
-from stoker.formats.common.merge import iterate_rows, scatter
 from stoker.formats.common.read_checks import check_rows, wanted_columns
+from stoker.formats.common.rows.merge import iterate_rows, scatter
 from stoker.formats.format import Format
 from stoker.formats.lance.table import LanceTable
 from stoker.formats.parquet.memory import Shelf, memory_of

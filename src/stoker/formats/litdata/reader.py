@@ -22,8 +22,8 @@ from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.common.checks import DECODE_ERRORS, check_memory, most_unpacked
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.common.read_checks import check_rows, wanted_columns
+from stoker.formats.common.rows.gather import address_of, gather_rows
 from stoker.formats.litdata.index import TOKENS
 from stoker.formats.litdata.tree import SampleTree
 from stoker.formats.litdata.values import FIXED, decoder_of, dtype_of, pickled

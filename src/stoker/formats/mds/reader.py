@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import DECODE_ERRORS
-from stoker.formats.common.gather import address_of, gather_rows, gather_u32
 from stoker.formats.common.read_checks import check_rows, cut_error, unsafe_columns, wanted_columns
+from stoker.formats.common.rows.gather import address_of, gather_rows, gather_u32
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.types import Batch, Buffer, Column, Ids, Sample
 

@@ -12,7 +12,7 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import HeaderFacts, Partition, only_settings
-from stoker.formats.common.merge import iterate_rows, read_each
+from stoker.formats.common.rows.merge import iterate_rows, read_each
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.parquet.footer.facts import RowGroup
 from stoker.formats.parquet.footer.footer import KnownSchema, read_facts, read_footer

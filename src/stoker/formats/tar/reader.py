@@ -26,8 +26,8 @@ from stoker.formats.common.container import (
     read_offsets,
 )
 from stoker.formats.common.container_writer import fixed_kind
-from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
+from stoker.formats.common.rows.gather import address_of, gather_rows
 from stoker.formats.content import check_declared
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import get_encoding

@@ -19,10 +19,10 @@ from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import refuse
 from stoker.formats.common.container import read_offsets
 from stoker.formats.common.file_shards import span_bytes
-from stoker.formats.common.gather import gather_spans
-from stoker.formats.common.merge import read_each
 from stoker.formats.common.read_checks import check_rows, cut_error, wanted_columns
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
+from stoker.formats.common.rows.gather import gather_spans
+from stoker.formats.common.rows.merge import read_each
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.format import Format
 from stoker.formats.text.line_columns import CSVColumns, JSONColumns, LineText

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.formats.common.merge import check_types, scatter
+from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.pipeline.columns import bytes_of
 from stoker.policy import GROUP_BYTES
 from stoker.reading.samples import distinct, list_samples, read_samples

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stoker.errors import CorruptDataError, FormatError
-from stoker.formats.common.reused_memory import empty
+from stoker.formats.common.rows.reused_memory import empty
 from stoker.reading.bad_samples import is_of_sample
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import Salvageable, TokenSource

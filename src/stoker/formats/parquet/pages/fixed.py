@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
-from stoker.formats.common.gather import address_of
+from stoker.formats.common.rows.gather import address_of
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import CODEC, VALUES
 from stoker.formats.parquet.footer.schema import ColumnSchema

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
-from stoker.formats.common.reused_memory import empty
+from stoker.formats.common.rows.reused_memory import empty
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, START, VALUES
 from stoker.formats.parquet.footer.schema import ColumnSchema

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.formats.common.gather import gather_rows
+from stoker.formats.common.rows.gather import gather_rows
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.unstacked import Unstacked
 from stoker.types import Array, Column, Ids

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.formats.common.reused_memory import empty
+from stoker.formats.common.rows.reused_memory import empty
 from stoker.policy import SMALL_OBJECT
 from stoker.types import Array, Buffer, Ids
 
