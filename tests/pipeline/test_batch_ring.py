@@ -148,6 +148,34 @@ def test_blocks_of_a_worker_that_is_gone_are_not_delivered() -> None:
 
 
 @pytest.mark.processes
+def test_a_block_that_a_forked_child_uses_is_not_filled_again_before_it_ends() -> None:
+    region = region_of(Ring())
+    block, data = region.take(1000)
+    data[:] = 5
+    del data
+    received = [receive(block, 1000)]
+    (asking, answering), (going, gone) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.read(asking, 1)
+            os.write(gone, received[0][:10].tobytes())
+            os.read(asking, 1)
+        finally:
+            os._exit(0)
+    received.clear()
+    other, data = region.take(1000)
+    data[:] = 6
+    assert other.slot != block.slot
+    os.write(answering, b" ")
+    assert os.read(going, 10) == bytes([5]) * 10
+    os.write(answering, b" ")
+    os.waitpid(pid, 0)
+    assert region.take(1000)[0].slot == block.slot
+    for number in (asking, answering, going, gone):
+        os.close(number)
+
+
 def test_a_forked_child_gives_nothing_back() -> None:
     ring = Ring()
     block, data = region_of(ring).take(1000)

@@ -12,7 +12,9 @@ Each worker process holds one *region*, claimed by a record lock that the kernel
 
 * ``FREE``: the worker may take it;
 * ``FILLED``: taken by the worker, and perhaps on its way to the main process;
-* ``IN_USE``: the main process has it, and gives it back by setting it ``FREE``.
+* ``IN_USE``: the main process has it, and gives it back by setting it ``FREE``;
+* ``HELD``: the same, and children have it, too, which were forked while it was in use: each holds a lock of the kernel's that
+  goes with it. The worker may take it when no lock is left.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _REGION_BYTES: Final = 512 << 20
 _BLOCKS: Final = 64
 _ALIGNMENT: Final = 4096
 
-FREE, FILLED, IN_USE = range(3)
+FREE, FILLED, IN_USE, HELD = range(4)
 _OFFSET, _CAPACITY, _STATE, _GENERATION = range(4)
 _HEADER_BYTES: Final = -(-_REGIONS * _BLOCKS * 4 * 8 // _ALIGNMENT) * _ALIGNMENT
 
@@ -60,6 +62,10 @@ class Ring:
         ].reshape(_REGIONS, _BLOCKS, 4)
         self._memory: dict[int, NDArray[np.uint8]] = {}
         self._region: Region | None = None
+        # Blocks that this process uses, as region and slot; and what becomes of those that forked children use, too.
+        self.used: set[tuple[int, int]] = set()
+        self.forked: dict[tuple[int, int], int] = {}
+        self._guards: list[int] = []
         _rings[number] = self
 
     def region(self) -> Region | None:
@@ -75,6 +81,29 @@ class Ring:
             mapped = self._file.map(_REGION_BYTES, _HEADER_BYTES + region * _REGION_BYTES)
             found = self._memory[region] = np.frombuffer(mapped, np.uint8)
         return found
+
+    def before_fork(self) -> None:
+        """Have the child hold all blocks that are in use."""
+        used = list(self.used)
+        if used:
+            try:
+                self._guards.append(self._file.hold(_lock_of(*block) for block in used))
+                self.forked.update(dict.fromkeys(used, HELD))
+            except OSError:
+                self.forked.update(dict.fromkeys(used, IN_USE))  # for ever
+
+    def after_fork_in_parent(self) -> None:
+        """Leave them to the child."""
+        while self._guards:
+            os.close(self._guards.pop())
+
+    def after_fork_in_child(self) -> None:
+        """Hold them until this process ends."""
+        self._guards.clear()
+
+    def is_held(self, region: int, slot: int) -> bool:
+        """Whether a child uses a block."""
+        return self._file.is_held(_lock_of(region, slot))
 
     def _claim(self) -> Region | None:
         for number in range(_REGIONS):
@@ -149,6 +178,9 @@ class Region:
 
     def _take(self, size: int) -> tuple[RingBlock, NDArray[np.uint8]] | None:
         table = self._table
+        for held in np.flatnonzero(table[:, _STATE] == HELD).tolist():
+            if not self._ring.is_held(self._number, held):
+                table[held, _STATE] = FREE
         capacity = table[:, _CAPACITY]
         # Much larger blocks are left for larger batches.
         free = (table[:, _STATE] == FREE) & (capacity >= size) & (capacity <= 2 * size + _ALIGNMENT)
@@ -208,11 +240,36 @@ def receive(block: RingBlock, size: int) -> NDArray[np.uint8]:
     row[_STATE] = IN_USE
     begin = int(row[_OFFSET])
     used = _UsedBlock(ring.memory(block.region)[begin : begin + size])
-    weakref.finalize(used, _give_back, row, block.generation, os.getpid()).atexit = False
+    ring.used.add((block.region, block.slot))
+    weakref.finalize(used, _give_back, ring, block, row, os.getpid()).atexit = False
     return np.asarray(used)
 
 
-def _give_back(row: NDArray[np.int64], generation: int, pid: int) -> None:
+def _give_back(ring: Ring, block: RingBlock, row: NDArray[np.int64], pid: int) -> None:
     # A forked child has the bytes, too, but only the parent gives them back.
-    if pid == os.getpid() and int(row[_GENERATION]) == generation:
-        row[_STATE] = FREE
+    if pid == os.getpid() and int(row[_GENERATION]) == block.generation:
+        ring.used.discard((block.region, block.slot))
+        row[_STATE] = ring.forked.pop((block.region, block.slot), FREE)
+
+
+def _lock_of(region: int, slot: int) -> int:
+    """The byte whose lock holds a block; those before it are claims of regions."""
+    return _REGIONS + region * _BLOCKS + slot
+
+
+def _before_fork() -> None:
+    for ring in list(_rings.values()):
+        ring.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for ring in list(_rings.values()):
+        ring.after_fork_in_parent()
+
+
+def _after_fork_in_child() -> None:
+    for ring in list(_rings.values()):
+        ring.after_fork_in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

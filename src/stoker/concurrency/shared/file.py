@@ -11,14 +11,14 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import current_process, parent_process, reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 from stoker.concurrency.forks import reset_in_children
-from stoker.concurrency.shared.byte_locks import lock_byte
+from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte
 from stoker.errors import StokerError
 
 
@@ -95,6 +95,21 @@ class SharedFile:
             StokerError: ``/proc`` is not mounted.
         """
         return lock_byte(self._own_description(), number, "exclusive")
+
+    def hold(self, numbers: Iterable[int]) -> int:
+        """A descriptor by which numbers are held, as long as any process has it: this one, or one that inherits it.
+
+        Raises:
+            OSError: ``/proc`` is not mounted, or this process can have no more files.
+        """
+        descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
+        for number in numbers:
+            lock_byte(descriptor, number, "shared")
+        return descriptor
+
+    def is_held(self, number: int) -> bool:
+        """Whether any process holds a number."""
+        return is_byte_locked(self._file, number)
 
     def after_fork(self) -> None:
         """In a forked child: leave the parent's lock alone. A description of its own is opened when it is needed."""
