@@ -145,20 +145,26 @@ class ShardPool:
                 pass
             return reader
         while True:
-            with self._lock:
-                reader = self._open.whole(shard)
-                if reader is not None:
-                    return reader
-                if self._window.waits(shard):
-                    self._begin(self._window.demand(shard))
-                coming = self._coming.get(shard)
-                mine: Future[_Opened] = Future()
+            mine: Future[_Opened] = Future()
+            try:
+                with self._lock:
+                    reader = self._open.whole(shard)
+                    if reader is not None:
+                        return reader
+                    if self._window.waits(shard):
+                        self._begin(self._window.demand(shard))
+                    coming = self._coming.get(shard)
+                    if coming is None:
+                        mine.set_running_or_notify_cancel()  # others wait for it: it can not be cancelled
+                        self._coming[shard] = mine
                 if coming is None:
-                    mine.set_running_or_notify_cancel()  # others wait for it: it can not be cancelled
-                    self._coming[shard] = mine
-            if coming is None:
-                with span(Stage.OPEN), self.times.awaiting():
-                    return self._load_for_all(shard, mine)
+                    with span(Stage.OPEN), self.times.awaiting():
+                        return self._load_for_all(shard, mine)
+            except BaseException as error:  # an interrupt comes anywhere: nobody is to wait for what does not come
+                self._arrived(shard, mine)  # the next reader tries anew
+                if not mine.done():
+                    mine.set_exception(error)
+                raise
             try:
                 with span(Stage.OPEN), self.times.awaiting():
                     found = coming.result().get(shard)
@@ -389,16 +395,11 @@ class ShardPool:
 
     def _load_for_all(self, shard: int, mine: Future[_Opened]) -> ShardReader:
         """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
-        try:
-            reader = self._open_small((shard,)).get(shard)
-            if reader is None:
-                loaded = self._load(shard, demanded=True)
-                assert loaded is not None
-                reader = self._keep([loaded], demanded=True)[0]
-        except BaseException as error:
-            self._arrived(shard, mine)  # the next reader tries anew
-            mine.set_exception(error)
-            raise
+        reader = self._open_small((shard,)).get(shard)
+        if reader is None:
+            loaded = self._load(shard, demanded=True)
+            assert loaded is not None
+            reader = self._keep([loaded], demanded=True)[0]
         self._arrived(shard, mine)
         mine.set_result({shard: reader})
         return reader
