@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from stoker import (
     StreamingParquetLoader,
     StreamingShardLoader,
 )
+from stoker.cached import cached_property
+from stoker.concurrency import forks
 from stoker.errors import StokerError
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig
 from stoker.writing.parquet_writer import ParquetWriter
@@ -120,6 +123,16 @@ def _stream(data: Path) -> Iterator[Any]:
     return (batch.input_ids.tolist() for batch in LMStream(dataset, "tokens", 4, 16))
 
 
+def _tokenized(texts: list[str]) -> list[list[int]]:
+    threading.Event().wait(0.05)
+    return [list(text.encode()) for text in texts]
+
+
+def _texts(data: Path) -> Iterator[Any]:
+    dataset = StreamingDataset(local=data / "mds", batch_size=8, read=ReadOptions(read_threads=2))
+    return (batch.input_ids.tolist() for batch in LMStream(dataset, "text", 4, 16, tokenizer=_tokenized))
+
+
 def _loader(data: Path) -> Iterator[Any]:
     return map(
         _id, StreamingDataLoader(StreamingDataset(local=data / "mds", read=ReadOptions(read_threads=2), batch_size=8))
@@ -128,7 +141,7 @@ def _loader(data: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     "begin",
-    [_samples, _batches, _memory, _lockstep, _lockstep_batches, _planned, _parquet, _stream, _loader],
+    [_samples, _batches, _memory, _lockstep, _lockstep_batches, _planned, _parquet, _stream, _texts, _loader],
 )
 def test_an_iteration_continues_in_a_child_with_what_comes_next_and_in_the_parent_too(
     data: Path, begin: Callable[[Path], Iterator[Any]]
@@ -332,6 +345,112 @@ def test_a_module_that_forks_while_it_is_imported_does_not_wait_for_threads_that
     sys.modules.pop("forking_module")
     module.waits.join()
     assert module.STATUS == 0
+
+
+@contextmanager
+def _holding_lock_of_logging(after: float, then: Callable[[], object]) -> Iterator[None]:
+    """A thread holds the lock that ``logging`` takes before a fork, for so many seconds, and then does something under it."""
+    held = threading.Event()
+
+    def hold() -> None:
+        logging._acquireLock()  # type: ignore[attr-defined]
+        try:
+            held.set()
+            threading.Event().wait(after)
+            then()
+        finally:
+            logging._releaseLock()  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    held.wait()
+    yield
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(logging, "_acquireLock"), reason="logging names its lock otherwise since Python 3.13")
+def test_a_thread_imports_while_it_has_a_lock_that_a_fork_waits_for(slow_module: str) -> None:
+    # As logging.config does, and h5py where it reads from an object.
+    with _holding_lock_of_logging(0.3, lambda: importlib.import_module(slow_module)):
+        assert in_child(lambda: importlib.import_module(slow_module).VALUE) == "7"
+
+
+@pytest.mark.skipif(not hasattr(logging, "_acquireLock"), reason="logging names its lock otherwise since Python 3.13")
+def test_what_is_imported_in_the_moment_before_a_fork_is_imported_anew_in_the_child(slow_module: str) -> None:
+    importing = threading.Thread(target=importlib.import_module, args=(slow_module,))
+
+    def begin() -> None:
+        importing.start()
+        while slow_module not in sys.modules:
+            threading.Event().wait(0.01)
+
+    with _holding_lock_of_logging(0.3, begin):
+        assert in_child(lambda: importlib.import_module(slow_module).VALUE) == "7"
+    importing.join()
+    assert sys.modules[slow_module].VALUE == 7
+
+
+def test_a_program_that_is_a_module_is_waited_for_once_and_does_not_run_again_in_a_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "_PATIENCE", 0.2)
+    (tmp_path / "long_program.py").write_text("import threading\nVALUE = 7\nover = threading.Event()\nover.wait(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    program = threading.Thread(target=importlib.import_module, args=("long_program",))
+    program.start()
+    while not hasattr(sys.modules.get("long_program"), "over"):
+        threading.Event().wait(0.01)
+    try:
+        for _ in range(2):
+            assert in_child(lambda: importlib.import_module("long_program").VALUE) == "7"
+            monkeypatch.setattr(forks, "_PATIENCE", 1e9)  # nothing is waited for from now on
+    finally:
+        sys.modules["long_program"].over.set()
+        program.join()
+        sys.modules.pop("long_program")
+
+
+# -- what is computed once -------------------------------------------------------------------------------------------------
+
+
+def test_a_child_computes_what_a_thread_of_its_parent_was_computing() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    class One:
+        def __init__(self, waits: bool) -> None:
+            self._waits = waits
+
+        @cached_property
+        def value(self) -> int:
+            if self._waits:
+                begun.set()
+                over.wait(60)
+            return 7
+
+    thread = threading.Thread(target=lambda: One(True).value)
+    thread.start()
+    begun.wait()
+    try:
+        assert in_child(lambda: One(False).value) == "7"
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_an_object_that_can_not_be_reset_keeps_no_other_from_it() -> None:
+    class One:
+        resets = 0
+
+        def after_fork(self) -> None:
+            One.resets += 1
+            raise ValueError("no")
+
+    several = [One() for _ in range(3)]
+    for one in several:
+        forks.reset_in_children(one)
+    assert in_child(lambda: One.resets) == "3"
+    del several
 
 
 def _called(action: Callable[[], Any]) -> Any:

@@ -2,14 +2,16 @@
 
 Python makes the locks of modules anew in no child: one that imports what a thread of its parent was importing waits for that
 thread for ever. A thread that fetches shards imports what it needs at its first one (codecs, a store's client, Arrow), and
-functions of users import what they like. So a fork waits until no other thread imports, and none begins until it is done.
+functions of users import what they like. So a fork waits until no other thread imports. Python's own lock of imports is not
+held meanwhile: a thread that has it may wait for a lock that another function takes before forks, as those of ``logging`` and
+``h5py`` do. What begins to be imported all the same, in the moment before the fork, is imported anew in the child.
 """
 
 from __future__ import annotations
 
-import _imp
 import importlib._bootstrap as _bootstrap
 import os
+import sys
 import threading
 import time
 import weakref
@@ -33,48 +35,66 @@ _FORKABLE: Final[weakref.WeakSet[Forkable]] = weakref.WeakSet()
 
 
 def _reset_all() -> None:
+    failed: list[Exception] = []
     for one in list(_FORKABLE):
-        one.after_fork()
+        try:
+            one.after_fork()
+        except Exception as error:  # noqa: BLE001 - the others are reset all the same
+            failed.append(error)
+    if failed:
+        raise ExceptionGroup("objects could not be reset in a forked child", failed)  # which Python prints
 
 
 # Seconds for which a fork waits for imports: more than torch takes on a busy machine. Then it is made all the same, as the
-# thread that imports may wait for something that the forking one holds.
+# thread that imports may wait for something that the forking one holds, or the module be a program that runs for long.
 _PATIENCE: Final = 30.0
 _STEP: Final = 0.001
-# Weak references to the locks of modules that are imported now, by name; and threads that are about to have such a lock, in a
-# mapping of Python's own since 3.12.
+# Weak references to the locks of modules that are imported now, by name.
 _LOCKS: Final[dict[str, Any]] = getattr(_bootstrap, "_module_locks", {})
-_WAITING: Final[dict[int, Any]] = getattr((_waiting := getattr(_bootstrap, "_blocking_on", {})), "data", _waiting)
-_held = threading.local()
+# Modules that were waited for in vain: no later fork waits for them.
+_outlasted: set[str] = set()
 
 
 def _wait_for_imports() -> None:
     me = threading.get_ident()
     end = time.monotonic() + _PATIENCE
     while True:
-        # An import begins with this lock, which other threads do not get until the fork is done.
-        _imp.acquire_lock()
         importing = _importing()
-        # A fork while this thread imports a module: others may wait for that module.
-        if importing <= {me} or me in importing or time.monotonic() > end:
-            _held.lock = True
+        _outlasted.intersection_update(importing)
+        # In a fork while this thread imports a module, others may wait for that module.
+        if me in importing.values() or importing.keys() <= _outlasted:
             return
-        _imp.release_lock()
+        if time.monotonic() > end:
+            _outlasted.update(importing)
+            return
         time.sleep(_STEP)
 
 
-def _importing() -> set[int]:
-    """Identities of the threads that import a module now."""
-    locks = [reference() for reference in tuple(_LOCKS.values())]
-    owners = {getattr(lock, "owner", None) for lock in locks}
-    return {owner for owner in owners if owner is not None} | set(_WAITING)
+def _importing() -> dict[str, int]:
+    """Modules that are imported now, and the identity of the thread that imports each."""
+    owners = [(name, getattr(reference(), "owner", None)) for name, reference in tuple(_LOCKS.items())]
+    return {name: owner for name, owner in owners if owner is not None}
 
 
-def _let_import() -> None:
-    if getattr(_held, "lock", False):
-        _held.lock = False
-        _imp.release_lock()
+def _import_anew() -> None:
+    """In a child: have modules that threads of the parent were importing imported by whoever needs them.
+
+    One that was waited for in vain stays as far as it has come: it may be a program, which must not run a second time.
+    """
+    me = threading.get_ident()
+    importing = _importing()
+    for name in tuple(_LOCKS):
+        if importing.get(name) == me:
+            continue
+        _LOCKS.pop(name, None)  # nobody is left who would release it, or what it has inside
+        specification = getattr(sys.modules.get(name), "__spec__", None)
+        if name in importing and getattr(specification, "_initializing", False):
+            if name in _outlasted:
+                vars(specification)["_initializing"] = False
+            else:
+                del sys.modules[name]
+    _outlasted.clear()
 
 
 os.register_at_fork(after_in_child=_reset_all)
-os.register_at_fork(before=_wait_for_imports, after_in_parent=_let_import, after_in_child=_let_import)
+os.register_at_fork(before=_wait_for_imports, after_in_child=_import_anew)

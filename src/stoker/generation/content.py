@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.cached import cached_property
 from stoker.generation.columns import Column
 from stoker.generation.noise import noise_of
 from stoker.generation.segments import Finish, StreamBytes

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.cached import cached_property
 from stoker.generation.streams import ByteStream, change_bits
 
 CHUNK: Final = 1 << 20

@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.cached import cached_property
 from stoker.digests import blake2b
 from stoker.errors import IndexFileError
 from stoker.formats.base import FileInfo, ShardInfo

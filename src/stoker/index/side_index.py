@@ -11,10 +11,10 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.cached import cached_property
 from stoker.concurrency.shared.arrays import pack_arrays, unpack_arrays
 from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.errors import StokerError

@@ -6,10 +6,10 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from stoker.arguments import checked
+from stoker.cached import cached_property
 from stoker.cluster import World
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
 from stoker.loaders.dataset import StreamingDataset

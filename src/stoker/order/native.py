@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
+from stoker.cached import cached_property
 from stoker.errors import ConfigError
 from stoker.integers import mix
 from stoker.order.global_batches import BatchPlan, DevicePlan

@@ -6,12 +6,13 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
+from stoker.cached import cached_property
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import OuterDivision

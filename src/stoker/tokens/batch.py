@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.cached import cached_property
 from stoker.errors import ConfigError, import_option
 from stoker.tokens.settings import LabelKind
 from stoker.types import Array, Ids

@@ -159,6 +159,26 @@ def test_the_helper_dies_with_its_parent_however_that_dies(store: Store, tmp_pat
 
 
 @pytest.mark.s3
+def test_a_fork_closes_no_file_that_has_the_number_of_a_dead_helpers_pipe(store: Store) -> None:
+    def work() -> None:
+        store.get("before", max_bytes=1 << 30)
+        helper = proxy._current
+        assert helper is not None
+        helper.kill()
+        while hasattr(helper, "_to") or hasattr(helper, "_from"):
+            time.sleep(0.01)
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]  # which have the numbers of the pipes
+
+        def look() -> None:
+            for number in opened:
+                os.fstat(number)
+
+        in_fork(look)
+
+    in_fork(work)
+
+
+@pytest.mark.s3
 def test_a_helper_that_dies_is_replaced_once_a_request(store: Store) -> None:
     def work() -> None:
         store.get("before", max_bytes=1 << 30)

@@ -51,7 +51,6 @@ class Claims:
     def after_fork(self) -> None:
         """See :class:`~stoker.concurrency.forks.Forkable`: closing a copy of the descriptor ends no lock of the parent's."""
         self.__del__()
-        self._descriptor = -1
         self._reset()
 
     def __getstate__(self) -> tuple[str, float]:
@@ -82,9 +81,7 @@ class Claims:
 
     def _open(self) -> None:
         """Open the file: anew where the cache was removed since."""
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)
-        self._descriptor = -1
+        self.__del__()
         self._descriptor = open_own(f"{self._folder}/{_NAME}")
         kind = file_system_of(self._folder)
         self.is_local, self.in_memory = kind in LOCAL_FILE_SYSTEMS, kind == "tmpfs"
@@ -103,6 +100,8 @@ class Claims:
 
     # Bound as a default: at the interpreter's end a module's names are gone.
     def __del__(self, close: Any = os.close) -> None:
-        if self.__dict__.get("_descriptor", -1) >= 0:
+        # Not twice: a process that is forked in between would close what has the number by then.
+        descriptor, self._descriptor = self.__dict__.get("_descriptor", -1), -1
+        if descriptor >= 0:
             with contextlib.suppress(OSError):
-                close(self._descriptor)
+                close(descriptor)

@@ -8,7 +8,6 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +18,7 @@ from stoker.cache.disk.quota import PART, remove_unlocked
 from stoker.cache.origin import PRIVATE, remove_origin_part
 from stoker.cache.range_fetch import check_file
 from stoker.cache.small_files import SmallFileReader
+from stoker.cached import cached_property
 from stoker.errors import CacheError, CorruptDataError, StokerError, StorageFullError
 from stoker.formats.base import UNKNOWN, FileInfo
 from stoker.index.version import VersionWatch

@@ -6,9 +6,9 @@ import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Final
 
+from stoker.cached import cached_property
 from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import FormatError
 from stoker.formats.lance.connection import LanceConnection, LanceFacts

@@ -6,11 +6,12 @@ import io
 import math
 import struct
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
+from stoker.cached import cached_property
 from stoker.errors import FormatError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.generation.columns import Column

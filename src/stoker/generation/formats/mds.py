@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from stoker.cached import cached_property
 from stoker.errors import ConfigError
 from stoker.formats.common.checks import MAX_OFFSET
 from stoker.formats.mds.encoder import MDSEncoder

@@ -12,9 +12,9 @@ import base64
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
+from stoker.cached import cached_property
 from stoker.errors import ConfigError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer import thrift_writer as compact

@@ -7,13 +7,13 @@ import operator
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.arguments import checked
+from stoker.cached import cached_property
 from stoker.cluster import World
 from stoker.errors import ConfigError
 from stoker.formats.unstacked import as_batch

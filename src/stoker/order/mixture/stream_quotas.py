@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
+from stoker.cached import cached_property
 from stoker.errors import ConfigError
 from stoker.integers import mix
 from stoker.order.mixture.weights import Mixture

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 
+from stoker.cached import cached_property
 from stoker.errors import ConfigError
 from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml.partition import MosaicmlPartition

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
+from stoker.cached import cached_property
 from stoker.integers import U32, mix, mix_arrays
 from stoker.order.shuffle.bijection import Domain, split_keys, word_of
 from stoker.order.shuffle.interval_lookup import IntervalLookup

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any
 
+from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.threads import Threads
 from stoker.pipeline.joins.joined_reader import JoinedReader
 from stoker.reading.sample_reader import OtherIds, SampleReader
@@ -77,7 +78,6 @@ class OthersAhead:
         near = all(other.amounts.near for other in self._others)
         self.active = bool(joins) and not (near and (keyed or not read_here))
         self._threads = Threads(1, "join") if self.active and keyed else None
-        self._lock = threading.Lock()
         self._waiting: deque[ChunkOthers] = deque()
         self._closed = False
         self._needed: list[dict[int, int]] = [{} for _ in self._others]
@@ -85,6 +85,12 @@ class OthersAhead:
         if self.active:
             for other, needed in zip(self._others, self._needed, strict=True):
                 other.pool.expect(needed.keys())
+        self.after_fork()
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`."""
+        self._lock = threading.Lock()
 
     def begin(self, shards: Ids, rows: Ids) -> ChunkOthers:
         """Begin to find and fetch what belongs to the samples of a chunk."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from stoker.cached import cached_property
 from stoker.errors import ConfigError, SampleError
 from stoker.pipeline.joins.chunk_stage import ChunkStage, Together
 from stoker.pipeline.joins.joined_reader import missing_error, taken

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.display import with_article
@@ -39,6 +40,11 @@ class TextsStage(ChunkStage):
         assert step.function is not None
         self._column, self._limit = step.columns
         self._tokenize: Callable[[Sequence[str]], Sequence[Any]] = step.function
+        self.after_fork()
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: a thread of the parent may be inside of the tokenizer."""
         # Several threads read chunks, and tokenizers are often not for several at once.
         self._lock = threading.Lock()
 

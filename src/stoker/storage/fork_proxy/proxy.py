@@ -147,10 +147,15 @@ class Helper:
         """In a fork of the process that made it: close the pipe, so that it closes with that process."""
         self._dead = True
         self._process.returncode = 0  # not our child: nobody is to wait for it
-        with contextlib.suppress(OSError):
-            os.close(self._to)
-        with contextlib.suppress(OSError):
-            os.close(self._from)
+        self._close()
+
+    def _close(self) -> None:
+        """Close the pipes, once: afterwards their numbers are those of other files."""
+        for name in ("_to", "_from"):
+            number = self.__dict__.pop(name, -1)
+            if number >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(number)
 
     def _receive(self) -> None:
         while (frame := read_frame(self._from)) is not None:
@@ -173,8 +178,7 @@ class Helper:
         for answer in waiting:
             answer.set_exception(HelperDiedError())
         with self._send_lock:
-            os.close(self._to)
-        os.close(self._from)
+            self._close()
         self._process.wait()
 
 

@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import astuple
 from datetime import timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from stoker.cached import cached_property
 from stoker.errors import ConfigError
 from stoker.storage.fork_proxy import fork
 from stoker.storage.remote.faults import classify, is_panic

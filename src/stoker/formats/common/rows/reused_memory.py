@@ -112,11 +112,16 @@ class ReusedBlocks:
         return np.asarray(_Block(memory, self))[:size]
 
     def give_back(self, memory: NDArray[np.uint8]) -> None:
-        """Keep a block that nobody uses any more, as far as there is room."""
-        with self._lock:
+        """Keep a block that nobody uses any more, as far as there is room, and no other thread is at it."""
+        # Finalizers do not wait: in a forked child the lock may be that of a thread which is not there, until it is reset.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             self._free.append(memory)
             while self._free and self.kept > self._most:
                 self._free.pop(0)
+        finally:
+            self._lock.release()
 
 
 _BLOCKS: Final = ReusedBlocks(_MOST)
