@@ -211,7 +211,7 @@ class EpochReader(RankEpochs):
 
     def _columns(self, batch_size: int, read: Callable[[Pipeline], Iterator[list[_Columns]]]) -> Iterator[_Columns]:
         _, delivery, pipeline = self._start(batch_size, by_sample=False)
-        division, ranks, number = self._division, self._ranks, 0
+        division, ranks, number, look = self._division, self._ranks, 0, 0
         waits = WaitClock()
         waits.begin()
         for together in read(pipeline):
@@ -223,12 +223,14 @@ class EpochReader(RankEpochs):
                 delivery.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
                 yield found
                 delivery.check()
-                waits.at_hand()
+                if number >= look:
+                    look = number + waits.at_hand()
                 del found
             del together  # frees its memory for the next ones
             waits.begin()
         if number < _LOOK_AGAIN:
             check_as_begun(self._rank_finder, division, ranks, batch_size)
+        waits.at_hand()
         waits.flush()
         delivery.finished = True
 

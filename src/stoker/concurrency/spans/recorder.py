@@ -78,6 +78,10 @@ _SHORT_WAIT: Final = 50_000
 _SUMMED_WAITS: Final = 1_000_000
 """Nanoseconds of a wait that is recorded by itself, and after which a sum of shorter ones is recorded."""
 
+_AT_HAND: Final = 8
+_QUICK: Final = 400_000
+"""Items at hand that are taken between two looks at the clock, where those before took fewer nanoseconds."""
+
 _LOOKED: Final = 4_000_000
 """Nanoseconds after which it is asked again what a thread had of the processors, which takes 3 µs."""
 
@@ -112,10 +116,8 @@ class Recorder:
 
     def add(self, stage: Stage, begin: int, end: int, amount: int = 0, at_once: int = 0) -> None:
         """Record a span of this thread; see :data:`RECORD`."""
-        thread = get_native_id()
-        if thread not in self._threads:
-            self._threads.add(thread)
-            self.note(thread=thread, name=threading.current_thread().name)
+        mine = self._of_thread
+        thread = mine.number or self._begin_thread(mine)
         slot = next(self._slots)
         try:
             segment = self._segments[slot >> _SHIFT]
@@ -124,6 +126,14 @@ class Recorder:
                 return
             segment = self._segments[slot >> _SHIFT]
         _pack_into(segment, (slot & _SEGMENT - 1) * _SIZE, begin, end, thread, stage, at_once, amount)
+
+    def _begin_thread(self, mine: _OfThread) -> int:
+        """The system's number of this thread, which is noted. It is asked once: that takes as long as half a span."""
+        number = mine.number = get_native_id()
+        if number not in self._threads:
+            self._threads.add(number)
+            self.note(thread=number, name=threading.current_thread().name)
+        return number
 
     def look(self, now: int) -> None:
         """Record what this thread had of the processors since it was looked at last, if that is some time ago."""
@@ -192,8 +202,9 @@ class Recorder:
 
 
 class _OfThread(threading.local):
-    """Times of each thread, and when they were looked at last, by the monotonic clock."""
+    """The number of each thread, its times, and when they were looked at last, by the monotonic clock."""
 
+    number = 0
     times: ThreadTimes | None = None
     since = 0
 
@@ -271,10 +282,10 @@ def end_span(stage: Stage, begun: int, amount: int = 0) -> None:
 class WaitClock:
     """Records the waits of an iteration. Those of less than 50 µs are summed up, over a millisecond at most."""
 
-    __slots__ = ("_amount", "_begun", "_due", "_look_due", "_took")
+    __slots__ = ("_amount", "_begun", "_came", "_due", "_look_due", "_took")
 
     def __init__(self) -> None:
-        self._took = self._amount = self._begun = self._due = self._look_due = 0
+        self._took = self._amount = self._begun = self._came = self._due = self._look_due = 0
 
     def begin(self) -> None:
         """Say that the consumer asks for something."""
@@ -302,11 +313,20 @@ class WaitClock:
         if now > self._due or now - begun >= _SHORT_WAIT:
             self._record(running, now)
 
-    def at_hand(self) -> None:
-        """Say that the consumer has come back, and gets what came together with the item before."""
+    def at_hand(self) -> int:
+        """Say that the consumer has come back, and gets what came together with the item before.
+
+        Returns:
+            After how many items it is to be said again: the next one, or some where those before took little time.
+        """
         running = _recorder
-        if running is not None and (now := perf_counter_ns()) > self._due:
+        if running is None:
+            return _AT_HAND
+        now = perf_counter_ns()
+        took, self._came = now - self._came, now
+        if now > self._due:
             self._record(running, now)
+        return _AT_HAND if took < _QUICK else 1
 
     def flush(self) -> None:
         """Record what was summed up."""
