@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import random
 import threading
@@ -38,6 +39,8 @@ from stoker.errors import (
     TransformError,
 )
 from stoker.partitions import Contiguous, HashBased, RoundRobin
+from stoker.pipeline.chunks.chunk_reader import ChunkReader
+from stoker.reading.good_rows import GoodRowReader
 from stoker.writers import CSVWriter, JSONWriter
 
 SAMPLES = 700
@@ -300,6 +303,39 @@ def test_limits_hold(data: Path) -> None:
     for wrong in ({"max_bad": -1}, {"max_in_a_row": -1}, {"max_share": 1.5}, {"on_bad_sample": "ignore"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             BadSamples(**wrong)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("columnar", [False, True])
+def test_a_share_is_of_all_samples_that_were_read(tmp_path: Path, columnar: bool, threads: int) -> None:
+    """Good samples of earlier steps of reading count, too."""
+    bad = range(8000, 9000, 50)
+    folder = write_with_bad(tmp_path / "data", 9000, bad, size_limit=100_000)
+
+    def read(max_share: float) -> int:
+        settings = BadSamples(max_share=max_share)
+        dataset = StreamingDataset(folder, on_bad_sample=settings, batch_size=8, read=ReadOptions(read_threads=threads))
+        return sum(len(batch["id"]) for batch in dataset.batches()) if columnar else len(list(dataset))
+
+    assert read(20 / 8000) == 9000 - len(bad)
+    with pytest.raises(TooManyBadSamplesError, match=r"bad samples of (8\d\d\d|9000) read, and max_share"):
+        read(17 / 9000)
+
+
+@pytest.mark.parametrize("on_bad_sample", ["raise", "skip", "replace"])
+def test_an_epoch_without_bad_samples_leaves_nothing_to_the_collector(tmp_path: Path, on_bad_sample: Any) -> None:
+    with MDSWriter({"id": "int"}, tmp_path / "data") as writer:
+        writer.write_batch({"id": np.arange(300)})
+    dataset = StreamingDataset(tmp_path / "data", on_bad_sample=on_bad_sample, batch_size=10, shuffle=True)
+    assert sum(len(batch["id"]) for batch in dataset.batches()) == len(list(dataset)) == 300  # opens, and imports
+    gc.collect()
+    gc.disable()
+    try:
+        assert sum(len(batch["id"]) for batch in dataset.batches()) == len(list(dataset)) == 300
+        left = [one for one in gc.get_objects() if issubclass(type(one), ChunkReader | GoodRowReader)]
+        assert not left  # and so none of the epoch's order
+    finally:
+        gc.enable()
 
 
 def test_a_whole_shard_that_is_damaged(tmp_path: Path) -> None:

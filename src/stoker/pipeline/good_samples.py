@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +18,9 @@ from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import last_left, left_to_load, loaded
 from stoker.formats.unstacked import Unstacked, number_dtype, rows_of
 from stoker.image.batch_rows import BatchRows
+from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
-from stoker.order.spans import Spans, spans_of
+from stoker.order.spans import check_spanned, spans_of
 from stoker.pipeline.chunks.empty_batch import EmptyBatch
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.joins.chunk_stage import ChunkStage
@@ -126,32 +127,31 @@ class GoodSampleReader(GoodRowReader):
         self._run = run
         self._steps, self._batch_steps, self._override = steps, batch_steps, override
         self._replace, self._strict = on_bad_sample == "replace", on_bad_sample == "raise"
-        self._spans = cache(self._find_spans)
         if self._replace:
-            self._spans()  # an error is raised here, not when a sample is bad
+            check_spanned(*self._asked())  # an error is raised here, not when a sample is bad
         self._filters, self._as_stored = filters, as_stored
+        joined = isinstance(reader, JoinedReader)
+        # Whether the columns of a batch are those of the shards.
+        self._stored = steps is None and not joined
+        alone = override is None and not filters and not joined
         # Whether samples can be made one after the other, up to one that is bad.
-        self._in_turn = (
-            override is None
-            and not filters
-            and not isinstance(reader, JoinedReader)
-            and (steps is None or steps.functions is not None)
-        )
+        self._in_turn = alone and (steps is None or steps.functions is not None)
         # Makes ids of whole columns of texts, as long as all are good.
-        alone = override is None and not filters and not isinstance(reader, JoinedReader)
         self._texts = steps.texts if steps is not None and alone else None
         self._dtypes: dict[str, np.dtype[Any]] | None = None
-        self._replacements = Replacements(self._spans, strict=self._strict)
+        # Made where a sample is bad or filtered: most epochs have none.
+        self._replacements: Replacements | None = None
         self._counts = self._pool.counts if counts is None else counts
-        self._empty = EmptyBatch(self._pool.index.table, self._alone)
+        self._empty = EmptyBatch(self._pool.index.table)
         self._apart: GoodSampleReader | None = None
         # Shard and row of the sample that replaced another last.
         self._replaced_by: tuple[int, int] | None = None
 
-    def _find_spans(self) -> Spans:
+    def _asked(self) -> tuple[Plan, str]:
+        """The plan of the epoch that is asked where other samples are, and the setting that asks."""
         assert self._run is not None
         plan = self._run.plan.whole if isinstance(self._run.plan, OuterPlan) else self._run.plan
-        return spans_of(plan, "on_bad_sample='replace'" if self._replace else "filter(dropped='replace')")
+        return plan, "on_bad_sample='replace'" if self._replace else "filter(dropped='replace')"
 
     # -- one by one ------------------------------------------------------------------------------------------------
 
@@ -423,12 +423,26 @@ class GoodSampleReader(GoodRowReader):
         others: OtherIds | None = None,
     ) -> Batch | GoodSamples:
         """The samples at these places as columns; args are those of :meth:`samples`."""
-        found = self._batch(positions, shards, rows, own, others)
-        if not isinstance(found, GoodSamples):
-            if self._batch_steps is not None:
-                found = self._batch_steps(found, positions, shards, rows)
-            self._empty.meet(found)
-            return found
+        whole: Batch | None = None
+        if self._stored and own is None:
+            try:
+                whole = self._columns_of(shards, rows)
+            except Exception as reason:
+                if not is_of_sample(reason):
+                    raise
+        if whole is None:
+            found = self._batch(positions, shards, rows, own, others)
+            if isinstance(found, GoodSamples):
+                return self._stepped(found, shards, rows)
+            whole = found
+        if self._batch_steps is not None:
+            whole = self._batch_steps(whole, positions, shards, rows)
+        if not self._empty.has_met:
+            self._empty.meet(whole)
+        return whole
+
+    def _stepped(self, found: GoodSamples, shards: Ids, rows: Ids) -> GoodSamples:
+        """What functions of batches make of columns of which some samples are bad or filtered."""
         kept = found.kept
         if not len(kept):
             return found._replace(values=self.empty())
@@ -439,12 +453,8 @@ class GoodSampleReader(GoodRowReader):
         return found if values is found.values else found._replace(values=values)
 
     def _batch(self, positions: Ids, shards: Ids, rows: Ids, own: Any, others: OtherIds | None) -> Batch | GoodSamples:
-        if (
-            own is not None
-            and self._steps is None
-            and not isinstance(self._reader, JoinedReader)
-            and not left_to_load()
-        ):
+        """The same before functions of batches; columns of the shards one part after the other."""
+        if own is not None and self._stored and not left_to_load():
             batch: Batch = own
             return batch
         if self._texts is not None and own is None:
@@ -477,12 +487,6 @@ class GoodSampleReader(GoodRowReader):
             if here and self._as_stored:
                 self._give_dtypes(stacked, shards[kept], rows[kept])
             return GoodSamples(stacked, kept, found.positions, found.bad)
-        if not isinstance(self._reader, JoinedReader):
-            try:
-                return self._columns_of(shards, rows)
-            except Exception as reason:
-                if not is_of_sample(reason):
-                    raise
         parts, bad = self._parts(shards, rows, own, others)
         if len(parts) == 1 and not bad:
             if len(parts[0][0]) == len(rows):
@@ -507,7 +511,7 @@ class GoodSampleReader(GoodRowReader):
     ) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
         """See :meth:`parts`; samples that a join leaves out are in none."""
         if not isinstance(self._reader, JoinedReader):
-            return self.parts(shards, rows, whole=False)  # was tried
+            return self.parts(shards, rows, own=own, whole=own is not None)  # others were tried
         found = self._found(shards, rows, own, others)
         there, bad = found.there, found.bad
         if self._filters:
@@ -581,7 +585,7 @@ class GoodSampleReader(GoodRowReader):
 
     def empty(self) -> Batch:
         """The columns of a batch of no samples; none where those that functions of the user give are not known."""
-        found = self._empty.columns()
+        found = self._empty.columns(self._alone)
         if found or self._steps is not None or self._batch_steps is not None:
             return found
         none: Batch = {name: [] for name in self._reader.names}
@@ -653,12 +657,15 @@ class GoodSampleReader(GoodRowReader):
             self._replaced_by = int(shards[0]), int(rows[0])
             return made
 
-        found = self._replacements.find(position, read_at, lambda made: not isinstance(made, LeftOut))
+        if self._replacements is None:
+            self._replacements = Replacements(spans_of(*self._asked()), strict=self._strict)
+        replacements = self._replacements
+        found = replacements.find(position, read_at, lambda made: not isinstance(made, LeftOut))
         if found is not None:
             return found
         if error is None:
             raise ConfigError(
-                f"filter(dropped='replace'): of {self._replacements.tried} samples that were tried in the place of one, none "
+                f"filter(dropped='replace'): of {replacements.tried} samples that were tried in the place of one, none "
                 "is kept: use dropped='leave_out', or choose samples by their columns, subset=Where(...)"
             )
         raise none_is_good(error)

@@ -124,6 +124,8 @@ class Pipeline:
         # What stood for the image that was left to load last when a chunk was begun; of none, this.
         self._last_left: object = _UNKNOWN
         self._is_full = False
+        # Samples that were delivered since bad ones were told last.
+        self._untold = 0
 
     def sample_runs(self) -> Iterator[SampleRun]:
         """The samples in order, transformed; :data:`~stoker.pipeline.good_samples.LEFT_OUT` for each that is left out."""
@@ -164,10 +166,12 @@ class Pipeline:
 
     # -- with bad samples --------------------------------------------------------------------------------------------
 
-    def _tell(self, chunk: Chunk, bad: Iterable[tuple[int, SampleError]] = ()) -> None:
+    def _tell(self, chunk: Chunk, bad: Iterable[tuple[int, SampleError]]) -> None:
         """Count and list the bad samples of a chunk that is delivered now."""
         if self._log is not None:
+            self._log.enter(self._untold)
             self._log.enter(len(chunk.rows))
+            self._untold = 0
             for number, error in bad:
                 self._log.note(number, error)
 
@@ -176,7 +180,7 @@ class Pipeline:
         if isinstance(found, GoodSamples):
             self._tell(chunk, found.bad)
             return self._run_of(found)
-        self._tell(chunk)
+        self._untold += len(found)
         return SampleRun.of(found)
 
     def _recoverable(self) -> Iterator[SampleRun]:
@@ -268,7 +272,7 @@ class Pipeline:
     def _told_group(self, read: tuple[Chunk, BatchGroup | GoodSamples]) -> BatchGroup:
         chunk, good = read
         if not isinstance(good, GoodSamples):
-            self._tell(chunk)
+            self._untold += len(chunk.rows)
             return good
         self._tell(chunk, good.bad)
         return BatchGroup(good.values, self._reader.good_lengths(chunk, good))

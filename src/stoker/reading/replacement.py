@@ -26,7 +26,7 @@ class Replacements:
         tried: positions that were tried by the last call.
     """
 
-    def __init__(self, spans: Callable[[], Spans], *, strict: bool = False) -> None:
+    def __init__(self, spans: Spans, *, strict: bool = False) -> None:
         self._spans, self._strict = spans, strict
         # Positions near which another was looked for, and whose samples could not take its place.
         self._unfit: set[int] = set()
@@ -49,7 +49,7 @@ class Replacements:
         if len(unfit) > _REMEMBERED:
             unfit.clear()
         self.tried = 0
-        for candidate in candidates(position, self._spans()):
+        for candidate in candidates(position, self._spans):
             self.tried += 1
             if candidate in unfit:
                 continue

@@ -25,29 +25,37 @@ class EmptyBatch:
 
     Args:
         table: the dataset's shards.
-        read: gives the columns of the sample at a shard and a row; empty where it is bad or filtered.
+
+    Attributes:
+        has_met: whether it has met a batch.
     """
 
-    def __init__(self, table: ShardTable, read: Callable[[int, int], Batch]) -> None:
-        self._table, self._read = table, read
+    def __init__(self, table: ShardTable) -> None:
+        self._table = table
         self._found: Batch | None = None
-        self._met: Batch | None = None
+        self._met: Batch = {}
+        self.has_met = False
 
     def meet(self, columns: Batch) -> None:
         """Take note of the columns of samples that are delivered."""
-        if self._met is None:
+        if not self.has_met:
             self._met = _without_rows(columns)
+            self.has_met = True
 
-    def columns(self) -> Batch:
-        """The columns; the caller's own. Empty where they are not known."""
+    def columns(self, read: Callable[[int, int], Batch]) -> Batch:
+        """The columns; the caller's own. Empty where they are not known.
+
+        Args:
+            read: gives the columns of the sample at a shard and a row; empty where it is bad or filtered.
+        """
         if self._found is None:
-            self._found = self._look()
-        return {name: column.copy() for name, column in (self._found or self._met or {}).items()}
+            self._found = self._look(read)
+        return {name: column.copy() for name, column in (self._found or self._met).items()}
 
-    def _look(self) -> Batch:
+    def _look(self, read: Callable[[int, int], Batch]) -> Batch:
         for shard, row in self._tried():
             try:
-                columns = self._read(shard, row)
+                columns = read(shard, row)
             except ConfigError:  # no other sample can be had in the place of this one
                 continue
             if columns:

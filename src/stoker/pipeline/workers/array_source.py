@@ -208,11 +208,10 @@ class _GoodArrayReader:
 
     def __init__(self, arrays: ArraySource, transform: Transform, run: Run, bad_samples: BadSamples) -> None:
         self._arrays, self._transform, self._order = arrays, transform, run.order
-        self._empty = EmptyBatch(ShardTable(np.array([arrays.total])), self._alone)
+        self._empty = EmptyBatch(ShardTable(np.array([arrays.total])))
         self._replacements: Replacements | None = None
         if bad_samples.on_bad_sample == "replace":
-            spans = spans_of(run.plan, "on_bad_sample='replace'")
-            self._replacements = Replacements(lambda: spans)
+            self._replacements = Replacements(spans_of(run.plan, "on_bad_sample='replace'"))
 
     def samples(self, positions: Ids, shards: Ids, rows: Ids) -> list[Any] | GoodSamples:  # noqa: ARG002 - there is one shard
         """See :class:`~stoker.pipeline.workers.sample_source.GoodReader`."""
@@ -248,7 +247,7 @@ class _GoodArrayReader:
             self._empty.meet(batch)
             return batch
         if not len(found.kept):
-            return found._replace(values=self._empty.columns())
+            return found._replace(values=self._empty.columns(self._alone))
         here = [found.values[number] for number in found.kept.tolist()]
         values = as_batch(stack_samples(here, partial(_origin, rows[found.kept]), memory))
         self._empty.meet(values)

@@ -217,7 +217,7 @@ class _EpochRows:
         units = -(-way.total // step) if self._layout.partial else way.total // step
         finder = self._replacements.get(first.sequence)
         if finder is None:
-            finder = self._replacements[first.sequence] = Replacements(partial(Spans.one, units))
+            finder = self._replacements[first.sequence] = Replacements(Spans.one(units))
         at_hand = {(one.sequence, one.number): one for one in part.blocks}
         unit = (int(way.starts[first.number]) + part.inside) // step + number
         found = finder.find(unit, partial(self._row, first.sequence, at_hand))

@@ -303,14 +303,19 @@ class RangeReader:
         return positions, *self._splits.run.order.locate(positions)
 
     def _read(self, begin: int, end: int, numbers: tuple[int, int], split: LeasedSplit | None) -> SampleChunk:
-        if self._good is not None:
-            part = RangePart(begin, end, numbers, split)
-            places = self._places(part)
-            return self._chunk_of(part, self._good.batch(*places) if self._batched else self._good.samples(*places))
-        located = self._splits.locate(begin, end)
+        positions = self._splits.positions(begin, end)
+        located = self._splits.run.order.locate(positions)
+        good = self._good
+        found: Any
+        if good is None:
+            found = self.sample_source.batch(*located) if self._batched else self.sample_source.samples(*located)
+        else:
+            found = good.batch(positions, *located) if self._batched else good.samples(positions, *located)
+            if isinstance(found, GoodSamples):
+                return self._chunk_of(RangePart(begin, end, numbers, split), found)
         if self._batched:
-            return SampleChunk(*numbers, end - begin, batch=self.sample_source.batch(*located), split=split)
-        return SampleChunk(*numbers, end - begin, samples=self.sample_source.samples(*located), split=split)
+            return SampleChunk(*numbers, end - begin, batch=found, split=split)
+        return SampleChunk(*numbers, end - begin, samples=found, split=split)
 
     def _chunk_of(self, part: RangePart, found: Any) -> SampleChunk:
         """The chunk of a part, of which samples or a batch were read, with or without bad ones."""
