@@ -1,1 +1,1 @@
-"""Where ranks of a benchmark meet without MPI: a server, its clients, and what they send each other."""
+"""The server at which ranks of a benchmark meet without MPI, its clients, and what they send each other."""
