@@ -92,8 +92,8 @@ trainers-test: trainers
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install '$(TORCH)'
+	$(BIN)/python -m pip install --editable '.[dev]'
 	touch $@
 
 clean:

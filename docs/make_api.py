@@ -30,6 +30,7 @@ PAGES = {
     "Schedule": "order/mixing",
     "ShardConfig": "tokens",
     "SkipIds": "order/subsets",
+    "SkipSteps": "lineage",
     "StokerError": "errors",
     "Stream": "order/mixing",
     "StreamStats": "statistics",

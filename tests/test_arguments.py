@@ -129,6 +129,7 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.Schedule": (_of(points=((0, (("a", 1.0),)),)), nothing),
     "stoker.ShardConfig": (_of(rank=0, world_size=1), nothing),
     "stoker.SkipIds": (_of(ids=[1]), nothing),
+    "stoker.SkipSteps": (_of(begin=3, end=4, epoch=0, global_batch=8), nothing),
     "stoker.partitions.Stratified": (_of(label_column="x"), nothing),
     "stoker.Stream": (_at("local"), nothing),
     "stoker.StreamingConfig": (_of(), nothing),

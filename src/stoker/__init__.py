@@ -24,6 +24,7 @@ What is read, and how:
     HashSplit               a fraction of the samples, by a hash of their ids
     KeepIds                 samples of these ids alone
     SkipIds                 all samples but those of these ids
+    SkipSteps               steps of an epoch that are left out, for ``quarantine=``
     train_validation_split  two such fractions that share no sample
     Schedule                weights of streams that change during training
 
@@ -65,6 +66,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.lazy_names import lazy_names
+from stoker.version import __version__
 
 if TYPE_CHECKING:
     from stoker.cluster import World
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
     from stoker.reading.bad_samples import BadSamples
     from stoker.reading.chain import Chain
     from stoker.streams.conditions import Where
+    from stoker.streams.quarantine import SkipSteps
     from stoker.streams.streams import Stream
     from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, train_validation_split
     from stoker.tokens.batch import LMBatch
@@ -119,6 +122,7 @@ if TYPE_CHECKING:
         "Schedule",
         "ShardConfig",
         "SkipIds",
+        "SkipSteps",
         "StokerError",
         "Stream",
         "StreamStats",
@@ -143,8 +147,6 @@ if TYPE_CHECKING:
         "verify",
     ]
 
-__version__ = "0.1.0"
-
 _MODULES: Final = {
     "Adaptive": "stoker.pipeline.workers.adaptive",
     "Audio": "stoker.formats.media.audio",
@@ -163,6 +165,7 @@ _MODULES: Final = {
     "Schedule": "stoker.order.mixture.schedule",
     "ShardConfig": "stoker.tokens.settings",
     "SkipIds": "stoker.streams.subsets",
+    "SkipSteps": "stoker.streams.quarantine",
     "StokerError": "stoker.errors",
     "Stream": "stoker.streams.streams",
     "StreamStats": "stoker.pipeline.stats.stats",

@@ -66,6 +66,27 @@ def test_a_function_of_this_folder_is_found(
     assert "transform" in profile(capsys, data, "--batch-size", 32, "--transform", "profiled_here:same")
 
 
+def test_a_function_draws_random_numbers(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "profiled_random.py").write_text(
+        "from stoker import Chain\n"
+        "drawn = []\n"
+        "def crop(sample, rng):\n    drawn.append(int(rng.integers(100)))\n    return sample\n"
+        "chain = Chain().random_map(crop)\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name in ("crop", "chain"):
+        given = ("--batch-size", 32, "--no-shuffle", "--read-threads", 0, "--transform", f"profiled_random:{name}")
+        assert "transform" in profile(capsys, data, *given)
+    drawn = sys.modules["profiled_random"].drawn
+    assert len(drawn) > 1
+    assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
+    said = profile(capsys, data, "--transform", "profiled_random:number", code=1)
+    assert "--transform profiled_random:number is an int: name a function or a Chain" in said
+
+
 def test_a_run_that_fails_leaves_an_earlier_trace(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

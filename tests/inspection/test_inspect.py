@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from PIL import Image
 
 from packed_cases import CASES, sample_of, tiny_image
 from s3server import Bucket
-from stoker import MDSWriter
+from stoker import MDSWriter, StreamingDataset, Where
 from stoker.errors import ConfigError, ObjectNotFoundError
-from stoker.inspection import inspect
+from stoker.inspection import inspect, verify
 from stoker.inspection.facts import shape_of
 from stoker.inspection.render import show
 from stoker.storage import open_store
@@ -169,3 +170,32 @@ def test_the_first_sample_is_the_first(tmp_path: Path) -> None:
     shown = inspect(tmp_path, samples=1).preview[0]
     assert shown["text"].text == sample_of(0, {"text": "str"})["text"]
     assert shown["pixels"].shape == (4, 3)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_single_file_is_named(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"x": [1, 2]}), file)
+    else:
+        file.write_text('{"x": 1}\n{"x": 2}\n')
+    assert inspect(file).url == verify(file).url == str(file)
+    pattern = str(tmp_path / f"*.{kind}")
+    assert inspect(pattern).url == verify(pattern).url == pattern
+    assert verify(tmp_path, format=None if kind == "parquet" else "json").url == str(tmp_path)
+    for given in (str(file), pattern):
+        assert repr(StreamingDataset(given)).endswith(f"at {given}>")
+        named = re.escape(given)
+        with pytest.raises(ConfigError, match=f"there is no column 'y' in all of {named}: "):
+            StreamingDataset(given, subset=Where("y", ">", 1))
+        with pytest.raises(ConfigError, match=f"^{named}: column 'x' holds numbers"):
+            StreamingDataset(given, subset=Where("x", ">", "a"))
+
+
+@pytest.mark.s3
+def test_a_file_of_an_object_store_is_named(tmp_path: Path, bucket: Bucket) -> None:
+    options = bucket.storage_options
+    open_store(f"{bucket.url}/one", options).put("a.jsonl", b'{"x": 1}\n')
+    url = f"{bucket.url}/one/a.jsonl"
+    assert inspect(url, storage_options=options).url == verify(url, storage_options=options).url == url
+    assert repr(StreamingDataset(url, local=tmp_path / "cache", storage_options=options)).endswith(f"at {url}>")

@@ -338,6 +338,34 @@ def test_an_epoch_without_bad_samples_leaves_nothing_to_the_collector(tmp_path: 
         gc.enable()
 
 
+@pytest.mark.parametrize("kind", ["skip", "replace"])
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("function", ["plain", "filter"])
+def test_a_limit_is_met_at_the_sample(data: Path, kind: Any, threads: int, function: str) -> None:
+    """However many samples are read at once: those before it are delivered, and a state resumes at it."""
+
+    def opened(max_bad: int) -> StreamingDataset:
+        limit = BadSamples(kind, max_bad=max_bad)
+        settings: dict[str, Any] = {"batch_size": 8, "read": ReadOptions(read_threads=threads)}
+        dataset = StreamingDataset(data, on_bad_sample=limit, **settings)
+        return dataset if function == "plain" else dataset.filter(lambda sample: sample["id"] % 3 != 1, name="some")
+
+    whole = [int(sample["id"]) for sample in opened(len(BAD))]
+    bad = sorted(BAD)
+    for allowed in (0, 3, len(BAD) - 1):
+        dataset, found = opened(allowed), list[int]()
+        with pytest.raises(TooManyBadSamplesError) as caught:
+            found.extend(int(sample["id"]) for sample in dataset)
+        assert caught.value.sample == bad[allowed]
+        assert found == whole[: len(found)]
+        if kind == "skip":
+            assert found == [number for number in whole if number < bad[allowed]]
+        assert dataset.stats().bad_samples == allowed + 1
+        again = opened(len(BAD))
+        again.load_state_dict(dataset.state_dict())
+        assert found + [int(sample["id"]) for sample in again] == whole
+
+
 def test_a_whole_shard_that_is_damaged(tmp_path: Path) -> None:
     with MDSWriter({"id": "int"}, tmp_path / "data", size_limit=200) as writer:
         writer.write_batch({"id": np.arange(300)})

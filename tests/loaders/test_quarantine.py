@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from stoker import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, StreamingShardLoader
+from stoker import (
+    KeepIds,
+    MDSWriter,
+    SkipIds,
+    SkipSteps,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    StreamingShardLoader,
+)
 from stoker.cluster import World
 from stoker.errors import ConfigError, StateError
 from stoker.partitions import Contiguous, RoundRobin
@@ -48,6 +57,12 @@ def add(file: Path, *lines: Any) -> None:
 def opened(data: Path, **settings: Any) -> StreamingDataset:
     chosen = {"shuffle": True, "batch_size": 8, **settings}
     return StreamingDataset(streams=[Stream(local=data / name) for name in STREAMS], **chosen)
+
+
+def opened_at(state: dict[str, Any], data: Path, **settings: Any) -> StreamingDataset:
+    dataset = opened(data, **settings)
+    dataset.load_state_dict(state)
+    return dataset
 
 
 def ids_in(batches: Iterable[Any]) -> list[list[int]]:
@@ -118,6 +133,76 @@ def test_steps_give_their_places_to_those_before(data: Path, file: Path, kind: s
     ranks = [opened(data, quarantine=file, batch_size=4, world=World(rank, 2, 2)) for rank in range(2)]
     together = [[*one, *other] for one, other in zip(*(read(rank) for rank in ranks), strict=True)]
     assert [sorted(batch) for batch in together] == [sorted(batch) for batch in found]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_values_are_as_good_as_the_lines_that_they_stand_for(data: Path, file: Path, world_size: int) -> None:
+    steps = SkipSteps(5, 8, epoch=0, global_batch=8)
+    values = [steps, SkipIds([400, 3, 17])]
+    add(file, steps.as_dict(), 3, 17, 400)
+    for rank in range(world_size):
+        settings: dict[str, Any] = {"batch_size": 8 // world_size, "world": World(rank, world_size, world_size)}
+        wanted = read(opened(data, quarantine=file, **settings))
+        whole = opened(data, quarantine=values, **settings)
+        taken = ids_in(islice(whole.batches(), 4))
+        assert taken + read(opened_at(whole.state_dict(), data, quarantine=file, **settings)) == wanted
+        assert (
+            taken + read(opened_at(whole.state_dict(), data, quarantine=[*values, SkipIds([])], **settings)) == wanted
+        )
+        longer = opened_at(whole.state_dict(), data, quarantine=[*values, SkipIds([wanted[9][0]])], **settings)
+        check(read(longer), wanted[4:], {wanted[9][0]})
+        with pytest.raises(StateError, match="add a further SkipIds or SkipSteps at the list's end"):
+            opened_at(whole.state_dict(), data, quarantine=[steps, SkipIds([2, 3, 17, 400])], **settings)
+
+
+def test_a_single_value_is_enough(data: Path) -> None:
+    plain = read(opened(data))
+    assert (
+        read(opened(data, quarantine=SkipSteps(40, 64, epoch=0, global_batch=1))) == plain[:5] + plain[2:5] + plain[8:]
+    )
+    check(read(opened(data, quarantine=SkipIds([3, 17]))), plain, {3, 17})
+    assert read(opened(data, quarantine=[])) == plain
+
+
+def test_ids_of_a_file_are_values_too(data: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.array([17, 3]))
+    check(read(opened(data, quarantine=[SkipIds(tmp_path / "ids.npy")])), read(opened(data)), {3, 17})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SkipSteps(3, 3, epoch=0, global_batch=8), "0 <= begin < end"),
+        (lambda: SkipSteps(-1, 3, epoch=0, global_batch=8), "0 <= begin < end"),
+        (lambda: SkipSteps(1, 3, epoch=-1, global_batch=8), "epoch >= 0"),
+        (lambda: SkipSteps(1, 3, epoch=0, global_batch=0), "all ranks take in a step"),
+        (lambda: SkipSteps(1, 1 << 61, epoch=0, global_batch=8), "all ranks take in a step"),
+        (lambda: SkipSteps(1, 3, epoch=0), "global_batch"),  # type: ignore[call-arg]
+    ],
+)
+def test_steps_that_make_no_sense_are_an_error(make: Callable[[], SkipSteps], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([17], r"quarantine\[0\] must be .*SkipIds.*such as"),
+        (KeepIds([3]), r"quarantine must be .*such as"),
+        ([SkipIds([480])], r"quarantine=\[SkipIds\(1 ids\)\]: sample 480 is not in a dataset of 480 samples"),
+        ([SkipSteps(70, 71, epoch=0, global_batch=8)], "positions from 560 on"),
+    ],
+)
+def test_values_that_make_no_sense_are_an_error(data: Path, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(opened(data, quarantine=value))
+
+
+def test_steps_are_no_subset(data: Path) -> None:
+    wrong: Any = SkipSteps(1, 3, epoch=0, global_batch=8)
+    with pytest.raises(ConfigError, match=r"quarantine=\[SkipSteps"):
+        opened(data, subset=wrong)
 
 
 def test_lines_hold_from_the_next_epoch_or_resume_on(data: Path, file: Path) -> None:

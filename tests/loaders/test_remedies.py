@@ -8,12 +8,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from loader_kinds import LOADERS, make_loader
+from torch.utils.data import ConcatDataset
 
 import stoker
-from stoker import MDSWriter, StreamingDataset
+from stoker import (
+    Chain,
+    LMStream,
+    LocalDataset,
+    MDSWriter,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    StreamingParquetLoader,
+    StreamingShardLoader,
+)
+from stoker.arguments.other_libraries import METHODS, OTHER_ARGUMENTS, OTHER_OF_MAP, TOKEN_METHODS
 from stoker.errors import ConfigError
-from stoker.loaders.dataset_methods.checks import _METHODS, OTHER_ARGUMENTS, OTHER_OF_MAP
+from stoker.loaders.dataset_methods.over_dataset import OverDataset
 
 ARGUMENTS = frozenset(inspect.signature(StreamingDataset.__init__).parameters)
 CHAIN = ("map", "filter", "flat_map", "batch_map", "random_map")
@@ -98,6 +114,100 @@ def test_arguments_of_other_libraries_say_what_to_write(tmp_path: Path, argument
         StreamingDataset(tmp_path, **wrong)
 
 
+KINDS = (*LOADERS, "Stream", "Chain")
+SHUFFLED: dict[str, tuple[str, ...]] = {"StreamingDataset": ("seed",), "StreamingParquetLoader": ("shuffle", "seed")}
+
+
+def made(kind: str, root: Path) -> Any:
+    if kind in LOADERS:
+        return make_loader(kind, root)
+    return Chain() if kind == "Chain" else Stream(root)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_classes_say_what_to_write(tmp_path: Path, kind: str) -> None:
+    one = made(kind, tmp_path)
+    for name in SHUFFLED.get(kind, ("shuffle", "seed")):
+        with pytest.raises(
+            AttributeError, match=rf"^'{kind}' object has no attribute '{name}': .*shuffle=True, .*seed="
+        ):
+            getattr(one, name)(seed=1)
+    for name, remedy in (
+        ("map_batches", r"batch_map\(\)"),
+        ("train_test_split", "subset="),
+        ("to_pandas", r"read\(ids\)"),
+    ):
+        with pytest.raises(AttributeError, match=rf"^'{kind}' object has no attribute '{name}': .*{remedy}"):
+            getattr(one, name)()
+    with pytest.raises(AttributeError, match=rf"^'{kind}' object has no attribute 'nothing_known'$"):
+        _ = one.nothing_known
+    assert not hasattr(one, "__nothing__")
+    if kind not in ("Chain", "StreamingDataset"):
+        with pytest.raises(
+            AttributeError, match=rf"^'{kind}' object has no attribute 'map': .*StreamingDataset.* use map\(\)"
+        ):
+            one.map(dict)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sum_says_what_to_write(dataset: StreamingDataset, tmp_path: Path, kind: str) -> None:
+    one = made(kind, tmp_path)
+    sums: list[Callable[[], Any]] = [lambda: one + one, lambda: one + dataset, lambda: sum([one, one])]
+    for add in sums:
+        with pytest.raises(ConfigError, match=f"^a {kind} can not be added to another with"):
+            add()
+
+
+def test_what_a_sum_is_told_to_be_instead_is_there(tmp_path: Path) -> None:
+    for name, first in (("a", 0), ("b", 5)):
+        with MDSWriter({"id": "int"}, tmp_path / name) as writer:
+            writer.write_batch({"id": np.arange(first, first + 5)})
+    both = StreamingDataset(streams=[Stream(tmp_path / "a"), Stream(tmp_path / "b")])
+    assert sorted(sample["id"] for sample in both) == list(range(10))
+    stoker.merge_index([str(tmp_path / "a"), str(tmp_path / "b")], out=str(tmp_path))
+    assert [sample["id"] for sample in StreamingDataset(tmp_path)] == list(range(10))
+    lines = [tmp_path / f"{name}.jsonl" for name in "ab"]
+    for number, path in enumerate(lines):
+        path.write_text(f'{{"id": {number}}}\n')
+    assert [sample["id"] for sample in StreamingDataset(lines)] == [0, 1]
+    apart: Any = [LocalDataset(tmp_path / "a"), LocalDataset(tmp_path / "b")]
+    by_id = ConcatDataset[Any](apart)
+    assert [by_id[number]["id"] for number in range(10)] == list(range(10))
+    for name in "ab":
+        pq.write_table(pa.table({"tokens": [[1, 2, 3, 4]] * 4}), tmp_path / f"{name}.parquet")
+    files = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    assert sum(len(batch.input_ids) for batch in StreamingParquetLoader(files, seq_len=4, batch_size=2)) == 8
+    mapped, selected = Chain().map(dict), Chain().select(["id"])
+    assert Chain([*mapped.steps, *selected.steps]) == Chain().map(dict).select(["id"])
+
+
+def test_backwards_is_by_id(dataset: StreamingDataset) -> None:
+    with pytest.raises(ConfigError, match="is read forwards"):
+        reversed(dataset)
+    backwards = (dataset[number] for number in range(dataset.size - 1, -1, -1))  # as the message says
+    assert [sample["id"] for sample in backwards] == list(range(9, -1, -1))
+
+
+@pytest.mark.parametrize("kind", ["StreamingDataset", "Chain"])
+def test_names_in_a_row_are_told_to_be_a_list(dataset: StreamingDataset, kind: str) -> None:
+    one: Any = dataset if kind == "StreamingDataset" else Chain()
+    with pytest.raises(ConfigError, match=rf"^{kind}.select: .*write columns=\['id', 'name'\]"):
+        one.select("id", "name")
+    with pytest.raises(ConfigError, match=rf"^{kind}.rename: .*write columns=\{{'id': 'name'\}}"):
+        one.rename("id", "name")
+    with pytest.raises(ConfigError, match=rf"^{kind}.join: .*write on=\['id', 'name'\]"):
+        one.join(dataset, "id", "name")
+    with pytest.raises(ConfigError, match=rf"^{kind}.enumerate: too many positional arguments; known: column"):
+        one.enumerate("id", "name")
+    with pytest.raises(ConfigError, match=r"no argument 'batched': use batch_map\(\)"):
+        one.map(dict, batched=True)
+
+
+def test_the_order_of_steps_is_checked_before_their_names() -> None:
+    with pytest.raises(ConfigError, match=r"call map\(\) before it"):
+        Chain().batch_map(lambda batch: batch).map(lambda sample: sample)
+
+
 def test_whether_a_dataset_shuffles_can_be_asked(dataset: StreamingDataset) -> None:
     assert dataset.shuffle is True
     asked = dataset.shuffle
@@ -107,11 +217,15 @@ def test_whether_a_dataset_shuffles_can_be_asked(dataset: StreamingDataset) -> N
 
 
 def test_remedies_name_what_is_there() -> None:
-    assert not [name for name in _METHODS if hasattr(StreamingDataset, name)]
+    assert not [name for name in METHODS if hasattr(StreamingDataset, name)]
     assert not OTHER_ARGUMENTS.keys() & ARGUMENTS
     for method in CHAIN:
         assert not OTHER_OF_MAP.keys() & set(inspect.signature(getattr(StreamingDataset, method)).parameters)
-    told = [*_METHODS.values(), *OTHER_OF_MAP.values()]
+    assert not [name for name in TOKEN_METHODS if hasattr(StreamingParquetLoader, name)]
+    assert not [name for name in METHODS if hasattr(Chain, name)]
+    for kind in (StreamingDataLoader, StreamingShardLoader, LMStream):
+        assert issubclass(kind, OverDataset)
+    told = [*METHODS.values(), *OTHER_OF_MAP.values()]
     for name in {name for text in told for name in re.findall(r"(?<![.\w])([a-z_]+)\(\)", text)} - {"len"}:
         assert hasattr(StreamingDataset, name) or hasattr(stoker, name), name
     for text in told:

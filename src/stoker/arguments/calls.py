@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints, overload
 
 from stoker.arguments.messages import described, remedy_for, shown
-from stoker.arguments.values import Unfit, accept
+from stoker.arguments.values import Unfit, accept, fits, options_of
 from stoker.display import unknown_name, with_article
 from stoker.errors import ConfigError
 
@@ -136,7 +136,7 @@ class _Plan:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ConfigError(f"{owner}: {self._misfit(error, kwargs)}") from error
+            raise ConfigError(f"{owner}: {self._misfit(error, args, kwargs)}") from error
         for name, value in bound.arguments.items():
             if name == self._rest:
                 self._check_options(owner, value)
@@ -165,13 +165,29 @@ class _Plan:
         moved = self._remedies.get(name)
         return f"there is no argument {name!r}: {moved}" if moved else unknown_name("argument", name, known)
 
-    def _misfit(self, error: TypeError, kwargs: Mapping[str, Any]) -> str:
+    def _misfit(self, error: TypeError, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         known = [name for name in self._names if name not in ("self", "cls", "_cls", self._rest)]
         for name in kwargs:
             if name not in known and self._rest is None:
                 return self._unknown(name, known)
         if "too many positional" in str(error):
+            together = self._together(args)
+            if together:
+                return f"{error}; write {together}"
             named = [p.name for p in self._signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
             known_named = f"name them, as in {', '.join(f'{name}=...' for name in named[:3])}"
             return f"{error}; {known_named if named else 'known: ' + ', '.join(known)}"
         return str(error)
+
+    def _together(self, args: Sequence[Any]) -> str:
+        """Text of arguments that belong into the last one with a place, a list or a dict; empty where they do not."""
+        if self._method or not self._by_place:  # of a class, what has no place is another argument
+            return ""
+        last, extra = self._by_place[-1], args[len(self._by_place) - 1 :]
+        for one in options_of(self._hints.get(last)):
+            kind, inner = get_origin(one), get_args(one)
+            if kind is Sequence and inner and all(fits(inner[0], value) for value in extra):
+                return f"{last}={list(extra)!r}"
+            if kind is Mapping and len(extra) == 2 and all(fits(*pair) for pair in zip(inner, extra, strict=True)):
+                return f"{last}={{{extra[0]!r}: {extra[1]!r}}}"
+        return ""

@@ -42,6 +42,7 @@ class DatasetLocation:
         origin: where the dataset lies; ``None`` of samples that lie nowhere.
         listed: text for states that is another if the index or, without one, any file is written anew.
         snapshot: of a table, which version it is, in words; empty of other datasets.
+        told: the file or the pattern, where not all below the origin is read; empty otherwise.
     """
 
     index: Index
@@ -51,11 +52,17 @@ class DatasetLocation:
     origin: CacheOrigin | None = None
     listed: str = ""
     snapshot: str = ""
+    told: str = ""
 
     @property
     def url(self) -> str:
         """The dataset's URL or directory, for messages; empty for synthetic samples."""
         return "" if self.origin is None else redact_url(self.origin.url)
+
+    @property
+    def where(self) -> str:
+        """The file, the pattern, the URL or the directory that is read, for messages."""
+        return self.told or self.url or str(self.cache.root)
 
     @property
     def about(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.arguments import byte_size, folder, integer, seconds
 from stoker.cli.running import add_format, add_json, add_storage_options, arguments_of, print_json
 from stoker.cli.terminal import make_console, make_table, print_table
+from stoker.display import with_article
 from stoker.errors import ConfigError, StokerError
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run.add_argument(
         "--transform",
         metavar="MODULE:NAME",
-        help="a function of a sample, which Python can import, also from this folder",
+        help="a function of a sample, or of a sample and its random numbers, or a Chain, which Python can import, also from "
+        "this folder",
     )
 
     dataset = parser.add_argument_group("the dataset (as in StreamingDataset; defaults are the same)")
@@ -112,6 +114,13 @@ def _open(chosen: argparse.Namespace, transform: Any) -> Any:
 
 
 def _imported(text: str) -> Any:
+    """The function or chain that ``--transform`` names; one of a sample and random numbers as a chain that draws them.
+
+    Raises:
+        ConfigError: there is no such thing, or it is none that makes samples.
+    """
+    from stoker.reading.chain import Chain, takes_random
+
     module, _, name = text.partition(":")
     here = str(Path.cwd())  # as `python -m` has it; a script of pip's has not
     if here not in sys.path:
@@ -120,7 +129,9 @@ def _imported(text: str) -> Any:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"--transform {text} can not be imported as MODULE:NAME: {error}") from None
-    return found
+    if not callable(found):
+        raise ConfigError(f"--transform {text} is {with_article(type(found).__name__)}: name a function or a Chain")
+    return found if isinstance(found, Chain) or not takes_random(found) else Chain().random_map(found)
 
 
 def _consume(batches: Iterable[Any], chosen: argparse.Namespace) -> None:

@@ -279,7 +279,7 @@ def verbatim_images(location: DatasetLocation) -> tuple[DatasetLocation, dict[st
             for name, kind in zip(info.spec["column_names"], kinds, strict=True):
                 if encodings.setdefault(name, kind) != kind:
                     raise ConfigError(
-                        f"{location.cache.root}: column {name!r} is {encodings[name]} in one shard and {kind} in another: "
+                        f"{location.where}: column {name!r} is {encodings[name]} in one shard and {kind} in another: "
                         "leave it out with select="
                     )
         specs[id(info.spec)] = info.spec

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.tables.open_table import find_version
 from stoker.catalog.tables.snapshot import TableSnapshot
 from stoker.catalog.unindexed.files_location import source_of
+from stoker.catalog.unindexed.find_files import as_file
+from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.formats.lance.reader import NAME as LANCE
@@ -94,8 +97,9 @@ def inspect(
             return _of_lance(text, settings, options, samples)
         if name in TABLE_FORMATS:
             table, settings = find_version(name, text, settings, options)
-        source = source_of(text) if table is None else table.files
-        files = FileReader(open_store(source.root, options), Path(scratch))
+        open_root = partial(open_store, options=options)
+        source = as_file(source_of(text), open_root, unindexed_format(name)) if table is None else table.files
+        files = FileReader(open_root(source.root), Path(scratch))
         if table is None:
             return inspect_unindexed(source, files, name, settings, samples, count=count)
         facts = inspect_unindexed(source, files, "parquet", settings, samples, count=count)

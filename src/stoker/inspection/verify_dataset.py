@@ -16,6 +16,8 @@ from typing import Any, Final
 from stoker.arguments import checked
 from stoker.catalog.detect import dataset_url, detect
 from stoker.catalog.unindexed.files_location import source_of
+from stoker.catalog.unindexed.find_files import as_file
+from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.concurrency.threads import Threads
 from stoker.errors import ConfigError, FormatError
@@ -119,14 +121,14 @@ def verify(
         threads = _THREADS if remote else len(os.sched_getaffinity(0))
     options = storage_options if remote else None
 
-    def check(plan: CheckPlan, checker: Checker, repaired: tuple[str, ...] = ()) -> VerifyReport:
+    def check(plan: CheckPlan, checker: Checker, repaired: tuple[str, ...] = (), told: str = "") -> VerifyReport:
         outcomes, stopped = run_tasks(plan, checker, engine, threads, max_problems, progress)
         problems = [*plan.problems, *(problem for outcome in outcomes for problem in outcome.problems)]
         problems += plan.finish(outcomes)
         problems.sort(key=lambda problem: -1 if problem.shard is None else problem.shard)
         notes = dict.fromkeys([*plan.notes, *(note for outcome in outcomes for note in outcome.notes)])
         return VerifyReport(
-            checker.files.store.url_of(""),
+            told or checker.files.store.url_of(""),
             plan.format,
             level,
             sum(outcome.shards for outcome in outcomes),
@@ -153,9 +155,10 @@ def verify(
             )
         name = format_name(format) or detect(text, options).format or _INDEXED
         if name != _INDEXED:
-            source = source_of(text)
+            source = as_file(source_of(text), partial(open_store, options=options), unindexed_format(name))
             checker = checker_of(source.root)
-            return check(plan_unindexed(checker, source, name, format_options or {}), checker)
+            told = source.told if source.keys or source.given else ""
+            return check(plan_unindexed(checker, source, name, format_options or {}), checker, told=told)
         checker = checker_of(text)
         index, plan = plan_index(checker)
         repaired: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.spans.recorder import WaitClock
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loaders.dataset import StreamingDataset
+from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import looks_only, reads_ahead
@@ -40,7 +41,7 @@ except ModuleNotFoundError as error:
 __all__ = ["StreamingDataLoader", "as_tensors", "collate"]
 
 
-class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
+class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
     """A ``DataLoader`` that can be stopped and resumed in the middle of an epoch, on the same or another cluster.
 
     ``state_dict`` and ``load_state_dict`` follow torchdata's protocol, so trainers that save a ``StatefulDataLoader`` save

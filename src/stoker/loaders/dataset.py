@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from stoker.arguments import checked
+from stoker.arguments.other_libraries import OTHER_ARGUMENTS
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.files_location import Files
@@ -22,7 +23,6 @@ from stoker.loaders.dataset_methods.attributes import DatasetAttributes
 from stoker.loaders.dataset_methods.by_id import SamplesById
 from stoker.loaders.dataset_methods.chained import ChainMethods
 from stoker.loaders.dataset_methods.checks import (
-    OTHER_ARGUMENTS,
     check_beside,
     check_columns,
     check_ids,
@@ -45,7 +45,7 @@ from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override
 from stoker.streams.agreement import check_agreement
-from stoker.streams.quarantine import Quarantine
+from stoker.streams.quarantine import Quarantine, QuarantineSource
 from stoker.streams.registry import make_stream
 from stoker.streams.streams import MOVED, Stream, StreamDefaults, open_streams
 from stoker.streams.subsets import Subset, as_subsets
@@ -97,8 +97,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         on_bad_sample: what becomes of samples that are damaged, do not decode, or of which ``transform`` raises an error: an
             error (``"raise"``), ``"skip"``, ``"replace"`` by another, or :class:`~stoker.reading.bad_samples.BadSamples` with
             limits and a file that lists them. See docs/bad_samples.md. ``dataset[i]`` always raises.
-        quarantine: a file that names samples to leave out, of which others come in their places; it is read at the start of
-            each epoch and after a state was loaded, so that lines can be added while training goes on. See docs/lineage.md.
+        quarantine: samples to leave out, of which others come in their places: ``SkipSteps`` and ``SkipIds`` in a list, or a
+            file that names them; it is read at the start of each epoch and after a state was loaded, so that lines can be
+            added while training goes on. See docs/lineage.md.
         allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
         cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
             ``"memory"``: they are held in memory from before a process of the node needs them until none does, and written
@@ -155,7 +156,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
     @checked(
         remote="for several streams write streams=[Stream(...), ...]",
         streams="give Stream(...) objects in a list, or remote= alone for a single source",
-        subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name)",
+        subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name); steps "
+        "are left out by quarantine=[SkipSteps(...)]",
+        quarantine="such as [SkipSteps(340, 343, epoch=0, global_batch=512), SkipIds([17])], or the path of a file",
         partition="such as RoundRobin(); Adaptive is for a StreamingShardLoader",
         world="such as World(rank=0, world_size=2)",
         mesh="it is replication=",
@@ -182,7 +185,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         transform: Transform | None = None,
         read: ReadOptions = ReadOptions(),
         on_bad_sample: OnBadSample | BadSamples = "raise",
-        quarantine: str | os.PathLike[str] | None = None,
+        quarantine: QuarantineSource | None = None,
         allow_unsafe_types: bool = False,
         cache: CacheKind = "disk",
         cache_limit: int | str | None = None,

@@ -19,6 +19,7 @@ from stoker.concurrency.user_code import pass_exits
 from stoker.display import with_article
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.dataset_methods.chained import ChainMethods, tokenized
+from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import reads_ahead
@@ -76,7 +77,7 @@ class _Mark:
     batches: int
 
 
-class LMStream(CloseOnExit, TorchIterable[LMBatch]):
+class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
     """Batches for language models from a dataset: of token columns, or of text through a tokenizer.
 
     Documents come in the dataset's order, and are joined or packed in this order. How many batches they make shows only in

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from stoker.arguments import check_argument, checked
+from stoker.arguments.other_libraries import TOKEN_METHODS
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.tables.marks import TABLE_FORMATS
@@ -21,6 +22,7 @@ from stoker.concurrency.spans.recorder import Stage, WaitClock, span
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
+from stoker.loaders.dataset_methods.over_dataset import of_dataset
 from stoker.loaders.epoch_by_files import EpochByFiles, FilesProgress
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
@@ -106,6 +108,8 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         StorageError, CorruptDataError, FormatError, IndexFileError: files can not be read, are damaged, or disagree.
     """
 
+    instead_of_sum = "give the files of all to one StreamingParquetLoader, in a list"
+
     @checked(
         decode_threads="it is read=ReadOptions(read_threads=...)",
         **{name: f"it is in read=ReadOptions({name}=...)" for name in ("read_threads", "download_threads")},
@@ -188,6 +192,13 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             self._files.division(self._data_rank())  # says early what does not fit; otherwise the first iteration does
 
     # -- files and sizes -------------------------------------------------------------------------------------------
+
+    def meant_by(self, name: str) -> str:
+        """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
+        found = of_dataset(name)
+        return TOKEN_METHODS.get(name) or (
+            found and f"make an LMStream of a StreamingDataset, whose samples are documents; of the dataset: {found}"
+        )
 
     @property
     def world(self) -> World:

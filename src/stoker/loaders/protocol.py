@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from stoker.arguments import checked
+from stoker.arguments.other_libraries import OtherLibraries
 from stoker.cluster import World
+from stoker.loaders.pickled import PickledByVersion
 from stoker.order.global_batches import WorkerRemainder
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.stats.trace import Trace
@@ -83,7 +85,7 @@ class Loader(Protocol[_Item_co]):
         ...
 
 
-class CloseOnExit:
+class CloseOnExit(PickledByVersion, OtherLibraries):
     """A base of stoker's loaders: ``close()`` is called at the end of a ``with`` block, and what they do can be traced."""
 
     @property

@@ -13,6 +13,7 @@ from stoker.cached import cached_property
 from stoker.cluster import World
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
 from stoker.loaders.dataset import StreamingDataset
+from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.shard_checkpoints import ShardCheckpoints
 from stoker.loaders.shard_sources import check_bad_samples, config_of, of_dataset, source_of
@@ -41,7 +42,7 @@ from stoker.types import Ids, Transform
 __all__ = ["FILLER", "Adaptive", "Checkpoint", "StreamStats", "StreamingConfig", "StreamingShardLoader"]
 
 
-class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
+class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit):
     """Hands out one worker's samples, or batches, of a dataset.
 
     In lockstep (all partitions but :class:`~stoker.pipeline.workers.adaptive.Adaptive`) a worker's part follows from its

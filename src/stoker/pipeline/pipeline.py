@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -178,8 +178,8 @@ class Pipeline:
     def _told_run(self, read: tuple[Chunk, list[Any] | GoodSamples]) -> SampleRun:
         chunk, found = read
         if isinstance(found, GoodSamples):
-            self._tell(chunk, found.bad)
-            return self._run_of(found)
+            self._tell(chunk, ())
+            return self._run_of(found, 0)
         self._untold += len(found)
         return SampleRun.of(found)
 
@@ -225,8 +225,22 @@ class Pipeline:
         assert reader.good is not None
         return replace(run, samples=reader.good.settled(chunk.positions, run.samples), gaps=True)
 
-    def _run_of(self, found: GoodSamples) -> SampleRun:
-        return SampleRun.of(found.values, gaps=self._reader.filters or len(found.kept) < len(found.values))
+    def _run_of(self, found: GoodSamples, first: int) -> SampleRun:
+        """Samples that were made together, which are the ``first`` of their chunk and those after it."""
+        run = SampleRun.of(found.values, gaps=self._reader.filters or len(found.kept) < len(found.values))
+        return replace(run, samples=self._noted(run.samples, found.bad, first)) if found.bad else run
+
+    def _noted(self, samples: Iterator[Any], bad: Iterable[tuple[int, SampleError]], first: int) -> Iterator[Any]:
+        """The samples, where each bad one is counted and listed when its place is reached."""
+        assert self._log is not None
+        reached = 0
+        for number, error in bad:
+            yield from islice(samples, number - reached)
+            for stands in islice(samples, 1):  # there is none where the iteration was superseded
+                self._log.note(first + number, error)
+                yield stands
+            reached = number + 1
+        yield from samples
 
     def _with_recovery(self, chunk: Chunk, first: int, run: SampleRun | list[Any] | GoodSamples) -> SampleRun:
         """The samples of a chunk from the ``first`` on."""
@@ -234,12 +248,7 @@ class Pipeline:
             if self._log is None:
                 return run
             return SampleRun(run.samples, run.remaining, run.gaps, partial(self._recover, chunk))
-        if not isinstance(run, GoodSamples):
-            return SampleRun.of(run)
-        for number, error in run.bad:
-            assert self._log is not None
-            self._log.note(first + number, error)
-        return self._run_of(run)
+        return self._run_of(run, first) if isinstance(run, GoodSamples) else SampleRun.of(run)
 
     def _recover(self, chunk: Chunk, run: SampleRun, error: Exception) -> SampleRun:
         good = self._reader.good

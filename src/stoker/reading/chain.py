@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from stoker.arguments import checked
+from stoker.arguments.other_libraries import METHODS, OTHER_OF_MAP, SHUFFLE, OtherLibraries
 from stoker.concurrency.user_code import runs_steps
 from stoker.display import with_article
 from stoker.errors import ConfigError
@@ -14,7 +15,7 @@ from stoker.reading.chain_steps import BESIDE, PLAIN, Dropped, Generator, Missin
 from stoker.types import Batch
 
 
-class Chain:
+class Chain(OtherLibraries):
     """Steps that make samples, one after the other. A value: each method gives a new one.
 
     ``transform=`` of a dataset takes it, and ``dataset.map(f)`` adds to that of the dataset. Functions of a sample come
@@ -33,14 +34,11 @@ class Chain:
 
     __slots__ = ("steps",)
 
+    instead_of_sum = "Chain([*first.steps, *second.steps]) has the steps of both"
+
     @checked
     def __init__(self, steps: Sequence[Step] = ()) -> None:
         self.steps = tuple(steps)
-        named = [step.name for step in self.steps if step.function is not None or step.other is not None]
-        if len(set(named)) < len(named):
-            raise ConfigError(
-                f"{self!r} has two steps of one name, and the name tells steps apart: give name= another one"
-            )
         whole = flat = False
         for step in self.steps:
             if whole and (step.calls or step.kind == "enumerate"):  # a zip and a join, too
@@ -53,8 +51,13 @@ class Chain:
                     "could take: use dropped='leave_out' after it"
                 )
             whole, flat = whole or step.kind == "batch_map", flat or step.kind == "flat_map"
+        named = [step.name for step in self.steps if step.function is not None or step.other is not None]
+        if len(set(named)) < len(named):
+            raise ConfigError(
+                f"{self!r} has two steps of one name, and the name tells steps apart: give name= another one"
+            )
 
-    @checked
+    @checked(**OTHER_OF_MAP)
     def map(self, function: Callable[[Any], Any], name: str | None = None) -> Chain:
         """This chain, and then a function of what it gives.
 
@@ -67,7 +70,7 @@ class Chain:
         """
         return self._and(Step("map", _fitting_name(function, name, "map"), function))
 
-    @checked
+    @checked(**OTHER_OF_MAP)
     def random_map(
         self, function: Callable[[Any, Any], Any], name: str | None = None, *, generator: Generator = "numpy"
     ) -> Chain:
@@ -87,7 +90,7 @@ class Chain:
         """
         return self._and(Step("random_map", _fitting_name(function, name, "random_map"), function, generator))
 
-    @checked
+    @checked(**OTHER_OF_MAP)
     def filter(
         self, function: Callable[[Any], Any], name: str | None = None, *, dropped: Dropped = "leave_out"
     ) -> Chain:
@@ -108,7 +111,7 @@ class Chain:
         """
         return self._and(Step("filter", _name_of(function, name), function, dropped=dropped))
 
-    @checked
+    @checked(**OTHER_OF_MAP)
     def flat_map(self, function: Callable[[Any], Iterable[Any]], name: str | None = None) -> Chain:
         """This chain, and then a function that makes any number of samples of one.
 
@@ -124,7 +127,7 @@ class Chain:
         """
         return self._and(Step("flat_map", _name_of(function, name), function))
 
-    @checked
+    @checked(**OTHER_OF_MAP)
     def batch_map(self, function: Callable[[Batch], Batch], name: str | None = None) -> Chain:
         """This chain, and then a function of whole batches, called once for each that has samples.
 
@@ -238,6 +241,11 @@ class Chain:
         made.prepare(names[1])
         return self._and(Step("join", name or made.name, other=made, on=names, missing=missing, prefix=prefix))
 
+    def meant_by(self, name: str) -> str:
+        """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
+        found = SHUFFLE if name == "shuffle" else METHODS.get(name, "")
+        return found.replace("the constructor", "the constructor of the StreamingDataset that takes the chain")
+
     def _and(self, step: Step) -> Chain:
         return Chain((*self.steps, step))
 
@@ -311,16 +319,26 @@ def _fitting_name(function: Callable[..., Any], name: str | None, method: Litera
         ConfigError: it takes what the other method gives.
     """
     made = _name_of(function, name)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of code in C, which does not tell
-        return made
-    alone, drawing = (_takes(signature, count) for count in (1, 2))
-    if method == "map" and drawing and not alone:
+    fits = _fits(function)
+    if method == "map" and fits == {2}:
         raise ConfigError(f"map({made}): the function takes random numbers beside the sample: use random_map()")
-    if method == "random_map" and alone and not drawing:
+    if method == "random_map" and fits == {1}:
         raise ConfigError(f"random_map({made}): the function takes the sample alone, and no random numbers: use map()")
     return made
+
+
+def takes_random(function: Callable[..., Any]) -> bool:
+    """Whether a function takes random numbers beside the sample, so that it is one of :meth:`Chain.random_map`."""
+    return _fits(function) == {2}
+
+
+def _fits(function: Callable[..., Any]) -> set[int]:
+    """Whether a function can be called with one argument, with two, or both; both where it does not tell."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of code in C
+        return {1, 2}
+    return {count for count in (1, 2) if _takes(signature, count)}
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:

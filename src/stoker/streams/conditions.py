@@ -276,17 +276,17 @@ def chosen_ids(location: DatasetLocation, where: Condition, *, options: ReadOpti
             "reading %s of all %d samples of %s, once, for a filter: %s",
             ", ".join(where.columns),
             location.index.samples,
-            location.cache.root,
+            location.where,
             description,
         )
         for first, count, batch in scan(location, where.columns, options):
             try:
                 mask, _ = where.evaluate(batch, count)
             except ConfigError as error:
-                raise ConfigError(f"{location.cache.root}: {error}") from error
+                raise ConfigError(f"{location.where}: {error}") from error
             except TransformError as error:
                 last = first + count - 1
-                raise TransformError(f"{location.cache.root}, samples {first} to {last}: {error}") from error.__cause__
+                raise TransformError(f"{location.where}, samples {first} to {last}: {error}") from error.__cause__
             sink.append((np.flatnonzero(mask) + first).astype(_ID))
             sink.beat()
         return _ID, b""

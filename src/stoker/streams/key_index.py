@@ -153,9 +153,7 @@ class KeyIndex:
 
     def __init__(self, locations: Sequence[DatasetLocation], column: str, options: ReadOptions = ReadOptions()) -> None:
         self._locations, self.column, self._options = tuple(locations), column, options
-        self.where = (
-            f"{', '.join(dict.fromkeys(one.url or str(one.cache.root) for one in locations))}: column {column!r}"
-        )
+        self.where = f"{', '.join(dict.fromkeys(one.where for one in locations))}: column {column!r}"
         self._open()
 
     def _open(self) -> None:

@@ -1,36 +1,85 @@
-"""Quarantine: a file that names samples which a run leaves out, to which lines are added while training goes on."""
+"""Quarantine: samples which a run leaves out, by lines of a file that are added while training goes on, or by values."""
 
 from __future__ import annotations
 
 import json
 import os
+import reprlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import xxhash
 
+from stoker.arguments import checked
 from stoker.display import counted
 from stoker.errors import ConfigError, ObjectNotFoundError, StateError
 from stoker.order.left_out import Exclusion
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.storage.files.regular import read_regular
+from stoker.streams.subsets import SkipIds
 from stoker.types import Ids
 
 _PATIENCE: Final = 1.0
 """Seconds to wait for the end of a line that somebody is writing."""
+_POSITIONS: Final = 1 << 62
 _FORMS: Final = (
     'an id; {"sample": id}, and what ids_of and where() tell of it beside; {"epoch": 0, "steps": [first, end], '
     '"global_batch": samples of all ranks in a step}; or {"epoch": 0, "positions": [first, end]}'
 )
 
 
+@checked
+@dataclass(frozen=True, slots=True)
+class SkipSteps:
+    """Steps of an epoch that a run leaves out, by ``quarantine=``. Those before them come in their places.
+
+    >>> SkipSteps(340, 343, epoch=0, global_batch=512).as_dict()
+    {'epoch': 0, 'steps': [340, 343], 'global_batch': 512}
+
+    Attributes:
+        begin: the first of them, counted from the epoch's beginning.
+        end: one past the last.
+        epoch: its number.
+        global_batch: samples that all ranks together take in such a step. A run that resumes in another world, whose steps
+            have other lengths, leaves the same samples out; 1: ``begin`` and ``end`` are positions.
+
+    Raises:
+        ConfigError: there are no such steps.
+    """
+
+    begin: int
+    end: int
+    _: KW_ONLY
+    epoch: int
+    global_batch: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.begin < self.end or self.epoch < 0:
+            raise ConfigError(
+                f"SkipSteps needs 0 <= begin < end and epoch >= 0, got begin={self.begin}, end={self.end}, epoch={self.epoch}"
+            )
+        if self.global_batch < 1 or self.end * self.global_batch >= _POSITIONS:
+            raise ConfigError(
+                f"global_batch is the number of samples that all ranks take in a step, got {self.global_batch} for steps up "
+                f"to {self.end}"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The steps, JSON-serialisable; dumped, a line of a file of ``quarantine=``."""
+        return {"epoch": self.epoch, "steps": [self.begin, self.end], "global_batch": self.global_batch}
+
+
+QuarantineSource: TypeAlias = str | os.PathLike[str] | SkipIds | SkipSteps | Sequence[SkipIds | SkipSteps]
+"""The file to which lines are added, or the samples and steps themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The part of the file that holds.
+    """The lines that hold.
 
     Attributes:
         lines: the first so many.
@@ -61,22 +110,31 @@ class Mark:
 
 
 class Quarantine:
-    """The samples that a file names, up to a line of it.
+    """The samples that lines name, up to one of them.
 
     Args:
-        path: the file: in each line an id, as ``dataset[id]`` takes it, or an object of JSON.
+        source: the file: in each line an id, as ``dataset[id]`` takes it, or an object of JSON. Or values, which are as good
+            as the lines that they stand for: a state of the one can be resumed with the other.
 
     Raises:
         ConfigError: there is no such file.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    def __init__(self, source: QuarantineSource) -> None:
+        self._path: Path | None = None
+        self._fixed: list[bytes] = []
+        if isinstance(source, str | os.PathLike):
+            self._path = Path(os.path.abspath(os.path.expanduser(os.fspath(source))))
+            self.told = f"quarantine={str(self._path)!r}"
+        else:
+            values = [source] if isinstance(source, SkipIds | SkipSteps) else list(source)
+            self._fixed = [line for value in values for line in _lines_of(value)]
+            self.told = f"quarantine={reprlib.repr(values)}"
         self._parsed: tuple[Mark, Ids, dict[int, list[tuple[int, int]]]] | None = None
         self._lines()
 
     def newest(self, before: Mark | None = None) -> Mark:
-        """All that the file has now.
+        """All lines that there are now.
 
         Args:
             before: what held until now, which is still to hold.
@@ -90,7 +148,7 @@ class Quarantine:
         return _mark(lines)
 
     def check(self, mark: Mark, lines: list[bytes] | None = None) -> list[bytes]:
-        """See that the file has the lines that a mark is of.
+        """See that the lines are there that a mark is of.
 
         Returns:
             These lines.
@@ -100,10 +158,14 @@ class Quarantine:
         """
         lines = self._lines() if lines is None else lines
         if len(lines) < mark.lines or _mark(lines[: mark.lines]) != mark:
+            instead = (
+                "add lines at its end, change and remove none, and let all ranks read the same file"
+                if self._path
+                else "add a further SkipIds or SkipSteps at the list's end, change none, and give all ranks the same"
+            )
             raise ConfigError(
-                f"quarantine={self.path!r} has {counted(len(lines), 'line')}, and the first {mark.lines} of them are not "
-                "those that this run has left samples out by, on this rank or another: add lines at its end, change and "
-                "remove none, and let all ranks read the same file"
+                f"{self.told} has {counted(len(lines), 'line')}, and the first {mark.lines} of them are not those that this "
+                f"run has left samples out by, on this rank or another: {instead}"
             )
         return lines[: mark.lines]
 
@@ -125,7 +187,7 @@ class Quarantine:
         mark = _mark(lines) if lines is not None else mark
         assert mark is not None
         if self._parsed is None or self._parsed[0] != mark:
-            ids, ranges = _parse(self.path, self.check(mark, lines), table, url_of)
+            ids, ranges = _parse(self._where, self.check(mark, lines), table, url_of)
             self._parsed = mark, ids, ranges
         _, ids, ranges = self._parsed
         begins: list[int] = []
@@ -138,21 +200,26 @@ class Quarantine:
                 ends.append(end)
         return Exclusion(ids, np.array(begins, np.int64), np.array(ends, np.int64))
 
+    def _where(self, number: int) -> str:
+        """A line, for messages."""
+        return f"{self.told}, line {number}" if self._path else self.told
+
     def _lines(self) -> list[bytes]:
+        if self._path is None:
+            return self._fixed
         until = time.monotonic() + _PATIENCE
         while True:
             try:
-                content = read_regular(Path(self.path))
+                content = read_regular(self._path)
             except (OSError, ObjectNotFoundError) as error:
                 raise ConfigError(
-                    f"quarantine={self.path!r} can not be read: {error}. Make an empty file where nothing is left out yet"
+                    f"{self.told} can not be read: {error}. Make an empty file where nothing is left out yet"
                 ) from error
             if not content or content.endswith(b"\n"):
                 return content.split(b"\n")[:-1]
             if time.monotonic() > until:
                 raise ConfigError(
-                    f"quarantine={self.path!r}: the last line does not end, so that it may be half of one: end it with a "
-                    "newline"
+                    f"{self.told}: the last line does not end, so that it may be half of one: end it with a newline"
                 )
             time.sleep(0.05)
 
@@ -170,7 +237,8 @@ def check_quarantine(state: Mapping[str, Any], quarantine: Quarantine | None) ->
         if not mark.lines:
             return None
         raise StateError(
-            f"this state's run leaves samples out by {counted(mark.lines, 'line')} of a file: give quarantine= with it, too"
+            f"this state's run leaves samples out by {counted(mark.lines, 'line')} of a quarantine: give quarantine= with "
+            "them, too"
         )
     try:
         quarantine.check(mark)
@@ -179,13 +247,19 @@ def check_quarantine(state: Mapping[str, Any], quarantine: Quarantine | None) ->
     return mark
 
 
+def _lines_of(value: SkipIds | SkipSteps) -> list[bytes]:
+    if isinstance(value, SkipSteps):
+        return [json.dumps(value.as_dict()).encode()]
+    return [str(number).encode() for number in value.ids.tolist()]
+
+
 def _mark(lines: list[bytes]) -> Mark:
     digest = xxhash.xxh64_intdigest(b"".join(line + b"\n" for line in lines))
     return Mark(len(lines), digest - (digest >> 63 << 64))
 
 
 def _parse(
-    path: str, lines: list[bytes], table: ShardTable, url_of: Callable[[int], str | None]
+    where: Callable[[int], str], lines: list[bytes], table: ShardTable, url_of: Callable[[int], str | None]
 ) -> tuple[Ids, dict[int, list[tuple[int, int]]]]:
     """Ids, rising, and ranges of positions by epoch."""
     ids: list[int] = []
@@ -209,17 +283,15 @@ def _parse(
                 raise TypeError(sample)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ConfigError(
-                f"quarantine={path!r}, line {number}: expected {_FORMS}; found {line[:80].decode(errors='replace')!r}"
+                f"{where(number)}: expected {_FORMS}; found {line[:80].decode(errors='replace')!r}"
             ) from None
         if not 0 <= sample < table.total:
-            raise ConfigError(
-                f"quarantine={path!r}, line {number}: sample {sample} is not in a dataset of {table.total} samples"
-            )
+            raise ConfigError(f"{where(number)}: sample {sample} is not in a dataset of {table.total} samples")
         ids.append(sample)
         if isinstance(found, dict):
             described.append((number, sample, found))
     for number, sample, found in described:
-        _check_described(path, number, found, table, url_of, sample)
+        _check_described(where(number), found, table, url_of, sample)
     return np.unique(np.array(ids, np.int64)), ranges
 
 
@@ -233,13 +305,13 @@ def _range(found: dict[str, Any]) -> tuple[int, int, int]:
     each = found["global_batch"] if kind == "steps" else 1
     begin, end = found[kind]
     numbers = (found["epoch"], begin, end, each)
-    if not all(type(one) is int and one >= 0 for one in numbers) or not begin < end or not 0 < end * each < 1 << 62:
+    if not all(type(one) is int and one >= 0 for one in numbers) or not begin < end or not 0 < end * each < _POSITIONS:
         raise ValueError(found)
     return int(found["epoch"]), int(begin * each), int(end * each)
 
 
 def _check_described(
-    path: str, number: int, found: dict[str, Any], table: ShardTable, url_of: Callable[[int], str | None], sample: int
+    where: str, found: dict[str, Any], table: ShardTable, url_of: Callable[[int], str | None], sample: int
 ) -> None:
     """See that a sample lies where a line says.
 
@@ -252,6 +324,6 @@ def _check_described(
     names = (url or "").rpartition("/")[2], str(found.get("url")).rpartition("/")[2]
     if found.get("row", row) != row or found.get("shard", shard) not in (shard, None) or (url and names[0] != names[1]):
         raise ConfigError(
-            f"quarantine={path!r}, line {number}: sample {sample} of this dataset lies in row {row} of shard {shard}, and by "
+            f"{where}: sample {sample} of this dataset lies in row {row} of shard {shard}, and by "
             f"the line in row {found.get('row')} of shard {found.get('shard')}, {found.get('url')}: it is of other data"
         )

@@ -29,7 +29,7 @@ def check_column(location: DatasetLocation, column: str) -> None:
     """
     names = location.index.columns
     if column not in names and location.index.samples:
-        raise ConfigError(f"there is no column {column!r} in all of {location.cache.root}: it has {', '.join(names)}")
+        raise ConfigError(f"there is no column {column!r} in all of {location.where}: it has {', '.join(names)}")
 
 
 def scan(

@@ -7,11 +7,12 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 
 from stoker.arguments import checked
+from stoker.arguments.other_libraries import METHODS, SHUFFLE, OtherLibraries
 from stoker.cache.base import CacheSettings
 from stoker.cache.disk.quota import divide_limit
 from stoker.cache.open_cache import check_memory
@@ -26,6 +27,8 @@ from stoker.index.index import Index, collector_paused
 from stoker.index.version import opening_time
 from stoker.order.mixture.weights import StreamWeight
 from stoker.policy import INDEXES_AT_ONCE
+from stoker.reading.chain import Chain
+from stoker.reading.chain_steps import StepKind
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import RetryPolicy
 from stoker.streams.subsets import Subset, as_subsets
@@ -57,7 +60,7 @@ MOVED: Final[Mapping[str, str]] = {
     **MOVED,
 )
 @dataclass(eq=False)
-class Stream:
+class Stream(OtherLibraries):
     """One of the streams of a dataset. ``None`` stands for the dataset's own setting.
 
     Subclasses may have arguments and attributes of their own. A dataset that opens a stream sets its ``proportion``,
@@ -159,6 +162,13 @@ class Stream:
         self.proportion, self.repeat, self.choose = derived
         self._derived = given, derived
 
+    def meant_by(self, name: str) -> str:
+        """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
+        found = SHUFFLE if name == "shuffle" else METHODS.get(name, "")
+        if name in get_args(StepKind) and hasattr(Chain, name):
+            found = f"use {name}()"
+        return found and f"it is of the StreamingDataset(streams=[...]) that reads it: {found}"
+
     @property
     def subsets(self) -> tuple[Subset, ...]:
         """The subsets that a sample must be in, all of them; empty where all samples belong."""
@@ -247,8 +257,8 @@ class Streams:
 
     @property
     def where(self) -> str:
-        """The directories that shards are read from, for messages."""
-        return ", ".join(dict.fromkeys(str(location.cache.root) for location in self.locations))
+        """The files, patterns, URLs and directories that are read, for messages."""
+        return ", ".join(dict.fromkeys(location.where for location in self.locations))
 
     def pool(self, options: ReadOptions = ReadOptions(), ids: str | None = None) -> ShardPool:
         """A pool of all streams' shards; see there."""

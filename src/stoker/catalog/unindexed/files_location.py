@@ -39,6 +39,13 @@ class FilesLocation:
     keys: tuple[str, ...] | None = None
     given: str | None = None
 
+    @property
+    def told(self) -> str:
+        """The pattern, the file if it is a single one, or else the root, for messages."""
+        if self.given is None and self.keys is not None and len(self.keys) == 1:
+            return redact_url(f"{self.root.rstrip('/')}/{self.keys[0]}")
+        return redact_url(self.given or self.root)
+
 
 def source_of(given: Files) -> FilesLocation:
     """Parse the location that the caller gives.

@@ -75,6 +75,24 @@ class SourceFiles:
         )
 
 
+def as_file(source: FilesLocation, open_root: Callable[[str], Store], reader: Format) -> FilesLocation:
+    """The location of a single file, where a URL names one: only the store tells it from a directory of that name.
+
+    Args:
+        source: where.
+        open_root: opens a root.
+        reader: the format.
+
+    Raises:
+        StorageError: the store does not answer.
+    """
+    head, _, name = source.root.rpartition("/")
+    named = source.keys is not None or source.pattern is not None or is_local(source.root) is not None
+    if named or head.endswith("/") or not name.lower().endswith(reader.file_suffixes):
+        return source
+    return FilesLocation(head, keys=(name,)) if open_root(head).exists(name) else source
+
+
 def find_files(
     source: FilesLocation,
     open_root: Callable[[str], Store],

@@ -189,7 +189,7 @@ def open_unindexed(
             save_facts(keep, store.url, name, files)
     filled = [one for one in files if one.samples]
     if filled:
-        check_names(wanted.options, {id(one.spec): one.spec for one in filled}.values(), source.root)
+        check_names(wanted.options, {id(one.spec): one.spec for one in filled}.values(), source.told)
     spec = wanted.spec_of(filled, partitions, store)
     # What row groups share with others that are read much later would be fetched for each of them.
     apart = settings.in_memory
@@ -197,7 +197,7 @@ def open_unindexed(
     if lazy:
         shards = (_left_in_store(info, store) for info in shards)
     extra = {"skipped_files": [{"key": one.key, "problem": one.problem} for one in bad]} if bad else {}
-    index = Index(list(shards), extra=extra, where=source.root)
+    index = Index(list(shards), extra=extra, where=source.told)
     cache = make(index.file_sizes)
     cache.early = early.early
     if not address.in_place and cache.keeps:
@@ -209,6 +209,7 @@ def open_unindexed(
         keep,
         origin=origin_of(source.root, storage_options),
         listed=version_of_files((one.key, one.size, one.version) for one in listed),
+        told="" if source.keys is None and source.pattern is None else source.told,
     )
 
 

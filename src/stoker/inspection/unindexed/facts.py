@@ -54,7 +54,7 @@ def inspect_unindexed(
     columns: Mapping[str, str] = next((one for one in read if one.samples), read[0]).spec["columns"]
     raw_bytes, codecs = storage_of(read) if of.reader.row_groups else (None, ())
     return DatasetFacts(
-        url=source.given or files.store.url,
+        url=source.told if source.keys or source.given else files.store.url,
         format=name,
         indexed=False,
         files=sum(len(of.files_of(file)) for file in of.found),

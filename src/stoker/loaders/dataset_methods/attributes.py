@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
-from stoker.loaders.dataset_methods.checks import no_attribute
 from stoker.loaders.dataset_methods.overrides import SAMPLE_METHODS
 from stoker.order.global_batches import Remainder
 from stoker.order.shuffle.shard_table import ShardTable
@@ -48,15 +47,6 @@ class DatasetAttributes:
             else:
                 object.__setattr__(self, name, value)
 
-        def __getattr__(self, name: str) -> Any:
-            # Asked for what nothing else has, by programs that were written for other datasets.
-            following = getattr(super(), "__getattr__", None)
-            if following is not None:  # of another base of a subclass
-                return following(name)
-            if isinstance(getattr(type(self), name, None), property):
-                return object.__getattribute__(self, name)  # raises the property's own error again
-            raise no_attribute(self, name)
-
     def _check_same(self, name: str, value: Any) -> None:
         """See that setting an attribute would not change it. What is set before the constructor runs, that decides.
 
@@ -74,6 +64,13 @@ class DatasetAttributes:
         raise ConfigError(
             f"{type(self).__name__}.{name} tells of the open dataset and can not be set: "
             + ("give it to the constructor" if name in given else "call an attribute of your own otherwise")
+        )
+
+    def __reversed__(self) -> NoReturn:
+        # Python's own would read by id, from the length of this rank's part.
+        raise ConfigError(
+            f"a {type(self).__name__} is read forwards: for all samples by id, last one first, write "
+            "(dataset[number] for number in range(dataset.size - 1, -1, -1))"
         )
 
     # -- samples and shards ----------------------------------------------------------------------------------------

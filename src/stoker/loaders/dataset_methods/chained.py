@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from stoker.arguments import checked
+from stoker.arguments.other_libraries import OTHER_OF_MAP
 from stoker.errors import ConfigError
-from stoker.loaders.dataset_methods.checks import OTHER_OF_MAP
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.reading.chain import Chain, as_chain

@@ -49,7 +49,7 @@ class PinnedQuarantine:
             if agree is not None:
                 mark = Mark(*json.loads(agree(f"{epoch}/{loads}/quarantine", json.dumps([mark.lines, mark.digest]))))
                 quarantine.check(mark)
-            logger.info("epoch %d is without the samples of %s: %s", epoch, quarantine.path, mark.as_dict())
+            logger.info("epoch %d is without the samples of %s: %s", epoch, quarantine.told, mark.as_dict())
             return mark.lines, mark.digest
 
         self._clock.pin(epoch, read)

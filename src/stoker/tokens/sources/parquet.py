@@ -197,7 +197,7 @@ class ParquetSource:
             self._leave_out(nulled, "its footer says that it has more nulls than rows, so tokens are null")
             rows[nulled] = tokens[nulled] = 0
         if not tokens.sum():
-            raise ConfigError(f"{self._location.cache.root}: there are no tokens in its {len(names)} files with rows")
+            raise ConfigError(f"{self._location.where}: there are no tokens in its {len(names)} files with rows")
         if (rows < 0).any():
             wrong = int(np.argmax(rows < 0))
             raise CorruptDataError(
@@ -213,7 +213,7 @@ class ParquetSource:
             logger.warning(
                 "footers of %s do not say how many tokens %d of %d row groups hold (written without statistics): they are "
                 "decoded once to count them",
-                self._location.cache.root,
+                self._location.where,
                 unknown.size,
                 len(self._location.index),
             )
