@@ -74,7 +74,7 @@ def outer_division() -> OuterDivision | None:
     Raises:
         ConfigError: there are two wrappers, one in the other, or one that would divide single batches of a dataset.
     """
-    if _MODULES.isdisjoint(sys.modules):
+    if sys.modules.keys().isdisjoint(_MODULES):  # looks up the few among the many
         return None
     if in_user_code():
         return None  # a dataset that a transform reads: its samples are for the transform, not for the wrapper

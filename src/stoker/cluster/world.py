@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from stoker.arguments import checked
 from stoker.cluster.call_stack import called_from
@@ -48,7 +49,7 @@ class World:
         Raises:
             ConfigError: variables are half set or contradict each other, or torch and JAX differ.
         """
-        return cls.launched(environ) or cls(source="single process")
+        return cls.launched(environ) or _ALONE
 
     @classmethod
     def launched(cls, environ: Mapping[str, str] | None = None) -> World | None:
@@ -114,6 +115,9 @@ class World:
         node = ranks_of_node(self)
         local = (node.stop - 1) // replication - node.start // replication + 1
         return World(self.rank // replication, self.world_size // replication, local, self.source)
+
+
+_ALONE: Final = World(source="single process")
 
 
 def ranks_of_node(world: World) -> range:

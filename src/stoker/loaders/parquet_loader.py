@@ -307,7 +307,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             start: where an iteration begins.
             left: batches that were delivered in the one before.
         """
-        self._rank_finder.compare(self._sample_order, start, self.batch_size, self._resume.loads, left)
+        self._rank_finder.compare(self._sample_order, start, self._data_rank(), self._resume.loads, left)
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""

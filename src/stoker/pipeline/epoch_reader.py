@@ -15,6 +15,7 @@ import numpy as np
 from stoker.cached import cached_property
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
+from stoker.cluster.datasets_package import named_epoch
 from stoker.cluster.outer_division import OuterDivision
 from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import WaitClock, recorder
@@ -244,7 +245,8 @@ class EpochReader(RankEpochs):
             division = replace(division, batch_size=None, requests=division.ranks, kept=None)
         self._division = self._counted_for = division
         self._rank_finder.check_prepared(division)
-        self._resume.follow(self._rank_finder.named_epoch(division))
+        world = self._rank_finder.world
+        self._resume.follow(named_epoch(division, world.world_size))
         self._read_ahead = called_from("accelerate.data_loader")
         if division is not None and division.sends and not division.direct and worker.count > 1:
             raise ConfigError(
@@ -252,12 +254,12 @@ class EpochReader(RankEpochs):
                 "epoch's end, and the iterable between it and the dataset may make them so: use num_workers=1 or 0, or "
                 "dispatch_batches=False, with which each rank reads for itself"
             )
-        data_rank = self._rank_finder.data_rank(batch_size, division)
+        data_rank = self._rank_finder.data_rank(batch_size, division, world)
         self._ranks = data_rank.world_size
         recording = recorder()
         if recording is not None and worker.token is not None:
             recording.note(worker=worker.number)
-        sharers = self._sharers(worker)
+        sharers = worker.count * world.local_world_size
         if worker.token is not None:
             speed_up_worker(self._ring)
             if override is None and not any(step.calls for step in self.settings.steps):
@@ -270,7 +272,7 @@ class EpochReader(RankEpochs):
         if inside and division is not None:
             raise ConfigError("the worker's state was taken inside a batch: resume without accelerate for this epoch")
         if worker.token is None:
-            self.compare_ranks(point, batch_size, self._resume.batches_before)
+            self.compare_ranks(point, data_rank, self._resume.batches_before)
         run = self._run(point, data_rank, division)
         threads = self._threads(worker, sharers, 0 if by_sample else run.plan.samples)
         run_in = self.executor.plan(worker, threads, override)
@@ -431,9 +433,6 @@ class EpochReader(RankEpochs):
         for other in self.others:
             other.share(sharers, readers)
         self.pool.most_open = min(self.pool.most_open, replace(self.settings.amounts, sharers=sharers).most_shards)
-
-    def _sharers(self, worker: LoaderWorker) -> int:
-        return worker.count * self._rank_finder.world.local_world_size
 
     def close(self) -> None:
         """Stop fetching and close all files."""

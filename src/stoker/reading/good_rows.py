@@ -9,7 +9,7 @@ from stoker.formats.mds.encodings.images import last_left, loaded
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import decode_error, location_of, override_error
 from stoker.reading.sample_reader import OtherIds, SampleReader
-from stoker.reading.samples import distinct
+from stoker.reading.samples import distinct_shards
 from stoker.types import Batch, Ids
 
 
@@ -73,7 +73,7 @@ class GoodRowReader:
             except Exception as error:
                 if not is_of_sample(error):
                     raise
-        for shard in distinct(shards, len(self._pool.index))[0].tolist():
+        for shard in distinct_shards(shards, len(self._pool.index)):
             try:
                 self._open(shard)
             except Exception as error:

@@ -316,8 +316,8 @@ def _fixed(addresses: Ids, size: int, *, at_once: bool = False) -> NDArray[np.ui
     return gather_rows(addresses, size, at_once=at_once) if size else np.zeros((len(addresses), 0), np.uint8)
 
 
-def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[Ids], list[Ids]]:
-    """Address of each sample's shard; offset in the shard, and length, of each of its columns."""
+def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[Ids], dict[int, Ids]]:
+    """Address of each sample's shard; offsets in the shard and lengths of its columns, see :func:`_value_bounds`."""
     base, samples, offsets = np.array([shard.addresses for shard in shards], dtype=np.int64).T.take(which, axis=1)
     # The gather below reads memory by address: nothing unchecked may reach it.
     try:
@@ -340,24 +340,21 @@ def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard
 
 def _value_bounds(
     shards: Sequence[MDSShard], which: Ids, rows: Ids, base: Ids, start: Ids, end: Ids
-) -> tuple[list[Ids], list[Ids]]:
-    """Offset in the file, and length, of each column of each sample."""
+) -> tuple[list[Ids], dict[int, Ids]]:
+    """Offset in the file of each column of each sample, and lengths of those columns, by number, that have no fixed one."""
     layout = shards[0].layout
     begins: list[Ids] = []
-    lengths: list[Ids] = []
+    lengths: dict[int, Ids] = {}
     cursor = start + 4 * layout.variable
     sizes = gather_u32(base + start, layout.variable) if layout.variable else None
-    number = 0
-    for size in layout.sizes:
+    for k, size in enumerate(layout.sizes):
+        begins.append(cursor)
         if size is None:
             assert sizes is not None
-            length = sizes[:, number]
-            number += 1
+            lengths[k] = sizes[:, len(lengths)]
+            cursor = cursor + lengths[k]
         else:
-            length = np.full(len(rows), size, dtype=np.int64)
-        begins.append(cursor)
-        lengths.append(length)
-        cursor = cursor + length
+            cursor = cursor + size
     # Sizes are unsigned, so the cursor never runs backwards: one check at the end bounds every column.
     if sizes is not None and not np.array_equal(cursor, end):
         bad = int(np.flatnonzero(cursor != end)[0])

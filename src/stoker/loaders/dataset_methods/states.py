@@ -87,7 +87,8 @@ class DatasetStates:
             start: where an iteration begins.
             left: batches that were delivered in the one before.
         """
-        self._epoch_reader.compare_ranks(start, self.batch_size or 1, left)
+        reader = self._epoch_reader
+        reader.compare_ranks(start, reader.data_rank(self.batch_size or 1), left)
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""

@@ -21,6 +21,7 @@ If only one stream has samples, codes are the stream's numbers in rising order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -40,6 +41,23 @@ WINDOW: Final = 1024
 
 _TAG_WINDOWS: Final = 1
 _TAG_REST: Final = 2
+
+
+# Epochs have the same counts and windows, so that what follows from these alone is kept: of two datasets that take turns.
+
+
+def _interleave(counts: NDArray[np.integer]) -> Interleave:
+    return _interleave_of(counts.astype(np.int64).tobytes()) if counts.ndim == 1 else Interleave(counts)
+
+
+@lru_cache(maxsize=4)
+def _interleave_of(counts: bytes) -> Interleave:
+    return Interleave(np.frombuffer(counts, dtype=np.int64))
+
+
+@lru_cache(maxsize=4)
+def _window_domain(window: int) -> Domain:
+    return Domain(np.int64(window))
 
 
 class Mixing:
@@ -101,7 +119,7 @@ class Mixing:
         for name, value, least in (("nodes", nodes, 1), ("unit", unit, 1), ("window", window, 0)):
             if value < least:
                 raise ConfigError(f"{name} of a mixing must be at least {least}, got {value}")
-        self._interleave = Interleave(np.asarray(counts))
+        self._interleave = _interleave(np.asarray(counts))
         self.counts: Ids = self._interleave.counts
         self.total = self._interleave.total
         self.begun: Ids = np.zeros_like(self.counts) if begun is None else np.array(begun, dtype=np.int64)
@@ -119,7 +137,7 @@ class Mixing:
         self._nodes = nodes
         self._unit = unit // nodes if shared else unit
         self._window = window
-        self._domain = Domain(np.int64(max(1, window)))
+        self._domain = _window_domain(max(1, window))
         self._key = key
         self._first_stream = first_stream
         self._lay_out(unit_counts)
@@ -162,7 +180,7 @@ class Mixing:
             raise ConfigError(
                 f"{units.tolist()} units of {across} samples were asked of streams that have {most.tolist()}"
             )
-        self._order = Interleave(units)
+        self._order = _interleave(units)
         streams = self._first_stream + np.arange(self.counts.size, dtype=np.int64)
         self._starts = (streams << NUMBER_BITS) | self.begun
         some = np.flatnonzero(self.counts)

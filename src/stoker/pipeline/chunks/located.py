@@ -15,7 +15,7 @@ from stoker.order.sample_order import Run
 from stoker.pipeline.joins.ahead import ChunkOthers
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.reading.sample_reader import OtherIds
-from stoker.reading.samples import distinct
+from stoker.reading.samples import distinct_shards
 from stoker.types import Ids
 
 _LOCATE_SAMPLES: Final = 4096
@@ -57,7 +57,7 @@ def cut_chunk(chunk: Chunk, samples: int, shards: int) -> list[Chunk]:
     for number, length in enumerate([*chunk.lengths, samples + 1]):
         if end > start and end + length - start > samples:
             here = slice(start, end)
-            present = tuple(distinct(chunk.shards[here], shards)[0].tolist())
+            present = tuple(distinct_shards(chunk.shards[here], shards))
             parts.append(
                 Chunk(chunk.lengths[first:number], chunk.positions[here], chunk.shards[here], chunk.rows[here], present)
             )
@@ -80,9 +80,12 @@ def located_chunks(
         in_groups: whether the worker takes every ``worker.count``-th chunk; otherwise every such batch.
     """
     lists = _position_groups(run.plan, samples, worker, skip, in_groups=in_groups)
-    # The first batch waits for no other to be located: of many streams, each costs something when it is first met.
-    first = next(lists, [])
-    for groups in chain(([group] for group in first), lists):
+    first = next(lists, None)
+    if first is None:
+        return
+    # The first batch waits for few others to be located: of many streams, each costs something when it is first met.
+    pairs = (first[at : at + 2] for at in range(1, len(first), 2))
+    for groups in chain([first[:1]], pairs, lists):
         positions = np.concatenate([batch for group in groups for batch in group])
         numbers, rows = run.order.locate(positions)
         start = 0
@@ -90,7 +93,7 @@ def located_chunks(
             lengths = [len(batch) for batch in group]
             here = slice(start, start + sum(lengths))
             start = here.stop
-            present = tuple(distinct(numbers[here], shards)[0].tolist())
+            present = tuple(distinct_shards(numbers[here], shards))
             yield Chunk(lengths, positions[here], numbers[here], rows[here], present)
 
 

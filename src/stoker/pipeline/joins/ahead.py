@@ -12,7 +12,7 @@ from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.threads import Threads
 from stoker.pipeline.joins.joined_reader import JoinedReader
 from stoker.reading.sample_reader import OtherIds, SampleReader
-from stoker.reading.samples import distinct
+from stoker.reading.samples import distinct_shards
 from stoker.types import Ids
 
 
@@ -108,9 +108,9 @@ class OthersAhead:
         except Exception:  # noqa: BLE001 - is raised again where the samples are read
             return
         for other, ids, most in zip(self._others, found, self._most, strict=True):
-            shards = distinct(other.table.locate(ids[ids >= 0])[0], len(other.table))[0]
+            needed = distinct_shards(other.table.locate(ids[ids >= 0])[0], len(other.table))
             # More than its cache holds are fetched where they are read, one after the other.
-            chunk.shards.append(shards.tolist() if len(shards) <= most else [])
+            chunk.shards.append(needed if len(needed) <= most else [])
         chunk.ids = found
         with self._lock:
             self._waiting.append(chunk)

@@ -26,7 +26,7 @@ from stoker.reading.chain import as_chain
 from stoker.reading.chain_steps import stored_names
 from stoker.reading.sample_errors import SampleLocation, decode_error, location_at, location_of, returned_error
 from stoker.reading.sample_reader import SampleReader
-from stoker.reading.samples import SampleRun, distinct, read_samples
+from stoker.reading.samples import SampleRun, distinct_shards, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.key_index import KeyIndex
 from stoker.streams.streams import Streams
@@ -370,7 +370,7 @@ class OtherReader:
     def _shard_by_shard(self, shards: Ids, rows: Ids, columns: Sequence[str] | None, *, whole: bool) -> Any:
         """The samples, where they are of more shards than a limited cache holds; ``None``: they are read at once."""
         other, most = self.other, self.other.most_shards
-        if most is None or len(distinct(shards, len(other.table))[0]) <= most:
+        if most is None or len(distinct_shards(shards, len(other.table))) <= most:
             return None
         if not other.told_of_limit:
             other.told_of_limit = True
@@ -407,7 +407,7 @@ class OtherReader:
             return error, error.__cause__
         pool = self.other.pool
         if isinstance(error, CorruptDataError):
-            for shard in distinct(shards, len(pool.index))[0].tolist():
+            for shard in distinct_shards(shards, len(pool.index)):
                 try:
                     pool.get(shard)
                 except Exception as found:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
-from stoker.cluster.datasets_package import NamedEpoch, named_epoch
 from stoker.cluster.mesh import DeviceMesh, Mesh, model_parallel
 from stoker.cluster.outer_division import OuterDivision, outer_division
 from stoker.concurrency.user_code import in_user_code
@@ -75,12 +74,13 @@ class DataRankFinder:
         """
         return outer_division() or self._division
 
-    def data_rank(self, batch_size: int, division: OuterDivision | None = None) -> DataRank:
+    def data_rank(self, batch_size: int, division: OuterDivision | None = None, world: World | None = None) -> DataRank:
         """This process's data rank; beneath a wrapper that divides, the only one, with the global batch.
 
         Args:
             batch_size: samples a batch of one rank.
             division: of the wrapper; default: of the one that is found.
+            world: this process among all; default: the one that is found.
 
         Raises:
             ConfigError: the world can not be divided so, or the mesh is not of its size.
@@ -88,7 +88,7 @@ class DataRankFinder:
         division = division or self.division()
         if division is not None:
             return DataRank(batch_size=division.batch_size or batch_size * division.ranks)
-        world = self.world
+        world = world or self.world
         if self._mesh is not None:
             readers = self._mesh.data_world(world)
             return DataRank(readers.rank, readers.world_size, readers.local_world_size, batch_size)
@@ -131,10 +131,9 @@ class DataRankFinder:
         Raises:
             ConfigError: it was; says what to do.
         """
-        uses_accelerate = "accelerate" in sys.modules or any(name.startswith("ACCELERATE_") for name in os.environ)
         if (
-            uses_accelerate
-            and LoaderWorker.detect().token is not None
+            LoaderWorker.detect().token is not None
+            and ("accelerate" in sys.modules or any(name.startswith("ACCELERATE_") for name in os.environ))
             and called_from("multiprocessing.spawn")
             and self.world.world_size > 1
         ):
@@ -145,22 +144,14 @@ class DataRankFinder:
                 "divides, world=World.detect() where each rank reads its own part"
             )
 
-    def named_epoch(self, division: OuterDivision | None) -> NamedEpoch | None:
-        """The epoch that the ``datasets`` package around the dataset reads, if it is.
-
-        Raises:
-            ConfigError: see :func:`~stoker.cluster.datasets_package.named_epoch`.
-        """
-        return named_epoch(division, self.world.world_size)
-
-    def compare(self, order: SampleOrder, point: EpochPosition, batch_size: int, loads: int, left: int) -> None:
+    def compare(self, order: SampleOrder, point: EpochPosition, data_rank: DataRank, loads: int, left: int) -> None:
         """Compare with the other ranks what this one is about to read; beneath a wrapper that divides, nothing.
 
         Raises:
             ConfigError: see :meth:`~stoker.pipeline.ranks.rank_comparison.RankComparison.compare`.
         """
         if self._comparison is not None and not in_user_code() and self.division() is None:
-            self._comparison.compare(order, point, self.data_rank(batch_size), loads, left)
+            self._comparison.compare(order, point, data_rank, loads, left)
 
     def agree(self, name: str, mine: str) -> str:
         """A text of which all ranks have one: that of the rank that was the first to ask for it.

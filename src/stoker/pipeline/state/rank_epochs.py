@@ -119,9 +119,9 @@ class RankEpochs:
         """This process's data rank."""
         return self._rank_finder.data_rank(batch_size)
 
-    def compare_ranks(self, point: EpochPosition, batch_size: int, left: int) -> None:
+    def compare_ranks(self, point: EpochPosition, data_rank: DataRank, left: int) -> None:
         """See that all ranks read the same from ``point`` on, after ``left`` batches of the iteration before."""
-        self._rank_finder.compare(self.sample_order, point, batch_size, self._resume.loads, left)
+        self._rank_finder.compare(self.sample_order, point, data_rank, self._resume.loads, left)
         self._resume.pin_quarantine(point.epoch, self._rank_finder.agree)
 
     def upcoming(self) -> EpochPosition:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.runner import Runner
-from stoker.reading.samples import distinct
+from stoker.reading.samples import distinct_shards
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
 
@@ -73,7 +73,7 @@ class ChunksAhead:
         self._runner.close()
 
     def _chunk(self, positions: Ids, shards: Ids, rows: Ids) -> Chunk:
-        different = distinct(shards, len(self._pool.index))[0].tolist()
+        different = distinct_shards(shards, len(self._pool.index))
         return Chunk([len(rows)], positions, shards, rows, tuple(different))
 
     def _done(self, chunk: Chunk) -> None:

@@ -33,7 +33,7 @@ from stoker.pipeline.workers.chunks_ahead import ChunksAhead
 from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
 from stoker.reading.sample_errors import location_at
-from stoker.reading.samples import SampleRun, distinct
+from stoker.reading.samples import SampleRun, distinct_shards
 from stoker.types import Batch, Ids
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class PoolSource(SampleSource):
     @contextmanager
     def _counted(self, shards: Ids) -> Iterator[None]:
         begun = time.perf_counter_ns()
-        with self.pool.counted(shards, distinct(shards, self.shards)[0].tolist()):
+        with self.pool.counted(shards, distinct_shards(shards, self.shards)):
             yield
         self.counts.waited(time.perf_counter_ns() - begun)
 

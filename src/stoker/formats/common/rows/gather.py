@@ -25,7 +25,7 @@ from stoker.types import Array, Buffer, Ids
 
 # User-space addresses on 64-bit Linux stay below 2**47 (x86-64) and 2**48 (arm64) unless a larger one is asked for.
 _SPAN = 1 << 48
-# NumPy refuses arrays whose extent in bytes passes 2**63, so wide rows are copied one at a time; they are long enough.
+# NumPy refuses arrays whose items have 2**63 bytes together, so wide rows are copied one at a time; they are long enough.
 _WIDEST = 1 << 14
 # The first page is never mapped; a null data pointer would make NumPy allocate.
 _BASE = 4096
@@ -36,20 +36,23 @@ _keeping.memmove.restype = ctypes.c_void_p
 
 
 class _AddressSpace:
-    """All memory as rows of ``width`` bytes, one starting at each byte."""
+    """All memory as items of ``width`` bytes, one starting at each byte.
+
+    Items, as NumPy has a loop for one index of an array of one dimension that takes half the time of rows.
+    """
 
     def __init__(self, width: int) -> None:
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
-            "typestr": "|u1",
+            "typestr": f"|V{width}",
             "data": (_BASE, True),
-            "shape": (_SPAN, width),
-            "strides": (1, 1),
+            "shape": (_SPAN,),
+            "strides": (1,),
         }
 
 
 @lru_cache(maxsize=64)
-def _rows_of(width: int) -> NDArray[np.uint8]:
+def _items_of(width: int) -> NDArray[np.void]:
     return np.asarray(_AddressSpace(width))
 
 
@@ -71,7 +74,7 @@ def gather_rows(addresses: Ids, width: int, *, at_once: bool = False) -> NDArray
         A fresh uint8 array of shape ``(n, width)``, C-contiguous and writable.
     """
     if width <= _WIDEST:
-        return _rows_of(width)[addresses - _BASE]
+        return _items_of(width)[addresses - _BASE].view(np.uint8).reshape(-1, width)
     out = empty(len(addresses), width)
     target = address_of(out)
     copy = _keeping.memmove if at_once and width <= SMALL_OBJECT else ctypes.memmove
