@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -32,7 +34,7 @@ from stoker.concurrency import forks
 from stoker.errors import StokerError
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig
 from stoker.writing.parquet_writer import ParquetWriter
-from support import make_dataset
+from support import make_dataset, run_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -409,6 +411,72 @@ def test_a_program_that_is_a_module_is_waited_for_once_and_does_not_run_again_in
         sys.modules["long_program"].over.set()
         program.join()
         sys.modules.pop("long_program")
+
+
+_IMPORTING_H5PY = """
+import json, os, signal, sys, threading
+from stoker.concurrency import forks
+thread = threading.Thread(target=lambda: __import__("h5py"))
+thread.start()
+while "h5py._objects" not in sys.modules:  # which registers the lock that h5py takes before forks
+    pass
+forks._PATIENCE = 1e9
+pid = os.fork()
+if not pid:
+    signal.alarm(60)
+    import h5py
+    os._exit(0 if h5py.File else 1)
+thread.join()
+print(json.dumps(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_fork_in_the_midst_of_the_import_of_h5py() -> None:
+    assert run_script(["-c", _IMPORTING_H5PY]) == [0]
+
+
+_H5PY_AT_EXIT = """
+import threading, time
+from stoker.concurrency.threads import Threads
+from stoker.formats.hdf5.skeleton import load_h5py
+pool = Threads(1, "test")
+begun = threading.Event()
+pool.submit(lambda: (begun.set(), threading.main_thread().join(0.2), time.sleep(0.3), load_h5py()))
+begun.wait()
+"""
+
+
+def test_an_exit_while_a_thread_imports_h5py_is_no_crash() -> None:
+    assert run_script(["-c", _H5PY_AT_EXIT]) == []
+
+
+def test_a_child_logs_while_a_thread_of_its_parent_writes_a_line(tmp_path: Path) -> None:
+    ours, theirs = os.pipe()
+    stream = os.fdopen(theirs, "w")
+    handler, log = logging.StreamHandler(stream), logging.getLogger("test_forks")
+    log.addHandler(handler)
+    size = fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+    thread = threading.Thread(target=log.error, args=("x" * (size + 5000),))  # waits until the pipe is read
+    thread.start()
+
+    def read() -> None:
+        threading.Event().wait(0.3)
+        left = size + 5001
+        while left:
+            left -= len(os.read(ours, left))
+
+    reader = threading.Thread(target=read)
+    while not select.select([ours], [], [], 0)[0]:
+        threading.Event().wait(0.01)
+    reader.start()
+    try:
+        assert in_child(lambda: log.error("short")) == "None"
+    finally:
+        log.removeHandler(handler)
+        thread.join(60)
+        reader.join(60)
+        stream.close()
+        os.close(ours)
 
 
 # -- what is computed once -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Forks: none while another thread imports a module; objects are reset in a child, where the parent's threads do not exist.
+"""Forks: none while another thread imports or logs; objects are reset in a child, where the parent's threads do not exist.
 
 Python makes the locks of modules anew in no child: one that imports what a thread of its parent was importing waits for that
 thread for ever. A thread that fetches shards imports what it needs at its first one (codecs, a store's client, Arrow), and
@@ -9,12 +9,15 @@ held meanwhile: a thread that has it may wait for a lock that another function t
 
 from __future__ import annotations
 
+import contextlib
 import importlib._bootstrap as _bootstrap
+import logging
 import os
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 
@@ -49,6 +52,7 @@ def _reset_all() -> None:
 # thread that imports may wait for something that the forking one holds, or the module be a program that runs for long.
 _PATIENCE: Final = 30.0
 _STEP: Final = 0.001
+_TRIES: Final = 20
 # Weak references to the locks of modules that are imported now, by name.
 _LOCKS: Final[dict[str, Any]] = getattr(_bootstrap, "_module_locks", {})
 # Modules that were waited for in vain: no later fork waits for them.
@@ -56,18 +60,34 @@ _outlasted: set[str] = set()
 
 
 def _wait_for_imports() -> None:
-    me = threading.get_ident()
     end = time.monotonic() + _PATIENCE
-    while True:
-        importing = _importing()
-        _outlasted.intersection_update(importing)
-        # In a fork while this thread imports a module, others may wait for that module.
-        if me in importing.values() or importing.keys() <= _outlasted:
-            return
+    while importing := _others_importing():
         if time.monotonic() > end:
             _outlasted.update(importing)
-            return
-        time.sleep(_STEP)
+        with _without_lock_of_h5py():
+            time.sleep(_STEP)
+
+
+def _others_importing() -> set[str]:
+    """Modules for which a fork waits. In one while this thread imports a module, others may wait for that module."""
+    importing = _importing()
+    _outlasted.intersection_update(importing)
+    return set() if threading.get_ident() in importing.values() else importing.keys() - _outlasted
+
+
+@contextlib.contextmanager
+def _without_lock_of_h5py() -> Iterator[None]:
+    """Let others have the lock that h5py takes before forks, from when it is partly imported on: the rest needs it, too."""
+    lock = getattr(sys.modules.get("h5py._objects"), "phil", None)
+    try:
+        lock.release()  # type: ignore[union-attr]
+    except (AttributeError, RuntimeError):  # there is none, or this thread has it not
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.acquire()  # type: ignore[union-attr]
 
 
 def _importing() -> dict[str, int]:
@@ -96,5 +116,42 @@ def _import_anew() -> None:
     _outlasted.clear()
 
 
+# Seconds for which a fork waits for lines of log that other threads write.
+_LOG_PATIENCE: Final = 1.0
+_taken = threading.local()
+
+
+def _wait_for_logs() -> None:
+    """Have no other thread write a line of log: the buffer of its stream has a lock, which no child makes anew."""
+    end = time.monotonic() + _LOG_PATIENCE
+    # The lock of the module comes first, as in logging.config.
+    locks = [logging._lock, *(getattr(handler(), "lock", None) for handler in list(logging._handlerList))]  # type: ignore[attr-defined]
+    _taken.locks = taken = []
+    for lock in locks:
+        if lock is not None and lock.acquire(timeout=max(0.0, end - time.monotonic())):
+            taken.append(lock)  # noqa: PERF401 - those that were taken are released after an interrupt
+
+
+def _let_log() -> None:
+    locks, _taken.locks = getattr(_taken, "locks", []), []
+    for lock in reversed(locks):
+        lock.release()
+
+
+def _before_fork() -> None:
+    for _ in range(_TRIES):
+        _wait_for_imports()
+        _wait_for_logs()
+        if not _others_importing():
+            return
+        _let_log()  # what is imported may log
+    _wait_for_logs()
+
+
+def _after_fork_in_child() -> None:
+    _taken.locks = []  # logging has made its own anew
+    _import_anew()
+
+
 os.register_at_fork(after_in_child=_reset_all)
-os.register_at_fork(before=_wait_for_imports, after_in_child=_import_anew)
+os.register_at_fork(before=_before_fork, after_in_parent=_let_log, after_in_child=_after_fork_in_child)

@@ -358,6 +358,14 @@ _pools: weakref.WeakSet[Threads] = weakref.WeakSet()
 _started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
+_at_end: list[Callable[[], None]] = []
+
+
+def call_at_end(action: Callable[[], None]) -> None:
+    """Have something called at the interpreter's exit, when the threads of all pools have ended."""
+    _at_end.append(action)
+
+
 @atexit.register
 def _close_all() -> None:
     for pool in list(_pools):
@@ -366,3 +374,5 @@ def _close_all() -> None:
     deadline = time.monotonic() + _PATIENCE
     for thread in list(_started):
         thread.join(max(0.0, deadline - time.monotonic()))
+    for action in _at_end:
+        action()

@@ -103,7 +103,7 @@ def _image_of(pixels: Array) -> Any:
 
 @lru_cache
 def _opencv() -> Any:
-    cv2 = import_option("cv2", "resample='bilinear' needs OpenCV, 'antialias' does not", "stoker[images]")
-    # Pictures are divided among threads and processes already; and its threads do not outlive a fork.
-    cv2.setNumThreads(1)
+    import_option("cv2", "resample='bilinear' needs OpenCV, 'antialias' does not", "stoker[images]")
+    from stoker.image.opencv import cv2
+
     return cv2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence, Sized
 from functools import cache
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from stoker.concurrency.threads import call_at_end
 from stoker.errors import import_option
 from stoker.formats.common.byte_source import SeekableFile
 
@@ -22,7 +24,17 @@ def load_h5py() -> ModuleType:
     Raises:
         MissingPackageError: it is not installed.
     """
-    return import_option("h5py", "HDF5 needs h5py", "stoker[hdf5]")
+    found = import_option("h5py", "HDF5 needs h5py", "stoker[hdf5]")
+    call_at_end(_unregister)
+    return found
+
+
+def _unregister() -> None:
+    """Have HDF5 call no functions of Python's after the end of the interpreter, which is a crash.
+
+    h5py does so at exit, but for what a thread imports when that has begun, as after an error of the first shards.
+    """
+    importlib.import_module("h5py._conv").unregister_converters()
 
 
 def make_dataset(
