@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import operator
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span
-from stoker.errors import CacheError, SampleError, StateError, StokerError, StorageError
-from stoker.formats.mds.encodings.images import last_left
-from stoker.formats.unstacked import copied
+from stoker.errors import StateError
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.by_shard import ShardByShard
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk, cut_chunk, located_chunks
+from stoker.pipeline.chunks.read_chunks import read_chunks
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
-from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image
 from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.ranks.outer_plan import OuterRun
+from stoker.pipeline.recovery import Recovery
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
-from stoker.reading.apply_chain import LEFT_OUT
-from stoker.reading.bad_samples import BadSampleSink, is_of_sample
+from stoker.reading.bad_samples import BadSampleSink
 from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
@@ -45,9 +40,6 @@ _T = TypeVar("_T")
 
 # After it, this many times as much is located as is delivered, until the whole lookahead is located.
 _GROWTH = 4
-
-_UNKNOWN: Final = object()
-"""Stands for nothing that was seen yet. (The pipeline itself would keep itself, and so all that a dataset has open.)"""
 
 
 class Pipeline:
@@ -94,7 +86,7 @@ class Pipeline:
         self._pool, self._run = pool, run
         self._settings = settings
         self._worker = worker
-        self._skip, self._log = skip, log
+        self._skip = skip
         self.runner: Runner[Any] | None = None
         batch_size = run.plan.batch_size
         # A method of a subclass runs in the consumer's thread.
@@ -116,16 +108,13 @@ class Pipeline:
         self._chunk_bytes = max(self._chunk, batch_size) * settings.amounts.sample_bytes
         self._worker_takes_groups = False
         self._reader = ChunkReader(pool, run, settings, epoch, as_columns=as_columns, override=override)
+        self._recovery = Recovery(pool, self._reader, settings, log)
         self._others = OthersAhead(
             self._reader.sample_reader, settings.amounts.sharers, read_here=settings.run_in == "threads"
         )
         if self._reader.one_batch:
             self._chunk = 1  # one batch is read at a time
-        # What stood for the image that was left to load last when a chunk was begun; of none, this.
-        self._last_left: object = _UNKNOWN
         self._is_full = False
-        # Samples that were delivered since bad ones were told last.
-        self._untold = 0
 
     def sample_runs(self) -> Iterator[SampleRun]:
         """The samples in order, transformed; :data:`~stoker.pipeline.good_samples.LEFT_OUT` for each that is left out."""
@@ -135,8 +124,8 @@ class Pipeline:
                 return map(itemgetter(1), self._chunks(reader.sample_run))
             return (reader.overridden(chunk, SampleRun.of(made)) for chunk, made in self._chunks(reader.samples))
         if self._ahead:
-            return map(self._told_run, self._chunks(reader.good_samples))
-        return self._recoverable()
+            return map(self._recovery.told_run, self._chunks(reader.good_samples))
+        return self._recovery.runs(self._chunks(self._recovery.begin))
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order, as columns. With a transform its results are stacked into columns again."""
@@ -149,7 +138,7 @@ class Pipeline:
     def _groups(self) -> Iterator[BatchGroup]:
         if self._reader.good is None:
             return map(itemgetter(1), self._chunks(self._reader.group))
-        return map(self._told_group, self._chunks(self._reader.good_batch))
+        return map(self._recovery.told_group, self._chunks(self._reader.good_batch))
 
     def groups(self) -> Iterator[BatchGroup]:
         """The same batches, those together that are read in one step; of several workers each takes every n-th group.
@@ -163,128 +152,6 @@ class Pipeline:
             )
         self._worker_takes_groups = True
         return self._groups()
-
-    # -- with bad samples --------------------------------------------------------------------------------------------
-
-    def _tell(self, chunk: Chunk, bad: Iterable[tuple[int, SampleError]]) -> None:
-        """Count and list the bad samples of a chunk that is delivered now."""
-        if self._log is not None:
-            self._log.enter(self._untold)
-            self._log.enter(len(chunk.rows))
-            self._untold = 0
-            for number, error in bad:
-                self._log.note(number, error)
-
-    def _told_run(self, read: tuple[Chunk, list[Any] | GoodSamples]) -> SampleRun:
-        chunk, found = read
-        if isinstance(found, GoodSamples):
-            self._tell(chunk, ())
-            return self._run_of(found, 0)
-        self._untold += len(found)
-        return SampleRun.of(found)
-
-    def _recoverable(self) -> Iterator[SampleRun]:
-        """Samples that are made as they are asked for: lists of small ones would cost more than the samples do."""
-        for chunk, run in self._chunks(self._begin):
-            if self._log is not None:
-                self._log.enter(len(chunk.rows))
-            yield self._with_recovery(chunk, 0, run)
-            del chunk, run
-
-    def _begin(self, chunk: Chunk) -> SampleRun | list[Any] | GoodSamples:
-        """The samples of a chunk, made as they are asked for; or all of them, where one is met before that is bad."""
-        reader = self._reader
-        before, self._last_left = self._last_left, last_left()
-        if before is not _UNKNOWN and before is not self._last_left:
-            self._pool.has_images = True
-        if self._settings.takes_chunks:  # all samples of a chunk are made at once
-            return reader.good_samples(chunk)
-        if self._settings.bad_samples is None:
-            return self._transformed_lazily(chunk)
-        chunk, missing = reader.find_others(chunk)
-        if missing:
-            return reader.good_samples(chunk)
-        # They are opened when samples are asked for: after the first chunk it is known whether there are any.
-        images = before is _UNKNOWN or self._pool.has_images
-        if images and reader.filters:
-            return reader.good_samples(chunk)
-        try:
-            run = self._transformed_lazily(chunk)
-            # One at a time: a whole chunk of pictures would leave the processor's cache before it is delivered.
-            return replace(run, samples=map(loaded_image, run.samples)) if images else run
-        except Exception as error:
-            if not is_of_sample(error):
-                raise
-        return reader.good_samples(chunk)
-
-    def _transformed_lazily(self, chunk: Chunk) -> SampleRun:
-        reader = self._reader
-        run = reader.sample_run(chunk)
-        if not reader.filters:
-            return run
-        assert reader.good is not None
-        return replace(run, samples=reader.good.settled(chunk.positions, run.samples), gaps=True)
-
-    def _run_of(self, found: GoodSamples, first: int) -> SampleRun:
-        """Samples that were made together, which are the ``first`` of their chunk and those after it."""
-        run = SampleRun.of(found.values, gaps=self._reader.filters or len(found.kept) < len(found.values))
-        return replace(run, samples=self._noted(run.samples, found.bad, first)) if found.bad else run
-
-    def _noted(self, samples: Iterator[Any], bad: Iterable[tuple[int, SampleError]], first: int) -> Iterator[Any]:
-        """The samples, where each bad one is counted and listed when its place is reached."""
-        assert self._log is not None
-        reached = 0
-        for number, error in bad:
-            yield from islice(samples, number - reached)
-            for stands in islice(samples, 1):  # there is none where the iteration was superseded
-                self._log.note(first + number, error)
-                yield stands
-            reached = number + 1
-        yield from samples
-
-    def _with_recovery(self, chunk: Chunk, first: int, run: SampleRun | list[Any] | GoodSamples) -> SampleRun:
-        """The samples of a chunk from the ``first`` on."""
-        if isinstance(run, SampleRun):
-            if self._log is None:
-                return run
-            return SampleRun(run.samples, run.remaining, run.gaps, partial(self._recover, chunk))
-        return self._run_of(run, first) if isinstance(run, GoodSamples) else SampleRun.of(run)
-
-    def _recover(self, chunk: Chunk, run: SampleRun, error: Exception) -> SampleRun:
-        good = self._reader.good
-        assert good is not None
-        assert self._log is not None
-        if not is_of_sample(error):
-            raise error
-        number = len(chunk.rows) - operator.length_hint(run.remaining) - 1
-        position, shard, row = (int(values[number]) for values in (chunk.positions, chunk.shards, chunk.rows))
-        if isinstance(error, ImageNotLoadedError):
-            named = good.named(shard, row, error.error)
-        else:
-            named = good.named(shard, row, error, made=True)
-        self._log.note(number, named)
-        stands = good.instead(position, named)
-        rest = slice(number + 1, None)
-        left = replace(
-            chunk,
-            positions=chunk.positions[rest],
-            shards=chunk.shards[rest],
-            rows=chunk.rows[rest],
-            values=None if chunk.values is None else chunk.values[rest],
-            others=None,
-        )
-        after = SampleRun.of([]) if not len(left.rows) else self._with_recovery(chunk, rest.start, self._begin(left))
-        return replace(
-            after, samples=chain([stands], after.samples), gaps=self._reader.filters or after.gaps or stands is LEFT_OUT
-        )
-
-    def _told_group(self, read: tuple[Chunk, BatchGroup | GoodSamples]) -> BatchGroup:
-        chunk, good = read
-        if not isinstance(good, GoodSamples):
-            self._untold += len(chunk.rows)
-            return good
-        self._tell(chunk, good.bad)
-        return BatchGroup(good.values, self._reader.good_lengths(chunk, good))
 
     # -- chunks --------------------------------------------------------------------------------------------------------
 
@@ -427,54 +294,16 @@ class Pipeline:
 
     def _read_by_shard(self, whole: bool) -> Iterator[Chunk]:
         """Chunks in order, read already: many together, shard by shard."""
-        settings = self._settings
+        amounts = self._settings.amounts
         reader = ShardByShard(
             self._pool,
-            settings.stored,
+            self._settings.stored,
             whole=whole,
-            most_shards=settings.amounts.most_shards,
-            most_bytes=settings.amounts.group_bytes,
-            sample_bytes=settings.amounts.sample_bytes,
+            most_shards=amounts.most_shards,
+            most_bytes=amounts.group_bytes,
+            sample_bytes=amounts.sample_bytes,
         )
-        chunks = self._located()
-        following = next(chunks, None)
-        while following is not None:
-            group, size = [following], len(following.rows)
-            while (following := next(chunks, None)) is not None and size + len(following.rows) <= reader.next_samples:
-                group.append(following)
-                size += len(following.rows)
-            yield from self._read_together(reader, group)
-
-    def _read_together(self, reader: ShardByShard, group: Sequence[Chunk]) -> Iterator[Chunk]:
-        """Chunks with their samples. One of which a sample can not be read goes without them, and those before it with."""
-        begun, values = time.perf_counter_ns(), None
-        try:
-            values = reader.read(
-                np.concatenate([chunk.shards for chunk in group]), np.concatenate([chunk.rows for chunk in group])
-            )
-        except (CacheError, StorageError):  # may have taken a timeout: not once more for each part of the group
-            raise
-        except StokerError:  # is raised again where the chunk is read alone
-            pass
-        self._pool.counts.waited(time.perf_counter_ns() - begun)
-        if values is None and len(group) == 1:
-            self._pool.expect(())
-            yield replace(group[0], distinct=())
-            return
-        if values is None:
-            half = len(group) // 2
-            yield from self._read_together(reader, group[:half])
-            yield from self._read_together(reader, group[half:])
-            return
-        start = 0
-        for chunk in group:
-            here = slice(start, start + len(chunk.rows))
-            start = here.stop
-            if isinstance(values, list):
-                yield replace(chunk, distinct=(), values=values[here])
-            else:  # copies: a batch that is kept must not keep all of them
-                part = {name: copied(one, here) for name, one in values.items()}
-                yield replace(chunk, distinct=(), values=part)
+        return read_chunks(self._pool, reader, self._located())
 
     def _located(self) -> Iterator[Chunk]:
         count, in_groups = len(self._pool.index), self._worker_takes_groups
