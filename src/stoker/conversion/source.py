@@ -24,7 +24,7 @@ from stoker.formats.unstacked import as_batch
 from stoker.index.index import INDEX_NAME, Index
 from stoker.reading.good_rows import GoodRowReader
 from stoker.reading.sample_errors import SampleLocation, location_of, url_of_shard
-from stoker.reading.sample_reader import SampleReader
+from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import ObjectInfo, Store, is_local, open_store
@@ -128,7 +128,7 @@ class ShardSource(ConversionSource):
         self._pool.reads_cut = True
         if tuple(columns) not in self._readers:
             self._readers[tuple(columns)] = GoodRowReader(SampleReader(self._pool, columns))
-        parts, bad = self._readers[tuple(columns)].parts(shards, rows)
+        parts, bad = self._readers[tuple(columns)].parts(SampleRows(shards, rows))
         kept = np.setdiff1d(np.arange(len(rows)), np.fromiter(bad, np.int64, len(bad)))
         if len(parts) < 2:
             return (as_batch(parts[0][1]) if parts else {}), kept, bad

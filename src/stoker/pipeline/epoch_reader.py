@@ -54,7 +54,7 @@ from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_ov
 from stoker.policy import FETCHED_FOR_WORKER, FEW_LINES, parsers, processors
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
-from stoker.reading.sample_reader import SampleReader
+from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.quarantine import Quarantine
 from stoker.types import Batch, Ids
@@ -150,8 +150,8 @@ class EpochReader(RankEpochs):
             self._by_id = epoch, make_reader(self.pool, settings, epoch), steps
         _, reader, steps = self._by_id
         if steps is None:
-            return reader.samples(shards, rows)
-        return steps.samples(reader, np.zeros_like(rows), shards, rows)
+            return reader.samples(SampleRows(shards, rows))
+        return steps.samples(reader, np.zeros_like(rows), SampleRows(shards, rows))
 
     def samples(self, batch_size: int, override: Override | None = None, *, keep_places: bool = False) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch, changed by ``override`` where there is one.
@@ -159,7 +159,7 @@ class EpochReader(RankEpochs):
         Args:
             batch_size: of this rank.
             override: changes samples as they are made, given their ids.
-            keep_places: whether :data:`~stoker.pipeline.good_samples.LEFT_OUT` stands for each bad sample that is left out.
+            keep_places: whether :data:`~stoker.reading.apply_chain.LEFT_OUT` stands for each bad sample that is left out.
         """
         skip, delivery, pipeline = self._start(batch_size, by_sample=True, override=override)
         alone = LoaderWorker.detect().token is None and self._ranks == 1 and self._division is None

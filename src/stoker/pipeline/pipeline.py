@@ -24,7 +24,7 @@ from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
 from stoker.pipeline.joins.ahead import OthersAhead
 from stoker.pipeline.ranks.outer_plan import OuterRun
-from stoker.pipeline.recovery import Recovery
+from stoker.pipeline.recovery.recovery import Recovery
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
 from stoker.reading.bad_samples import BadSampleSink
@@ -117,7 +117,7 @@ class Pipeline:
         self._is_full = False
 
     def sample_runs(self) -> Iterator[SampleRun]:
-        """The samples in order, transformed; :data:`~stoker.pipeline.good_samples.LEFT_OUT` for each that is left out."""
+        """The samples in order, transformed; :data:`~stoker.reading.apply_chain.LEFT_OUT` for each that is left out."""
         reader = self._reader
         if reader.good is None:
             if not self._ahead:

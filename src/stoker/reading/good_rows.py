@@ -8,7 +8,7 @@ from stoker.errors import DecodeError, SampleError
 from stoker.formats.mds.encodings.images import last_left, loaded
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import decode_error, location_of, override_error
-from stoker.reading.sample_reader import OtherIds, SampleReader
+from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.samples import distinct_shards
 from stoker.types import Batch, Ids
 
@@ -19,34 +19,32 @@ class GoodRowReader:
     Args:
         reader: reads the samples.
         overridden: whether a method of a subclass changes samples.
+
+    Attributes:
+        reader: see above.
+        pool: the dataset's open shards.
     """
 
     def __init__(self, reader: SampleReader, *, overridden: bool = False) -> None:
-        self._reader, self._overridden = reader, overridden
-        self._pool, self._columns = reader.pool, reader.columns
+        self.reader, self._overridden = reader, overridden
+        self.pool, self._columns = reader.pool, reader.columns
         # Shards that can not be opened: each attempt fetches them again.
         self._damaged: dict[int, Exception] = {}
         self._numbers = np.arange(0)
 
     def parts(
-        self,
-        shards: Ids,
-        rows: Ids,
-        *,
-        others: OtherIds | None = None,
-        own: Batch | None = None,
-        whole: bool = True,
+        self, samples: SampleRows, *, whole: bool = True
     ) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
         """The good samples as columns, in parts with their numbers, and the errors of the bad ones, by number.
 
         Args:
-            shards, rows: int64, shape ``(n,)``, n ≥ 1. A sample's number is its index in them.
-            others, own: what is known of them; see :meth:`~stoker.reading.sample_reader.SampleReader.batch`.
+            samples: where they are. A sample's number is its index in them.
             whole: whether all may be good, and are read together first.
 
         Raises:
             StokerError: something is wrong that is not the samples' fault, such as storage.
         """
+        shards, rows = samples.shards, samples.rows
         parts: list[tuple[Ids, Batch]] = []
         bad: dict[int, SampleError] = {}
 
@@ -54,8 +52,8 @@ class GoodRowReader:
             here, there = shards[at], rows[at]
             try:
                 if len(at) == 1:
-                    self._open(int(here[0]))
-                parts.append((at, self._columns_of(here, there)))
+                    self.open_shard(int(here[0]))
+                parts.append((at, self.columns_of(SampleRows(here, there))))
             except Exception as error:
                 if not is_of_sample(error):
                     raise
@@ -69,13 +67,13 @@ class GoodRowReader:
         everything = self._everything(len(rows))
         if whole:
             try:
-                return [(everything, self._columns_of(shards, rows, others, own))], bad
+                return [(everything, self.columns_of(samples))], bad
             except Exception as error:
                 if not is_of_sample(error):
                     raise
-        for shard in distinct_shards(shards, len(self._pool.index)):
+        for shard in distinct_shards(shards, len(self.pool.index)):
             try:
-                self._open(shard)
+                self.open_shard(shard)
             except Exception as error:
                 if not is_of_sample(error):
                     raise
@@ -93,16 +91,17 @@ class GoodRowReader:
             numbers = self._numbers = np.arange(count)
         return numbers[:count]
 
-    def _columns_of(self, shards: Ids, rows: Ids, others: OtherIds | None = None, own: Batch | None = None) -> Batch:
+    def columns_of(self, samples: SampleRows) -> Batch:
+        """The samples as columns, with their images loaded; errors of bad ones do not say which they are of."""
         before = last_left()
-        batch = self._reader.batch(shards, rows, others=others, own=own, named=False)
-        if own or last_left() is not before:
+        batch = self.reader.batch(samples, named=False)
+        if samples.own or last_left() is not before:
             for column in batch.values():
                 if isinstance(column, list):
                     loaded(column)
         return batch
 
-    def _open(self, shard: int) -> None:
+    def open_shard(self, shard: int) -> None:
         """See that a shard can be opened.
 
         Raises:
@@ -111,7 +110,7 @@ class GoodRowReader:
         if shard in self._damaged:
             raise self._damaged[shard]
         try:
-            self._pool.get(shard)
+            self.pool.get(shard)
         except Exception as error:
             if is_of_sample(error):
                 self._damaged[shard] = error
@@ -129,7 +128,7 @@ class GoodRowReader:
             Exception: ``error`` or what it comes from, which is not the sample's fault.
         """
         if shard not in self._damaged and not isinstance(error, SampleError):
-            named, cause = decode_error(self._pool, np.array([shard]), np.array([row]), self._columns, error)
+            named, cause = decode_error(self.pool, np.array([shard]), np.array([row]), self._columns, error)
             if not is_of_sample(named):
                 raise named from cause
             named.__cause__ = cause
@@ -138,7 +137,7 @@ class GoodRowReader:
             raise error
         if isinstance(error, SampleError):
             return error
-        origin = location_of(self._pool, shard, row)
+        origin = location_of(self.pool, shard, row)
         if made and self._overridden and shard not in self._damaged:
             return override_error(error, origin)  # the sample can be read
         told = DecodeError(

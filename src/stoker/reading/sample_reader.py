@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.spans.recorder import recorder
 from stoker.concurrency.spans.sample_clock import SampleClock, StretchClock
+from stoker.formats.unstacked import rows_of
 from stoker.reading.sample_errors import apply_transform, location_at
 from stoker.reading.samples import SampleRun, iterate_samples, list_samples, read_sample, read_samples
 from stoker.reading.shard_pool import ShardPool
@@ -19,6 +20,56 @@ from stoker.types import Batch, Ids, Sample, Transform
 
 OtherIds: TypeAlias = tuple[Ids, ...]
 """For each zip and join that a chain begins with, the ids of the other dataset's samples, -1 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """Samples of a dataset by shard and row, and what is known of them before they are read.
+
+    Attributes:
+        shards, rows: int64, shape ``(n,)``, n ≥ 1.
+        own: the dataset's own columns, or its own samples in a list, where they were read already.
+        others: where they are known, the ids of samples of other datasets.
+    """
+
+    shards: Ids
+    rows: Ids
+    own: Any = None
+    others: OtherIds | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Shard and row of one."""
+        return int(self.shards[number]), int(self.rows[number])
+
+    def at(self, numbers: Ids) -> SampleRows:
+        """Those with these numbers, int64, in this order."""
+        own, others = self.own, self.others
+        if isinstance(own, list):
+            own = [own[number] for number in numbers.tolist()]
+        elif own is not None:
+            own = {name: rows_of(column, numbers) for name, column in own.items()}
+        others = None if others is None else tuple(ids[numbers] for ids in others)
+        return SampleRows(self.shards[numbers], self.rows[numbers], own, others)
+
+    def after(self, first: int) -> SampleRows:
+        """Those from a number on, of samples that are known one by one."""
+        if not first:
+            return self
+        own, others = self.own, self.others
+        return SampleRows(
+            self.shards[first:],
+            self.rows[first:],
+            None if own is None else own[first:],
+            None if others is None else tuple(ids[first:] for ids in others),
+        )
+
+
+def row_of(shard: int, row: int) -> SampleRows:
+    """One sample."""
+    return SampleRows(np.array([shard]), np.array([row]))
 
 
 class SampleReader:
@@ -38,47 +89,31 @@ class SampleReader:
         ids = self.pool.ids
         return (*(self.columns or self.pool.index.columns), *(() if ids is None else (ids,)))
 
-    def batch(
-        self, shards: Ids, rows: Ids, *, others: OtherIds | None = None, own: Batch | None = None, named: bool = True
-    ) -> Batch:
-        """The samples at ``(shards[i], rows[i])``, in that order, as columns.
+    def batch(self, samples: SampleRows, *, named: bool = True) -> Batch:
+        """The samples as columns, in their order.
 
         Errors are those of :func:`~stoker.reading.samples.read_samples`.
 
         Args:
-            shards, rows: int64, shape ``(n,)``, n ≥ 1.
-            others: where they are known, the ids of samples of other datasets.
-            own: the dataset's own columns, where they were read already.
+            samples: where they are.
             named: whether an error of a decoder says which sample it is of.
         """
-        del others
-        return own or read_samples(self.pool, shards, rows, self.columns, named=named)
+        return samples.own or read_samples(self.pool, samples.shards, samples.rows, self.columns, named=named)
 
-    def iterate(
-        self,
-        shards: Ids,
-        rows: Ids,
-        transform: Transform | None = None,
-        *,
-        others: OtherIds | None = None,
-        own: list[Any] | None = None,
-        timed: bool = True,
-    ) -> SampleRun:
+    def iterate(self, samples: SampleRows, transform: Transform | None = None, *, timed: bool = True) -> SampleRun:
         """The same one by one, each made when it is asked for, or what a transform makes of it.
 
         Args:
-            shards, rows, others: as of :meth:`batch`.
+            samples: where they are.
             transform: applied to each.
-            own: the dataset's own samples, where they were read already.
             timed: whether a trace shows how long it takes.
 
         Raises:
             TransformError: the transform raised an error; names the sample.
         """
-        del others
-        if own is None:
-            return iterate_samples(self.pool, shards, rows, self.columns, transform, timed=timed)
-        return self.transformed(SampleRun.of(own), shards, rows, transform, self.clock() if timed else None)
+        if samples.own is None:
+            return iterate_samples(self.pool, samples.shards, samples.rows, self.columns, transform, timed=timed)
+        return self.transformed(SampleRun.of(samples.own), samples, transform, self.clock() if timed else None)
 
     def clock(self) -> SampleClock | None:
         """A clock for samples that are made as they are asked for; ``None`` where no trace is made."""
@@ -86,38 +121,30 @@ class SampleReader:
         return None if recording is None else SampleClock(recording, self.pool.short_samples)
 
     def samples(
-        self,
-        shards: Ids,
-        rows: Ids,
-        transform: Transform | None = None,
-        *,
-        others: OtherIds | None = None,
-        own: list[Any] | None = None,
-        made: list[Any] | None = None,
+        self, samples: SampleRows, transform: Transform | None = None, *, made: list[Any] | None = None
     ) -> list[Any]:
         """The samples of :meth:`iterate`, all made; args and errors are the same.
 
         ``made`` is the list that they are added to, which keeps those before one that has an error; default, a new one.
         """
-        if own is None:
-            return list_samples(self.pool, shards, rows, self.columns, transform, made)
+        if samples.own is None:
+            return list_samples(self.pool, samples.shards, samples.rows, self.columns, transform, made)
         made = [] if made is None else made
-        made.extend(self.iterate(shards, rows, transform, others=others, own=own).samples)
+        made.extend(self.iterate(samples, transform).samples)
         return made
 
     def transformed(
         self,
         run: SampleRun,
-        shards: Ids,
-        rows: Ids,
+        samples: SampleRows,
         transform: Transform | None,
         clock: SampleClock | StretchClock | None,
     ) -> SampleRun:
         """Samples with a transform applied to each.
 
         Args:
-            run: the samples.
-            shards, rows: of them.
+            run: the samples as they were read.
+            samples: where they are.
             transform: applied to each; ``None``: nothing is.
             clock: measures it, for a trace.
         """
@@ -126,13 +153,13 @@ class SampleReader:
             transform = None if transform is None else clock.transforming(transform)
         if transform is None:
             return run
-        origin = partial(location_at, self.pool, shards, rows)
+        origin = partial(location_at, self.pool, samples.shards, samples.rows)
         return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
 
     def one(self, shard: int, row: int) -> Sample:
         """One sample, not transformed; see :func:`~stoker.reading.samples.read_sample`."""
         return read_sample(self.pool, shard, row, self.columns)
 
-    def present(self, shards: Ids, rows: Ids) -> NDArray[np.bool_] | None:  # noqa: ARG002 - those of joins
+    def present(self, samples: SampleRows) -> NDArray[np.bool_] | None:  # noqa: ARG002 - those of joins
         """A mask of the samples that are there; ``None``: all of them."""
         return None

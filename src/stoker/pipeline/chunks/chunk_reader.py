@@ -14,11 +14,13 @@ from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.columns import batch_length, cut_columns, stack_samples
-from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
 from stoker.pipeline.joins.ahead import known_others
 from stoker.pipeline.joins.joined_reader import JoinedReader
 from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.ranks.outer_plan import OuterRun
+from stoker.pipeline.recovery.good_batch_reader import GoodBatchReader
+from stoker.pipeline.recovery.good_sample_reader import GoodSampleReader
+from stoker.pipeline.recovery.good_samples import GoodSamples
 from stoker.pipeline.transforms import EpochReaderSettings, Override, bind_batch_steps
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.chain_steps import split_steps, stored_names
@@ -40,6 +42,7 @@ class ChunkReader:
 
     Attributes:
         good: reads samples of which some are bad or filtered; ``None`` where there are none, or they are errors.
+        good_batches: the same as columns.
         filters: whether the chain may give something else than one sample for one.
         one_batch: whether the chain takes a batch as a whole, so that a chunk is one batch.
         sample_reader: reads what the chain begins with.
@@ -65,18 +68,19 @@ class ChunkReader:
         self.one_batch = any(step.kind == "batch_map" for step in batch_steps)
         self.filters = any(step.kind == "filter" or step.changes_counts for step in (*steps, *batch_steps))
         self.good: GoodSampleReader | None = None
+        self.good_batches: GoodBatchReader | None = None
         bad = settings.bad_samples
         if bad is not None or self.filters:
             self.good = GoodSampleReader(
                 self.sample_reader,
                 run,
                 self._steps,
-                self._batch_steps,
                 override,
                 on_bad_sample="raise" if bad is None else bad.on_bad_sample,
                 filters=self.filters,
-                as_stored=stored_names(steps, self.sample_reader.names) if self.filters else {},
             )
+            as_stored = stored_names(steps, self.sample_reader.names) if self.filters else {}
+            self.good_batches = GoodBatchReader(self.good, self._batch_steps, as_stored)
 
     def find_others(self, chunk: Chunk) -> tuple[Chunk, bool]:
         """The chunk with the ids of the samples beside its own, and whether some that must be there are not."""
@@ -84,8 +88,8 @@ class ChunkReader:
         if not isinstance(reader, JoinedReader):
             return chunk, False
         try:
-            others = chunk.other_ids
-            others = reader.others(chunk.shards, chunk.rows, chunk.values) if others is None else others
+            samples = chunk.samples
+            others = reader.others(samples) if samples.others is None else samples.others
         except Exception as error:
             if not is_of_sample(error):
                 raise
@@ -98,10 +102,9 @@ class ChunkReader:
 
     def samples(self, chunk: Chunk) -> list[Any]:
         """The samples, all made, before a method of a subclass has them."""
-        shards, rows, others = chunk.shards, chunk.rows, chunk.other_ids
         if self._steps is None:
-            return self.sample_reader.samples(shards, rows, others=others, own=chunk.values)
-        return self._steps.samples(self.sample_reader, chunk.positions, shards, rows, others=others, own=chunk.values)
+            return self.sample_reader.samples(chunk.samples)
+        return self._steps.samples(self.sample_reader, chunk.positions, chunk.samples)
 
     def overridden(self, chunk: Chunk, run: SampleRun) -> SampleRun:
         """Samples as a method of a subclass makes them, each when it is asked for."""
@@ -114,7 +117,7 @@ class ChunkReader:
         """The samples as columns."""
         pool, shards, rows = self._pool, chunk.shards, chunk.rows
         if self._steps is None:
-            batch = self.sample_reader.batch(shards, rows, others=chunk.other_ids, own=chunk.values)
+            batch = self.sample_reader.batch(chunk.samples)
         else:
             with BatchRows(len(rows)) as memory:
                 samples = self.samples(chunk)
@@ -129,19 +132,21 @@ class ChunkReader:
     def good_samples(self, chunk: Chunk) -> list[Any] | GoodSamples:
         """The samples, made one by one; with those that are bad or filtered, where there are some."""
         assert self.good is not None
-        return self.good.samples(chunk.positions, chunk.shards, chunk.rows, chunk.values, chunk.other_ids)
+        return self.good.samples(chunk.positions, chunk.samples)
 
     def good_batch(self, chunk: Chunk) -> BatchGroup | GoodSamples:
         """The samples as columns; the good ones and which are bad or filtered, where there are some."""
-        assert self.good is not None
-        found = self.good.batch(chunk.positions, chunk.shards, chunk.rows, chunk.values, chunk.other_ids)
+        assert self.good_batches is not None
+        found = self.good_batches.batch(chunk.positions, chunk.samples)
         if not isinstance(found, GoodSamples):
             if self.one_batch:
                 return BatchGroup(found, [batch_length(found)])
             return BatchGroup(cut_columns(found, chunk.lengths), chunk.lengths)
         if self.one_batch:
             return found
-        return found._replace(values=cut_columns(found.values, self.good_lengths(chunk, found), self.good.empty))
+        return found._replace(
+            values=cut_columns(found.values, self.good_lengths(chunk, found), self.good_batches.empty)
+        )
 
     def good_lengths(self, chunk: Chunk, found: GoodSamples) -> list[int]:
         """The lengths of the batches that are left of a chunk, where some samples are bad or filtered."""
@@ -155,7 +160,6 @@ class ChunkReader:
         return lengths
 
     def _transformed(self, chunk: Chunk) -> SampleRun:
-        shards, rows, others = chunk.shards, chunk.rows, chunk.other_ids
         if self._steps is None:
-            return self.sample_reader.iterate(shards, rows, others=others, own=chunk.values)
-        return self._steps.read(self.sample_reader, chunk.positions, shards, rows, others=others, own=chunk.values)
+            return self.sample_reader.iterate(chunk.samples)
+        return self._steps.read(self.sample_reader, chunk.positions, chunk.samples)

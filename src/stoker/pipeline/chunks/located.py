@@ -14,7 +14,7 @@ from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
 from stoker.pipeline.joins.ahead import ChunkOthers
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
-from stoker.reading.sample_reader import OtherIds
+from stoker.reading.sample_reader import OtherIds, SampleRows
 from stoker.reading.samples import distinct_shards
 from stoker.types import Ids
 
@@ -42,6 +42,11 @@ class Chunk:
     def other_ids(self) -> OtherIds | None:
         """The ids of samples of other datasets, once they are known; ``None``: they are not looked for ahead."""
         return None if self.others is None else self.others.await_ids()
+
+    @property
+    def samples(self) -> SampleRows:
+        """Its samples as a reader of samples takes them."""
+        return SampleRows(self.shards, self.rows, self.values, self.other_ids)
 
 
 def cut_chunk(chunk: Chunk, samples: int, shards: int) -> list[Chunk]:

@@ -28,8 +28,8 @@ from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.columns import CutColumn
 from stoker.pipeline.execution.hand_over import Parcel, first_refused, pack, pack_error
-from stoker.pipeline.good_samples import GoodSamples
 from stoker.pipeline.ranks.outer_plan import OuterRun
+from stoker.pipeline.recovery.good_samples import GoodSamples
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.reading.sample_errors import location_at, transform_error
 from stoker.reading.shard_pool import ShardPool

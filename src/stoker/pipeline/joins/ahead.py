@@ -11,7 +11,7 @@ from typing import Any
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.threads import Threads
 from stoker.pipeline.joins.joined_reader import JoinedReader
-from stoker.reading.sample_reader import OtherIds, SampleReader
+from stoker.reading.sample_reader import OtherIds, SampleReader, SampleRows
 from stoker.reading.samples import distinct_shards
 from stoker.types import Ids
 
@@ -104,7 +104,7 @@ class OthersAhead:
     def _find(self, chunk: ChunkOthers, shards: Ids, rows: Ids) -> None:
         assert self._reader is not None
         try:
-            found = self._reader.others(shards, rows)
+            found = self._reader.others(SampleRows(shards, rows))
         except Exception:  # noqa: BLE001 - is raised again where the samples are read
             return
         for other, ids, most in zip(self._others, found, self._most, strict=True):

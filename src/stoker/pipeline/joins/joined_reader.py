@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from stoker.pipeline.joins.other_dataset import OtherReader
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.chain_steps import LeadingJoin, Step
 from stoker.reading.sample_errors import SampleLocation, location_of, transform_error
-from stoker.reading.sample_reader import OtherIds, SampleReader
+from stoker.reading.sample_reader import OtherIds, SampleReader, SampleRows, row_of
 from stoker.reading.samples import SampleRun, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Column, Ids, Sample, Transform
@@ -74,25 +75,24 @@ class JoinedReader(SampleReader):
 
     # -- which samples ---------------------------------------------------------------------------------------------
 
-    def others(self, shards: Ids, rows: Ids, own: Batch | list[Any] | None = None) -> OtherIds:
+    def others(self, samples: SampleRows) -> OtherIds:
         """For each zip and join, the ids of the samples that belong to these; -1 where there is none.
 
-        Only columns of keys are read, and of those only such as are not in ``own``, which was read already.
+        Only columns of keys are read, and of those only such as were not read already.
 
         Raises:
             StokerError: one of these can not be read, or holds no keys.
         """
-        return self._found(shards, rows, own)[0]
+        return self._found(samples)[0]
 
-    def _found(
-        self, shards: Ids, rows: Ids, own: Batch | list[Any] | None
-    ) -> tuple[OtherIds, tuple[Column | None, ...]]:
+    def _found(self, samples: SampleRows) -> tuple[OtherIds, tuple[Column | None, ...]]:
         """The same, and the keys that they were found by."""
+        own = samples.own
         found: list[Ids] = []
         asked: list[Column | None] = []
         for join, reader in zip(self.joins, self.readers, strict=True):
             if join.key is None:
-                found.append(self._ids(shards, rows))
+                found.append(self._ids(samples))
                 asked.append(None)
                 continue
             source, column = join.key
@@ -103,7 +103,7 @@ class JoinedReader(SampleReader):
             elif isinstance(own, list) and column in own[0]:
                 keys = [sample[column] for sample in own]
             else:
-                keys = self._own_keys(shards, rows, column)
+                keys = self._own_keys(samples, column)
             found.append(reader.find(join.step.on[1], keys, f"{join.step.told}: column {join.step.on[0]!r}"))
             asked.append(keys)
         return tuple(found), tuple(asked)
@@ -112,13 +112,13 @@ class JoinedReader(SampleReader):
         """The keys of each join that are among columns which were read already."""
         return tuple(None if join.key is None or join.key[0] else own.get(join.key[1]) for join in self.joins)
 
-    def _ids(self, shards: Ids, rows: Ids) -> Ids:
-        return self.pool.index.table.starts[shards] + rows
+    def _ids(self, samples: SampleRows) -> Ids:
+        return self.pool.index.table.starts[samples.shards] + samples.rows
 
-    def _own_keys(self, shards: Ids, rows: Ids, column: str) -> Column:
+    def _own_keys(self, samples: SampleRows, column: str) -> Column:
         if column == self.pool.ids:
-            return self._ids(shards, rows)
-        return read_samples(self.pool, shards, rows, [column])[column]
+            return self._ids(samples)
+        return read_samples(self.pool, samples.shards, samples.rows, [column])[column]
 
     def _keys_of(self, source: int, found: Sequence[Ids], column: str) -> Column:
         """Keys that are columns of another dataset; ``None`` where it has no sample."""
@@ -128,9 +128,9 @@ class JoinedReader(SampleReader):
         keys = values[column]
         return keys if len(there) == len(ids) else spread(keys, there.tolist(), len(ids))
 
-    def present(self, shards: Ids, rows: Ids) -> NDArray[np.bool_] | None:
+    def present(self, samples: SampleRows) -> NDArray[np.bool_] | None:
         """See :meth:`~stoker.reading.sample_reader.SampleReader.present`: those that a join does not leave out."""
-        return self.present_among(self.others(shards, rows)) if self._leaves_out else None
+        return self.present_among(self.others(samples)) if self._leaves_out else None
 
     def present_among(self, others: OtherIds) -> NDArray[np.bool_] | None:
         """The same, given the ids of the others' samples."""
@@ -149,12 +149,12 @@ class JoinedReader(SampleReader):
             for join, ids in zip(self.joins, others, strict=True)
         )
 
-    def missing(self, others: OtherIds, shards: Ids, rows: Ids) -> dict[int, SampleError]:
+    def missing(self, others: OtherIds, samples: SampleRows) -> dict[int, SampleError]:
         """Errors of the samples that must have one in another dataset and have none, by number.
 
         Args:
             others: ids of the others' samples.
-            shards, rows: of the samples.
+            samples: where the samples are.
         """
         found: dict[int, SampleError] = {}
         if not self.misses(others):
@@ -162,59 +162,51 @@ class JoinedReader(SampleReader):
         for number, (join, ids) in enumerate(zip(self.joins, others, strict=True)):
             if join.known and join.step.missing == "raise":
                 for at in np.flatnonzero(ids < 0).tolist():
-                    found.setdefault(at, self._missing(number, int(shards[at]), int(rows[at])))
+                    found.setdefault(at, self._missing(number, samples, at))
         return found
 
-    def _check(self, others: OtherIds, shards: Ids, rows: Ids) -> None:
+    def _check(self, others: OtherIds, samples: SampleRows) -> None:
         """See that the samples are there that must be."""
         if self.misses(others):
-            missing = self.missing(others, shards, rows)
+            missing = self.missing(others, samples)
             raise missing[min(missing)]
 
-    def _missing(self, number: int, shard: int, row: int) -> TransformError:
+    def _missing(self, number: int, samples: SampleRows, at: int) -> TransformError:
         join = self.joins[number]
         assert join.key is not None
-        shards, rows = np.array([shard]), np.array([row])
+        shard, row = samples.place(at)
+        one = row_of(shard, row)
         source, column = join.key
-        keys = (
-            self._keys_of(source, self.others(shards, rows), column) if source else self._own_keys(shards, rows, column)
-        )
+        keys = self._keys_of(source, self.others(one), column) if source else self._own_keys(one, column)
         key = keys.tolist()[0] if isinstance(keys, np.ndarray) else keys[0]
         return missing_error(join.step, key, location_of(self.pool, shard, row))
 
     # -- their columns ---------------------------------------------------------------------------------------------
 
-    def batch(
-        self, shards: Ids, rows: Ids, *, others: OtherIds | None = None, own: Batch | None = None, named: bool = True
-    ) -> Batch:
+    def batch(self, samples: SampleRows, *, named: bool = True) -> Batch:
         """See the base class. Samples that a join leaves out are not among these: see :meth:`present`.
 
         Raises:
             TransformError: a sample's key is not in the other dataset, where that is an error.
         """
-        found = super().batch(shards, rows, own=own, named=named)
-        others, asked = self._found(shards, rows, found) if others is None else (others, self._keys_at_hand(found))
-        self._check(others, shards, rows)
+        found, others = super().batch(samples, named=named), samples.others
+        if others is None:
+            others, asked = self._found(replace(samples, own=found))
+        else:
+            asked = self._keys_at_hand(found)
+        self._check(others, samples)
         parts: list[Batch] = [found]
         for join, reader, ids, keys in zip(self.joins, self.readers, others, asked, strict=True):
             parts.append(_columns(reader, ids, keys) if join.known else {})
         return {name: parts[source][_name(name, source, stored)] for name, source, stored in self.layout}
 
-    def iterate(
-        self,
-        shards: Ids,
-        rows: Ids,
-        transform: Transform | None = None,
-        *,
-        others: OtherIds | None = None,
-        own: list[Any] | None = None,
-        timed: bool = True,
-    ) -> SampleRun:
+    def iterate(self, samples: SampleRows, transform: Transform | None = None, *, timed: bool = True) -> SampleRun:
         """See the base class. :data:`~stoker.reading.apply_chain.LEFT_OUT` stands for each sample that a join leaves out."""
+        others = samples.others
         asked: tuple[Column | None, ...] = (None,) * len(self.joins)
         if others is None:
-            others, asked = self._found(shards, rows, own)
-        run = super().iterate(shards, rows, own=own, timed=False)
+            others, asked = self._found(samples)
+        run = super().iterate(samples, timed=False)
         known = [
             (number, reader, ids, keys)
             for number, (join, reader, ids, keys) in enumerate(
@@ -228,36 +220,29 @@ class JoinedReader(SampleReader):
             for (_, reader, ids, keys), ok in zip(known, there, strict=True)
         ]
         if all(bool(ok.all()) for ok in there):
-            samples = self._whole(run.samples, beside)
+            merged = self._whole(run.samples, beside)
         else:
             flags = zip(*(ok.tolist() for ok in there), strict=True)
             nothing = [{name: None for name, _ in reader.pairs or ()} for _, reader, _, _ in known]
             numbers = [number for number, _, _, _ in known]
-            samples = self._partly(run.samples, beside, nothing, numbers, flags, shards, rows)
-        made = SampleRun(samples, run.remaining)
-        return self.transformed(made, shards, rows, transform, self.clock() if timed else None)
+            merged = self._partly(run.samples, beside, nothing, numbers, flags, samples)
+        made = SampleRun(merged, run.remaining)
+        return self.transformed(made, samples, transform, self.clock() if timed else None)
 
     def samples(
-        self,
-        shards: Ids,
-        rows: Ids,
-        transform: Transform | None = None,
-        *,
-        others: OtherIds | None = None,
-        own: list[Any] | None = None,
-        made: list[Any] | None = None,
+        self, samples: SampleRows, transform: Transform | None = None, *, made: list[Any] | None = None
     ) -> list[Any]:
         """See the base class."""
-        run = self.iterate(shards, rows, others=others, own=own, timed=False)
+        run = self.iterate(samples, timed=False)
         recording = recorder()
         clock = None if recording is None else StretchClock(recording)
         made = [] if made is None else made
-        made.extend(self.transformed(run, shards, rows, transform, clock).samples)
+        made.extend(self.transformed(run, samples, transform, clock).samples)
         return made
 
     def one(self, shard: int, row: int) -> Sample:
         """See the base class."""
-        sample: Sample = next(self.iterate(np.array([shard]), np.array([row])).samples)
+        sample: Sample = next(self.iterate(row_of(shard, row)).samples)
         return sample
 
     def _partly(
@@ -267,8 +252,7 @@ class JoinedReader(SampleReader):
         nothing: Sequence[dict[str, Any]],
         numbers: Sequence[int],
         flags: Iterator[tuple[bool, ...]],
-        shards: Ids,
-        rows: Ids,
+        origins: SampleRows,
     ) -> Iterator[Any]:
         for at, (sample, found) in enumerate(zip(samples, flags, strict=True)):
             # All that there are, also of a sample that is left out: those that follow come next.
@@ -277,7 +261,7 @@ class JoinedReader(SampleReader):
             for number, ok in zip(numbers, found, strict=True):
                 missing = self.joins[number].step.missing
                 if not ok and missing == "raise":
-                    raise self._missing(number, int(shards[at]), int(rows[at]))
+                    raise self._missing(number, origins, at)
                 left_out = left_out or (not ok and missing == "leave_out")
             yield LEFT_OUT if left_out else self._put_together([sample, *parts])
 

@@ -25,7 +25,7 @@ from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.chain import as_chain
 from stoker.reading.chain_steps import stored_names
 from stoker.reading.sample_errors import SampleLocation, decode_error, location_at, location_of, returned_error
-from stoker.reading.sample_reader import SampleReader
+from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.samples import SampleRun, distinct_shards, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.key_index import KeyIndex
@@ -273,7 +273,7 @@ class OtherReader:
             return made
         with _Naming(self, shards, rows):
             own = self._stored(ids, shards, rows, asked, whole=True)
-            batch = self._reader.batch(shards, rows, own=own)
+            batch = self._reader.batch(SampleRows(shards, rows, own))
             if self.other.pool.reads_cut:  # a bad image is a bad sample here
                 for column in batch.values():
                     if isinstance(column, list):
@@ -298,7 +298,7 @@ class OtherReader:
         shards, rows = self.other.table.locate(ids)
         with _Naming(self, shards, rows):  # what can not be opened is an error here, not of the first sample
             own = self._stored(ids, shards, rows, asked, whole=False)
-            run = self._reader.iterate(shards, rows, own=own, timed=False)
+            run = self._reader.iterate(SampleRows(shards, rows, own), timed=False)
             if self._functions:
                 run = self._apply(self.other.settings, self.other.pool, self._epoch, run, shards, rows)
         return self._iterate(run, shards, rows)

@@ -17,7 +17,7 @@ from stoker.pipeline.joins.texts_stage import TextsStage
 from stoker.pipeline.transforms import EpochReaderSettings, TransformOf, make_transforms
 from stoker.reading.chain_steps import BESIDE, Step
 from stoker.reading.sample_errors import apply_transform, location_at
-from stoker.reading.sample_reader import OtherIds, SampleReader
+from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
@@ -84,41 +84,24 @@ class SampleSteps:
         (stage, *rest) = self.stages
         return None if rest or isinstance(stage, ChunkStage) else stage
 
-    def read(
-        self,
-        reader: SampleReader,
-        positions: Ids,
-        shards: Ids,
-        rows: Ids,
-        *,
-        others: OtherIds | None = None,
-        own: list[Any] | None = None,
-    ) -> SampleRun:
+    def read(self, reader: SampleReader, positions: Ids, samples: SampleRows) -> SampleRun:
         """Samples, each made when it is asked for, or all at once where a stage takes them together.
 
         Args:
             reader: of what the steps begin with.
             positions: in the epoch, int64, shape ``(n,)``.
-            shards, rows, others, own: see :meth:`~stoker.reading.sample_reader.SampleReader.iterate`.
+            samples: where they are.
 
         Raises:
             SampleError: one is bad.
         """
         functions = self.functions
         if functions is not None:
-            return reader.iterate(shards, rows, functions(positions, shards, rows), others=others, own=own)
-        return self.apply(reader.iterate(shards, rows, others=others, own=own), positions, shards, rows)
+            return reader.iterate(samples, functions(positions, samples.shards, samples.rows))
+        return self.apply(reader.iterate(samples), positions, samples.shards, samples.rows)
 
     def samples(
-        self,
-        reader: SampleReader,
-        positions: Ids,
-        shards: Ids,
-        rows: Ids,
-        *,
-        others: OtherIds | None = None,
-        own: list[Any] | None = None,
-        made: list[Any] | None = None,
+        self, reader: SampleReader, positions: Ids, samples: SampleRows, *, made: list[Any] | None = None
     ) -> list[Any]:
         """The samples of :meth:`read`, all made; args and errors are the same.
 
@@ -126,9 +109,9 @@ class SampleSteps:
         """
         functions = self.functions
         if functions is not None:
-            return reader.samples(shards, rows, functions(positions, shards, rows), others=others, own=own, made=made)
+            return reader.samples(samples, functions(positions, samples.shards, samples.rows), made=made)
         made = [] if made is None else made
-        made.extend(self.read(reader, positions, shards, rows, others=others, own=own).samples)
+        made.extend(self.read(reader, positions, samples).samples)
         return made
 
     def apply(self, run: SampleRun, positions: Ids, shards: Ids, rows: Ids) -> SampleRun:

@@ -22,10 +22,10 @@ from stoker.order.selection.selection import Everything
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.spans import spans_of
-from stoker.pipeline.chunks.empty_batch import EmptyBatch
 from stoker.pipeline.columns import stack_samples
-from stoker.pipeline.good_samples import GoodSamples
 from stoker.pipeline.order_sources import nulls_of
+from stoker.pipeline.recovery.empty_batch import EmptyBatch
+from stoker.pipeline.recovery.good_samples import GoodSamples
 from stoker.pipeline.workers.sample_source import GoodReader, ReadSamples, SampleSource
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleLog, BadSamples, is_of_sample

@@ -45,7 +45,7 @@ class ChunksAhead:
         Args:
             places: each with a label; taken as samples are delivered, no more than ``most`` ahead of these.
             made: called with the label and what was read: a list of samples, columns, or
-                :class:`~stoker.pipeline.good_samples.GoodSamples` where some are bad.
+                :class:`~stoker.pipeline.recovery.good_samples.GoodSamples` where some are bad.
         """
         running: deque[tuple[_Label, Chunk, Callable[[], Any]]] = deque()
         try:

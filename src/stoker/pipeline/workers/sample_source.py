@@ -26,13 +26,16 @@ from stoker.pipeline.columns import batch_length, stack_samples
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.execution.execution import Execution
 from stoker.pipeline.execution.runner import Runner
-from stoker.pipeline.good_samples import GoodSampleReader, GoodSamples
 from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.pipeline import Pipeline
+from stoker.pipeline.recovery.good_batch_reader import GoodBatchReader
+from stoker.pipeline.recovery.good_sample_reader import GoodSampleReader
+from stoker.pipeline.recovery.good_samples import GoodSamples
 from stoker.pipeline.workers.chunks_ahead import ChunksAhead
 from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
 from stoker.reading.sample_errors import location_at
+from stoker.reading.sample_reader import SampleRows
 from stoker.reading.samples import SampleRun, distinct_shards
 from stoker.types import Batch, Ids
 
@@ -190,8 +193,8 @@ class PoolSource(SampleSource):
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
         with self._counted(shards):
             if self._steps is None:
-                return self._samples.samples(shards, rows)
-            return self._steps.samples(self._samples, np.zeros_like(rows), shards, rows)
+                return self._samples.samples(SampleRows(shards, rows))
+            return self._steps.samples(self._samples, np.zeros_like(rows), SampleRows(shards, rows))
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
         if self._steps is not None:
@@ -199,7 +202,7 @@ class PoolSource(SampleSource):
                 samples = self.samples(shards, rows)
             return as_batch(stack_samples(samples, partial(location_at, self.pool, shards, rows), memory))
         with self._counted(shards):
-            return as_batch(self._samples.batch(shards, rows))
+            return as_batch(self._samples.batch(SampleRows(shards, rows)))
 
     def bad_sample_log(self) -> BadSampleLog | None:
         return self._reader.bad_sample_log()
@@ -212,10 +215,8 @@ class PoolSource(SampleSource):
             run,
             self._steps,
             None,
-            None,
             on_bad_sample=self.bad_samples.on_bad_sample,
             filters=False,
-            as_stored={},
         )
         return _CountingReader(reader, self._counted)
 
@@ -320,17 +321,17 @@ class _CountingReader:
     """A reader of a pool's samples whose reading is counted."""
 
     def __init__(self, reader: GoodSampleReader, counted: Callable[[Ids], AbstractContextManager[None]]) -> None:
-        self._reader, self._counted = reader, counted
+        self._reader, self._batches, self._counted = reader, GoodBatchReader(reader, None, {}), counted
 
     def samples(self, positions: Ids, shards: Ids, rows: Ids) -> list[Any] | GoodSamples:
         """See :class:`GoodReader`."""
         with self._counted(shards):
-            return self._reader.samples(positions, shards, rows)
+            return self._reader.samples(positions, SampleRows(shards, rows))
 
     def batch(self, positions: Ids, shards: Ids, rows: Ids) -> Batch | GoodSamples:
         """See :class:`GoodReader`."""
         with self._counted(shards):
-            found = self._reader.batch(positions, shards, rows)
+            found = self._batches.batch(positions, SampleRows(shards, rows))
         return found._replace(values=as_batch(found.values)) if isinstance(found, GoodSamples) else as_batch(found)
 
 

@@ -17,7 +17,7 @@ from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.order.step import samples_of_step
 from stoker.pipeline.columns import batch_length
-from stoker.pipeline.good_samples import GoodSamples
+from stoker.pipeline.recovery.good_samples import GoodSamples
 from stoker.pipeline.state.progress import resume_point
 from stoker.pipeline.state.run_from import check_not_empty, others_have_more, run_from
 from stoker.pipeline.state.state import make_state, read_state

@@ -14,7 +14,7 @@ from stoker.coordination import LeasedSplit
 from stoker.errors import ConfigError, SampleError
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
-from stoker.pipeline.good_samples import GoodSamples
+from stoker.pipeline.recovery.good_samples import GoodSamples
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.chunks_ahead import Places

@@ -14,7 +14,7 @@ from stoker.formats.mds.encodings.images import last_left
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk
-from stoker.pipeline.good_samples import GoodSamples, ImageNotLoadedError, loaded_image
+from stoker.pipeline.recovery.good_samples import GoodSamples, ImageNotLoadedError, loaded_image
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleSink, is_of_sample

@@ -1,0 +1,79 @@
+"""Other samples of an epoch that come in the places of bad and filtered ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import ConfigError, SampleError
+from stoker.order.protocols import Plan
+from stoker.order.sample_order import Run
+from stoker.order.spans import check_spanned, spans_of
+from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
+from stoker.reading.apply_chain import LeftOut
+from stoker.reading.replacement import Replacements, none_is_good
+
+
+class Substitutes:
+    """Finds samples of an epoch that come in the places of bad and filtered ones.
+
+    Args:
+        run: the positions of the epoch, and where their samples lie; ``None`` where no sample replaces another.
+        for_bad: whether bad samples are replaced, not only filtered ones.
+        strict: whether an error of a sample that is tried is raised.
+
+    Attributes:
+        last: shard and row of the sample that replaced another last; ``None``: none has.
+
+    Raises:
+        ConfigError: bad samples are replaced, and the plan does not say where other samples are.
+    """
+
+    def __init__(self, run: Run | OuterRun | None, *, for_bad: bool, strict: bool) -> None:
+        self._run, self._for_bad, self._strict = run, for_bad, strict
+        if for_bad:
+            check_spanned(*self._asked())  # an error is raised here, not when a sample is bad
+        # Made where a sample is bad or filtered: most epochs have none.
+        self._replacements: Replacements | None = None
+        self.last: tuple[int, int] | None = None
+
+    def _asked(self) -> tuple[Plan, str]:
+        """The plan of the epoch that is asked where other samples are, and the setting that asks."""
+        assert self._run is not None
+        plan = self._run.plan.whole if isinstance(self._run.plan, OuterPlan) else self._run.plan
+        return plan, "on_bad_sample='replace'" if self._for_bad else "filter(dropped='replace')"
+
+    def find(self, position: int, error: SampleError | None, read: Callable[[int, int, int], Any]) -> tuple[Any, int]:
+        """Another sample in the place of a bad or filtered one, as ``read`` gives it, and its position.
+
+        Args:
+            position: of that one.
+            error: why it is bad; ``None``: it is filtered.
+            read: reads the sample at a position, shard and row.
+
+        Raises:
+            TransformError, DecodeError: every sample that was tried is bad or filtered, too.
+            ConfigError: as said, where the one to replace is filtered.
+        """
+
+        def read_at(candidate: int) -> Any:
+            assert self._run is not None
+            shards, rows = self._run.order.locate(np.array([candidate], np.int64))
+            made = read(candidate, int(shards[0]), int(rows[0]))
+            self.last = int(shards[0]), int(rows[0])
+            return made
+
+        if self._replacements is None:
+            self._replacements = Replacements(spans_of(*self._asked()), strict=self._strict)
+        replacements = self._replacements
+        found = replacements.find(position, read_at, lambda made: not isinstance(made, LeftOut))
+        if found is not None:
+            return found
+        if error is None:
+            raise ConfigError(
+                f"filter(dropped='replace'): of {replacements.tried} samples that were tried in the place of one, none "
+                "is kept: use dropped='leave_out', or choose samples by their columns, subset=Where(...)"
+            )
+        raise none_is_good(error)
