@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from typing_extensions import TypeAliasType
 
 import stoker
 from stoker import KeepIds, MDSWriter, Stream, StreamingDataset, World, partitions
+from stoker.arguments.calls import check_argument
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.mds.encodings import Encoding, registry
 from stoker.generation import DatasetSpec
@@ -395,3 +397,24 @@ def test_more_elements_than_are_looked_at_stay_as_they_are() -> None:
     assert KeepIds(np.arange(5000)).ids.tolist() == numbers
     with pytest.raises(ConfigError, match="ids are integers in one dimension, found float64"):
         KeepIds([*range(2000), 0.5])  # type: ignore[list-item]
+
+
+ScalarT = TypeVar("ScalarT")
+Column = TypeAliasType("Column", np.ndarray[Any, np.dtype[ScalarT]], type_params=(ScalarT,))
+Kind = TypeAliasType("Kind", type | str | np.dtype)
+
+
+@pytest.mark.parametrize(
+    ("hint", "good", "said"),
+    [
+        (Kind, "int32", "a dtype"),
+        (Kind | None, None, "a dtype or None"),
+        (Column[np.int64], np.zeros(1, np.int64), "an array"),
+        (dict[str, Column[np.int64]], {"x": np.zeros(1, np.int64)}, "a dict of arrays"),
+    ],
+)
+def test_a_named_annotation_is_what_it_stands_for(hint: Any, good: Any, said: str) -> None:
+    """NumPy's own, such as ``DTypeLike``, have names from 2.5 on, which Python 3.12 and later get."""
+    assert check_argument("f", "a", hint, good) is good
+    with pytest.raises(ConfigError, match=f"^f: a must be {said}, got "):
+        check_argument("f", "a", hint, Nonsense())

@@ -162,7 +162,7 @@ def test_a_failing_function_leaves_nothing_behind(data: Path) -> None:
         (lambda: Where("id", "=", 1), "operator '=' is unknown; did you mean '=='"),
         (lambda: Where("id", "=>", 1), "did you mean '>='"),
         (lambda: Where("id", "like", "x"), "operator 'like' is unknown; known: =="),
-        (lambda: Where("id", ">", np.datetime64("NaT")), "nothing equals NaT"),
+        (lambda: Where("id", ">", np.datetime64("NaT", "s")), "nothing equals NaT"),
         (lambda: Where("id", "<", None), "not with NoneType"),
         (lambda: Where("id", "in", [1, None]), "'in' does not find nulls: leave None out"),
         (lambda: Where("id", "==", [1]), "not with list"),

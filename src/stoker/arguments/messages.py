@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from stoker.arguments.values import Unfit, fits, options_of
+from stoker.arguments.values import Unfit, fits, options_of, resolved, takes_dtype
 from stoker.display import nearest, with_article
 
 _BOOLS: Final = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
@@ -32,10 +32,11 @@ _NAMES: Final[Mapping[Any, tuple[str, str]]] = {
 
 def described(hint: Any, *, several: bool = False) -> str:
     """An annotation in words."""
+    hint = resolved(hint)
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         options = [one for one in get_args(hint) if one is not type(None)]
-        if any(get_origin(one) is np.dtype for one in options):
+        if takes_dtype(options):
             options = [np.dtype]
         words = []
         for one in options:

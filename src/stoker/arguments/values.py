@@ -46,7 +46,15 @@ def accept(hint: Any, value: Any) -> Any:
         return _of(callable(value), hint, value)
     if isinstance(kind, type):
         return _accept_class(hint, kind, value)
-    return value
+    return value if (meant := resolved(hint)) is hint else accept(meant, value)
+
+
+def resolved(hint: Any) -> Any:
+    """What a name of an annotation stands for, as ``DTypeLike`` and ``NDArray`` are since NumPy 2.5; any other itself."""
+    name, inner = get_origin(hint) or hint, get_args(hint)
+    if not hasattr(name, "__value__"):  # of typing.TypeAliasType, which Python has from 3.12 on
+        return hint
+    return resolved(name.__value__[inner] if inner else name.__value__)
 
 
 def _of(fits: bool, hint: Any, value: Any) -> Any:
@@ -88,7 +96,7 @@ _PLAIN: Final[Mapping[Any, Callable[[Any, Any], Any]]] = {
 
 def _accept_union(hint: Any, value: Any) -> Any:
     options = get_args(hint)
-    if any(get_origin(one) is np.dtype for one in options):
+    if takes_dtype(options):
         return _accept_dtype(options, hint, value)
     if int in options and str in options and float not in options and isinstance(value, float) and value.is_integer():
         return int(value)  # sizes and counts, which people also write like 1e9
@@ -203,14 +211,20 @@ def _has_all(protocol: type, value: Any) -> bool:
         inspect.getattr_static(value, name, missing) is not missing or hasattr(value, name)
         for one in protocol.__mro__
         if one not in (object, Protocol) and getattr(one, "_is_protocol", False)
-        for name in (*vars(one), *vars(one).get("__annotations__", {}))
+        for name in (*vars(one), *inspect.get_annotations(one))
         if not name.startswith("_")
     )
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:
     """The members of a union annotation; of any other annotation, itself alone."""
+    hint = resolved(hint)
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def takes_dtype(options: Iterable[Any]) -> bool:
+    """Whether these are members of ``DTypeLike``: ``np.dtype`` itself, whose others are what a dtype is made of."""
+    return any(np.dtype in (one, get_origin(one)) for one in options)
 
 
 def fits(hint: Any, value: Any) -> bool:

@@ -38,6 +38,8 @@ class OpenStream:
     def __init__(self, source: MediaSource, kind: Literal["video", "audio"]) -> None:
         many, self._one, extra = _WORDS[kind]
         self.av: Any = import_option("av", f"{many} need PyAV", extra)
+        # From PyAV 19 on metadata is never an error, and there is no such option.
+        self._options = {"metadata_errors": "replace"} if int(self.av.__version__.partition(".")[0]) < 19 else {}
         self.where = source.where
         self._kind = kind
         self._file = RangedFile(source)
@@ -55,7 +57,7 @@ class OpenStream:
     def _open(self) -> None:
         self._file.at, self._fresh = 0, True
         try:
-            self._container = self.av.open(self._file, mode="r", metadata_errors="replace")
+            self._container = self.av.open(self._file, mode="r", **self._options)
         except self.av.FFmpegError as error:
             raise self.failed(error) from error
         self.stream: Any = self._container.streams.best(self._kind)
