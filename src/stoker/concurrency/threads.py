@@ -12,10 +12,10 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import count
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from stoker.concurrency.forks import reset_in_children
@@ -124,19 +124,18 @@ class _Items(_Work[_T], Generic[_S, _R, _T]):
         super().__init__(
             partial(_do_all, items, each, end)
         )  # in a forked child; no circle, which would keep the results
-        self._count, self._each, self._end = len(items), each, end
+        self._each, self._end = each, end
         self._results: list[_R] = []
         self._failed: BaseException | None = None
-        # What several threads take from at once is taken whole: by a call of C code each.
-        self._waiting = iter(items)
-        self._done = count(1)
-        self._beginning = threading.Lock()
+        self._waiting = deque(items)  # which threads may take from at once, of an iterator they may not
+        self._left = len(items)
+        self._lock = threading.Lock()
         # Whether it runs, and can not be cancelled any more; ``None``: nothing has begun.
         self._runs: bool | None = None
 
     def _begin(self) -> bool:
         """Whether items are to be done. The first thread that asks settles it before any other does one."""
-        with self._beginning:
+        with self._lock:
             if self._runs is None:
                 self._runs = self.set_running_or_notify_cancel()
             return self._runs
@@ -145,7 +144,7 @@ class _Items(_Work[_T], Generic[_S, _R, _T]):
         if not (self._runs or self._begin()):
             return
         try:
-            self._results.append(self._each(next(self._waiting)))
+            self._results.append(self._each(self._waiting.popleft()))
         except BaseException as error:  # noqa: BLE001 - raised where the result is taken
             self._failed = error
         self._one_less()
@@ -155,7 +154,10 @@ class _Items(_Work[_T], Generic[_S, _R, _T]):
             self._one_less()
 
     def _one_less(self) -> None:
-        if next(self._done) < self._count:
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if not last:
             return
         if self._failed is not None:
             self.set_exception(self._failed)
