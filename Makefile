@@ -1,6 +1,7 @@
 # make demo   the main job on real text, in about a minute
 # make check  lint, types, layers and the fast tests, in less than two minutes on two processors: for each change
 # make test   lint, types, layers and all tests
+# make test-python PYTHON=python3.13  all tests on another Python, in an environment of its own below .venvs
 # make lint   lint, types and layers
 # make format format the code and sort imports
 # make api    docs/api.md of the code
@@ -17,12 +18,16 @@ TORCH := torch==2.13.0
 # Tests start some thousand processes, which import stoker: it is compiled once, also where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint format api unit unit-bench unit-first unit-order unit-processes unit-rest check check-first check-rest growth peer trainers trainers-test clean
+.PHONY: demo test test-python lint format api unit unit-bench unit-first unit-order unit-processes unit-rest check check-first check-rest growth peer trainers trainers-test clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: lint unit
+
+# The same rules with another environment. Of a Python for which there is no small build of torch, TORCH= names another.
+test-python:
+	$(MAKE) unit VENV=.venvs/$(notdir $(PYTHON))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -97,4 +102,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venvs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
