@@ -119,7 +119,8 @@ def _imported(text: str) -> Any:
     Raises:
         ConfigError: there is no such thing, or it is none that makes samples.
     """
-    from stoker.reading.chain import Chain, takes_random
+    from stoker.reading.chain import Chain
+    from stoker.reading.step_methods import takes_random
 
     module, _, name = text.partition(":")
     here = str(Path.cwd())  # as `python -m` has it; a script of pip's has not

@@ -7,8 +7,8 @@ from typing import ClassVar
 from stoker.arguments.other_libraries import METHODS, SHUFFLE, OtherLibraries
 from stoker.loaders.dataset_methods.attributes import DatasetAttributes
 from stoker.loaders.dataset_methods.by_id import SamplesById
-from stoker.loaders.dataset_methods.chained import ChainMethods
 from stoker.loaders.dataset_methods.states import DatasetStates
+from stoker.reading.step_methods import StepMethods
 
 __all__ = ["OverDataset", "of_dataset"]
 
@@ -21,7 +21,7 @@ def of_dataset(name: str) -> str:
     """
     if name in METHODS or name == "shuffle":
         return METHODS.get(name, SHUFFLE)
-    if callable(vars(ChainMethods).get(name)):
+    if callable(vars(StepMethods).get(name)):
         return f"use {name}()"
     own = name == "batches" or any(name in vars(kind) for kind in (SamplesById, DatasetAttributes, DatasetStates))
     return f"dataset.{name}" if own else ""
