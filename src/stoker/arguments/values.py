@@ -50,7 +50,7 @@ def accept(hint: Any, value: Any) -> Any:
 
 
 def resolved(hint: Any) -> Any:
-    """What a name of an annotation stands for, as ``DTypeLike`` and ``NDArray`` are since NumPy 2.5; any other itself."""
+    """The meaning of a name of an annotation, as ``DTypeLike`` and ``NDArray`` are since NumPy 2.5; any other itself."""
     name, inner = get_origin(hint) or hint, get_args(hint)
     if not hasattr(name, "__value__"):  # of typing.TypeAliasType, which Python has from 3.12 on
         return hint
