@@ -75,19 +75,38 @@ def _others_importing() -> set[str]:
     return set() if threading.get_ident() in importing.values() else importing.keys() - _outlasted
 
 
+# Whether h5py is imported later than this module, if it is: what it does before a fork comes first then.
+_H5PY_LATER: Final = "h5py._objects" not in sys.modules
+
+
+def _lock_of_h5py() -> Any:
+    """The lock that h5py takes before forks, and releases after them, from when it is partly imported on."""
+    module = sys.modules.get("h5py._objects") if _H5PY_LATER else None
+    return module.phil if hasattr(module, "phil") and hasattr(module, "_phil_after_fork") else None  # type: ignore[union-attr]
+
+
 @contextlib.contextmanager
 def _without_lock_of_h5py() -> Iterator[None]:
-    """Let others have the lock that h5py takes before forks, from when it is partly imported on: the rest needs it, too."""
-    lock = getattr(sys.modules.get("h5py._objects"), "phil", None)
+    """Let others have it: the rest of h5py's import needs it, too."""
+    lock = _lock_of_h5py()
     try:
-        lock.release()  # type: ignore[union-attr]
+        lock.release()
     except (AttributeError, RuntimeError):  # there is none, or this thread has it not
         yield
         return
     try:
         yield
     finally:
-        lock.acquire()  # type: ignore[union-attr]
+        lock.acquire()
+
+
+def _take_lock_of_h5py() -> None:
+    """Take it, if this thread has it not, as where h5py was imported since this fork began."""
+    lock = _lock_of_h5py()
+    if lock is not None:
+        with contextlib.suppress(RuntimeError):
+            lock.release()
+        lock.acquire()
 
 
 def _importing() -> dict[str, int]:
@@ -141,6 +160,7 @@ def _let_log() -> None:
 def _before_fork() -> None:
     for _ in range(_TRIES):
         _wait_for_imports()
+        _take_lock_of_h5py()
         _wait_for_logs()
         if not _others_importing():
             return
