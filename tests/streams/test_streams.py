@@ -25,7 +25,6 @@ from stoker.streams import streams as streams_module
 from stoker.streams.streams import Stream, StreamDefaults, Streams, open_streams, stream_names
 from stoker.streams.subsets import HashSplit
 from stoker.writers import CSVWriter, JSONWriter
-from support import cache_of
 
 COLUMNS = {"id": "int", "text": "str"}
 
@@ -393,7 +392,7 @@ def test_shares_are_fair_and_within_the_limit(sizes: list[list[int]], limit: int
                     assert share >= other
 
 
-def test_where_caches_lie_is_reported(three: list[Stream], tmp_path: Path) -> None:
+def test_what_is_read_is_reported(three: list[Stream], tmp_path: Path) -> None:
     where = open_streams(three).where
-    assert where == f"{cache_of(tmp_path / 'cache_a')}, {cache_of(tmp_path / 'cache_b')}, {tmp_path}/c"
+    assert where == f"{tmp_path}/a, {tmp_path}/b, {tmp_path}/c"
     assert os.path.isdir(tmp_path / "cache_b")
