@@ -467,6 +467,34 @@ def test_an_exit_while_a_thread_imports_h5py_is_no_crash() -> None:
     assert run_script(["-c", _H5PY_AT_EXIT]) == []
 
 
+_HDF5_OPEN_IN_PARENT = """
+import io, json, os, sys, threading
+from stoker.formats.hdf5.skeleton import load_h5py
+h5py, data = load_h5py(), io.BytesIO()
+with h5py.File(data, "w") as file:
+    file["x"] = [1, 2]
+opened, over = threading.Event(), threading.Event()
+def hold():
+    with h5py.File(data, "r") as file:
+        values = file["x"]
+        opened.set()
+        over.wait(60)
+thread = threading.Thread(target=hold)
+thread.start()
+opened.wait()
+pid = os.fork()
+if not pid:
+    sys.exit(0)
+over.set()
+thread.join()
+print(json.dumps(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_child_ends_while_a_thread_of_its_parent_has_an_hdf5_file_open() -> None:
+    assert run_script(["-c", _HDF5_OPEN_IN_PARENT]) == [0]
+
+
 def test_a_child_logs_while_a_thread_of_its_parent_writes_a_line(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     stream = os.fdopen(theirs, "w")

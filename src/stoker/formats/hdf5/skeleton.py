@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Sequence, Sized
 from functools import cache
@@ -25,16 +26,23 @@ def load_h5py() -> ModuleType:
         MissingPackageError: it is not installed.
     """
     found = import_option("h5py", "HDF5 needs h5py", "stoker[hdf5]")
-    call_at_end(_unregister)
+    call_at_end(_end)
     return found
 
 
-def _unregister() -> None:
+def _end() -> None:
     """Have HDF5 call no functions of Python's after the end of the interpreter, which is a crash.
 
-    h5py does so at exit, but for what a thread imports when that has begun, as after an error of the first shards.
+    h5py sees to it at exit, but for what a thread imports when that has begun, as after an error of the first shards, and for
+    files that a thread has open which is not there: one of the parent, in a forked child.
     """
+    h5py = load_h5py()
     importlib.import_module("h5py._conv").unregister_converters()
+    with contextlib.suppress(Exception):  # whatever h5py makes of a file that is closed already
+        for file in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
+            if file.get_access_plist().get_driver() == h5py.h5fd.fileobj_driver:  # read by Python
+                for kind in (~h5py.h5f.OBJ_FILE, h5py.h5f.OBJ_FILE):
+                    file._close_open_objects(h5py.h5f.OBJ_LOCAL | kind)
 
 
 def make_dataset(
