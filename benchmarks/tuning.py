@@ -3,6 +3,7 @@
     python benchmarks/tuning.py --rounds 3                 # 17 minutes
     python benchmarks/tuning.py --quick                    # one round; 8 minutes
     python benchmarks/tuning.py --cases decoding
+    python benchmarks/tuning.py --cases plain views        # 3 minutes
     python benchmarks/tuning.py --cases processes          # not among the others, as it starts many processes
 
 Each point is a fresh process, in turn with the others and with the tuner, within the same memory (``tune_memory=``). It
@@ -19,6 +20,13 @@ up in some milliseconds by code that leaves the interpreter's lock. ``service``:
 ``consumer``: a training step sleeps 20 ms. ``buffer``: each 6th request takes 100 ms, the others 4 ms, as a training step
 does; shards are held in memory, and 1 MB of it is allowed. ``rank``: of two ranks that wait for each other at each step of
 4 ms, one has a store whose requests take 100 ms. ``processes``: as ``service``, in processes.
+
+``plain`` and ``views`` show what the tuner costs where it can not help: a loop that only reads columns, or views, of files of
+this machine, for 5 s from its beginning, in turns with ``tune="off"``. The ratio is the tuner's figure by that one's, and is
+to reach 0.98; so is, the other way round, that of the processor time of a sample.
+
+A point beside which other processes used more than 15 % of the machine's processors is measured again, up to three times, and
+the one with the least of it counts; how often is printed.
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -48,22 +57,32 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests"
 sys.path[:0] = [str(TESTS)]
 
-CASES = ("store", "decoding", "service", "consumer", "buffer", "rank")
+_PLAIN = ("plain", "views")
+CASES = ("store", "decoding", "service", "consumer", "buffer", "rank", *_PLAIN)
 _ALL_CASES = (*CASES, "processes")
 _WARM_OF_POINT = {"store": 5.0, "buffer": 5.0, "rank": 5.0}
 _USUAL_WARM = 2.0
 _FINALISTS = 2
 _TO_REACH = 0.95
+_PLAIN_TO_REACH = 0.98
+_PLAIN_SECONDS = 5.0
+_PLAIN_TIMES = 3
+"""Runs of a plain loop in each round."""
+_DISTURBED = 0.15
+_AGAIN = 3
 _PATIENCE = 600.0
 
 _SHARDS = {"store": 20_000, "buffer": 6000, "rank": 12_000}
-_BATCH = 8
+_BATCH, _PLAIN_BATCH = 8, 64
 _STEP = {"consumer": 0.02, "store": 0.0015, "buffer": 0.004, "rank": 0.004}
 _MEMORY = {"buffer": "1mb"}
 
 
 def write(folder: Path, case: str) -> None:
-    """Write the data of a case: shards of 8 samples of 1 kB, or of 4 kB in the case ``buffer``; else shards of 64."""
+    """Write the data of a case: shards of 8 samples of 1 kB, or of 4 kB in the case ``buffer``; else shards of 64.
+
+    Those that are only read have 1,024 samples of 4 kB.
+    """
     import numpy as np
 
     from stoker import MDSWriter
@@ -73,6 +92,11 @@ def write(folder: Path, case: str) -> None:
         size = 4096 if case == "buffer" else 1024
         samples = {"x": rng.integers(0, 255, (_BATCH, size), np.uint8)}
         columns = {"x": f"ndarray:uint8:{size}"}
+    elif case in _PLAIN:
+        values = rng.integers(0, 255, (1024, 4096), np.uint8)
+        plain = case == "plain"
+        samples = {"x": values if plain else [row.tobytes() for row in values]}
+        columns = {"x": "ndarray:uint8:4096" if plain else "bytes"}
     elif case == "decoding":
         values = np.sort(rng.integers(0, 1 << 30, 200_000, dtype=np.int32))
         samples, columns = {"x": [zlib.compress(values.tobytes(), 1)] * 64}, {"x": "bytes"}
@@ -100,6 +124,8 @@ def ask(sample: dict[str, Any]) -> dict[str, Any]:
 
 def grid(case: str) -> list[dict[str, int]]:
     """Settings of the points of a case's grid, all within its memory; ``cut`` is 1 where steps are cut as the tuner does."""
+    if case in _PLAIN:
+        return []
     if case == "store":
         points = itertools.product([0, 2], [16, 64, 128], [1])
         uncut = itertools.product([0], [64, 128], [0])
@@ -140,6 +166,7 @@ class _Fixed:
     """Rules of a tuner that changes nothing, so that steps are cut and the rest stays."""
 
     idle, tick_seconds, tick_chunks = True, 1.0, 1
+    tick_limit = math.inf, 0.0
     barred: frozenset[Knob] = frozenset()
 
     def __init__(self, chunks_ahead: int, ranges: Any) -> None:
@@ -162,12 +189,15 @@ def _dataset(job: dict[str, Any], store: dict[str, str] | None, local: Path, ran
 
     settings, case = dict(job["settings"]), job["case"]
     # In the order of shards, as the first of a shuffle's blocks need more shards for each batch than those that follow.
-    given: dict[str, Any] = {"batch_size": _BATCH, "predownload": settings.pop("predownload", None)}
+    batch = _PLAIN_BATCH if case in _PLAIN else _BATCH
+    given: dict[str, Any] = {"batch_size": batch, "predownload": settings.pop("predownload", None)}
     cut, chunks = settings.pop("cut", 0), settings.pop("chunks_ahead", 1)
     if cut:
         Tuner.rules = lambda _, ranges, __: _Fixed(chunks, ranges)  # type: ignore[method-assign]
     if job["tuned"] or cut:
         settings.update(tune="auto", tune_memory=_MEMORY.get(case, "256mb"))
+    if case == "views":
+        settings["views"] = True
     if case == "processes":
         settings["run_in"] = "processes"
     read = ReadOptions(**{"tune": "off", **settings})
@@ -218,6 +248,19 @@ def _result(dataset: Any, rate: float, warmed: float, since: int) -> dict[str, A
     return {"rate": rate, "warm": warmed, "warm_samples": since, "tuning": tuning}
 
 
+def _read(job: dict[str, Any]) -> dict[str, Any]:
+    """Read for some seconds from the beginning."""
+    begun, computed, samples = time.perf_counter(), time.process_time(), 0
+    dataset = _dataset(job, None, Path(), 0)
+    until = begun + _PLAIN_SECONDS
+    for batch in itertools.chain.from_iterable(dataset.batches() for _ in itertools.count()):
+        samples += len(batch["x"])
+        if time.perf_counter() >= until:
+            break
+    took, computed = time.perf_counter() - begun, time.process_time() - computed
+    return {**_result(dataset, samples / took, 0.0, 0), "work": computed / samples}
+
+
 def _rank(job: dict[str, Any], store: dict[str, str], local: Path, rank: int, barrier: Any, results: Any) -> None:
     results.put(_consume(job, _dataset(job, store, local, rank), barrier))
 
@@ -226,6 +269,8 @@ def point(job: dict[str, Any]) -> dict[str, Any]:
     """Run one point in this process."""
     local = Path(tempfile.mkdtemp(dir=job["scratch"]))
     stores = job["stores"]
+    if job["case"] in _PLAIN:
+        return _read(job)
     if job["case"] != "rank":
         return _consume(job, _dataset(job, stores[0] if stores else None, local, 0), None)
     context = multiprocessing.get_context("spawn")
@@ -262,7 +307,35 @@ def stores(case: str, folder: Path) -> Iterator[list[dict[str, str]]]:
 
 
 def run_point(job: dict[str, Any]) -> dict[str, Any]:
-    """Run one point in a fresh process."""
+    """Run one point in a fresh process; again where others disturbed it. ``others`` are the processors that they used."""
+    tries: list[dict[str, Any]] = []
+    while len(tries) <= _AGAIN and all(one["others"] > _DISTURBED for one in tries):
+        before, begun = _others(), time.perf_counter()
+        found = _run_once(job)
+        used = (_others() - before) / (time.perf_counter() - begun) / (os.cpu_count() or 1)
+        tries.append({**found, "others": used})
+    return {**min(tries, key=lambda one: one["others"]), "again": len(tries) - 1}
+
+
+def _others() -> float:
+    """Seconds of processors that processes other than this one and its descendants have had."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    own, parents, times = 0, {}, {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            # Those of children that have ended, too.
+            parents[int(entry.name)], times[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    for process, time_of_it in times.items():
+        ancestor = process
+        while ancestor not in (0, os.getpid()):
+            ancestor = parents.get(ancestor, 0)
+        own += time_of_it if ancestor else 0
+    return (user + nice + system + sum(interrupts) - own) / ticks
+
+
+def _run_once(job: dict[str, Any]) -> dict[str, Any]:
     command = [sys.executable, __file__, "--point", json.dumps(job)]
     done = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -277,9 +350,11 @@ def run_case(case: str, chosen: argparse.Namespace, scratch: Path) -> dict[str, 
     write(folder / "data", case)
     points: dict[str, dict[str, int]] = {_named(settings): settings for settings in grid(case)}
     rates: dict[str, list[float]] = {}
+    work: dict[str, list[float]] = {}
+    again = disturbed = 0
     tuners: list[dict[str, Any]] = []
     with stores(case, folder) as served:
-        for number in range(chosen.rounds):
+        for number in range(chosen.rounds * (_PLAIN_TIMES if case in _PLAIN else 1)):
             names = [*(points if not number else _best(rates, _FINALISTS)), "tuner", "untuned"]
             random.Random(number).shuffle(names)
             for name in names:
@@ -296,12 +371,14 @@ def run_case(case: str, chosen: argparse.Namespace, scratch: Path) -> dict[str, 
                 }
                 found = run_point(job)
                 rates.setdefault(name, []).append(found["rate"])
+                work.setdefault(name, []).append(found.get("work", 0.0))
+                again, disturbed = again + found["again"], disturbed + (found["others"] > _DISTURBED)
                 if name == "tuner":
                     tuners.append(found)
                 print(f"  {case:9} {name:60} {found['rate']:10.1f} samples/s", flush=True)
                 subprocess.run(["rm", "-rf", *map(str, scratch.glob("tmp*"))], check=True)
     subprocess.run(["rm", "-rf", str(folder)], check=True)
-    best = _best(rates, 1)[0]
+    best = _best(rates, 1)[0] if points else "untuned"
     tuner = tuners[-1]
     return {
         "case": case,
@@ -313,6 +390,9 @@ def run_case(case: str, chosen: argparse.Namespace, scratch: Path) -> dict[str, 
         "warm": tuner["warm"],
         "tuning": tuner["tuning"],
         "rates": rates,
+        "work": statistics.median(_ratios(work["tuner"], work["untuned"])) if case in _PLAIN else None,
+        "again": again,
+        "disturbed": disturbed,
     }
 
 
@@ -360,11 +440,19 @@ def main() -> None:
         for setting, before, after, kept, gain, seconds in one["tuning"]:
             outcome = f"{'kept' if kept else 'withdrawn'} ({100 * gain:.0f} %)"
             print(f"          after {seconds:4} s: {setting} {before} -> {after} {outcome}")
+        if one["work"] is not None:
+            print(f"          processor time of a sample: {one['work']:.3f} of that without the tuner")
+        if one["again"]:
+            print(
+                f"          measured again as others were at work: {one['again']} times; still so: {one['disturbed']}"
+            )
     print(f"{time.perf_counter() - begun:.0f} s")
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=1))
-    if not all(one["tuner"] >= _TO_REACH for one in found):
-        raise SystemExit(f"below {_TO_REACH} of the best of the grid")
+    if not all(one["tuner"] >= (_TO_REACH if one["work"] is None else _PLAIN_TO_REACH) for one in found):
+        raise SystemExit(f"below {_TO_REACH} of the best of the grid, or {_PLAIN_TO_REACH} of what is not tuned")
+    if not all(one["work"] is None or one["work"] <= 1 / _PLAIN_TO_REACH for one in found):
+        raise SystemExit(f"more processor time than what is not tuned by {_PLAIN_TO_REACH}")
 
 
 if __name__ == "__main__":

@@ -230,18 +230,19 @@ def tuned_memory(processes: int) -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")] or free
-    free += _free_of_groups()
+    free += _free_of_groups(min(free))
     return max(0, min(free)) // _TUNED_PART // max(1, processes)
 
 
-def _free_of_groups() -> list[int]:
-    """Bytes that each control group of this process may still take; a container is one."""
+def _free_of_groups(most: int) -> list[int]:
+    """Bytes that each control group of this process may still take, where below ``most``; a container is one."""
     found = []
     for kind, folder in _control_groups("memory"):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kind else ("memory.max", "memory.current")
         with contextlib.suppress(OSError, ValueError):
             limit, used = (int((folder / name).read_text()) for name in names)
-            found.append(limit - used + _page_cache(folder))
+            if limit - used < most:  # else it does not count; the kernel takes milliseconds to sum up a group's pages
+                found.append(limit - used + _page_cache(folder))
     return found
 
 

@@ -147,9 +147,9 @@ class ReadOptions:
             its size, unless a column of it is over this, over 1 GiB and over 16 times what is stored: that is refused.
         read_threads: threads that read (and transform) ahead of the consumer. ``None``: with a transform one for each
             processor, 8 at most; up to 4, and no more than this process's part of the processors, for batches of lines of
-            text, which are parsed; else, and in DataLoader workers, none; with ``tune="auto"`` as many as help. A transform
-            that draws from a global random generator needs 0, which runs it in the consumer's thread, to be reproducible;
-            1 will do if nobody else draws.
+            text, which are parsed; else, and in DataLoader workers, none. With ``tune="auto"`` these are those at the
+            beginning. A transform that draws from a global random generator needs 0, which runs it in the consumer's thread,
+            to be reproducible; 1 will do if nobody else draws.
         run_in: where transforms and chains run: ``"threads"`` of this process; ``"processes"`` of stoker's own, for functions
             that hold Python's lock; ``"auto"``: threads, or processes where these get clearly more done, which is measured
             with the first batches. See docs/transforms.md. In DataLoader workers, in these.
@@ -164,7 +164,8 @@ class ReadOptions:
         checksums: compare the checksums that a shard carries in itself (arrays of NPZ, records of TFRecord, chunks of PNG,
             pages of Parquet) when it is opened, which reads all of it. Hashes of an index are compared in any case.
         tune: ``"auto"``: threads or processes, steps read ahead, lookahead and downloads are chosen anew while the consumer
-            waits, by what the waiting is for, and kept where it becomes less; those that are set stay as they are.
+            waits, by what the waiting is for, and kept where it becomes less; those that are set stay as they are. Which
+            sample comes when does not change, but in how many steps they are read may, and so ``stats().reads``.
             ``"off"``: all stay as they are at the beginning. See :class:`~stoker.pipeline.tuning.tuner.Tuner`.
         tune_memory: bytes (int or ``"2gb"``) that what is read and fetched ahead may take in a rank, its DataLoader workers
             included. ``None``: a quarter of what is free when reading begins, divided among the processes of the node.

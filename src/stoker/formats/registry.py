@@ -93,6 +93,11 @@ def aliases() -> dict[str, str]:
     return {alias: name for name in _OWN for alias in get_format(name).aliases}
 
 
+def is_own(name: str) -> bool:
+    """Whether a format is stoker's own, by its name in an index."""
+    return name in _OWN or name in _OF_TABLES
+
+
 @cache
 def get_format(name: str) -> Format:
     """The format that the index calls ``name``.

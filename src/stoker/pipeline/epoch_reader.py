@@ -22,7 +22,8 @@ from stoker.concurrency.spans.recorder import WaitClock, recorder
 from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import load_at_once
-from stoker.formats.registry import get_format
+from stoker.formats.mds.encodings.registry import others_registered
+from stoker.formats.registry import get_format, is_own
 from stoker.index.concat_index import ConcatIndex
 from stoker.order.capabilities import shards_at_once
 from stoker.order.native import NativeOrder
@@ -291,7 +292,7 @@ class EpochReader(RankEpochs):
             override=override,
             run_again=partial(_run_again, self._resume, point, data_rank, division),
             # Samples that are made as they are asked for are made in the consumer's thread.
-            tune_threads=self.settings.read_threads is None and worker.token is None and bool(threads or not by_sample),
+            tune_threads=worker.token is None and bool(threads or not by_sample) and self.may_tune_threads(threads),
         )
         return point.partial or inside, self._resume.deliver(point, run.plan, begun), pipeline
 
@@ -340,6 +341,25 @@ class EpochReader(RankEpochs):
         # Gathering takes less time than handing its result over from a thread; a transform may take any time, and text is
         # parsed without Python's lock.
         return parsers(sharers) if in_batches > FEW_LINES and self._has_text else 0
+
+    def may_tune_threads(self, threads: int) -> bool:
+        """Whether a tuner may change how many threads read, where so many do without it.
+
+        Code of others, which may not be thread-safe, is run by threads only where it is without a tuner. A tokenizer is
+        called by one thread at a time.
+        """
+        settings = self.settings
+        if settings.read_threads is not None or settings.only_tokenizes:
+            return False
+        return threads > 0 or not (settings.calls_functions or self._runs_foreign_code)
+
+    @cached_property
+    def _runs_foreign_code(self) -> bool:
+        """Whether decoding may call code that is not stoker's: another package's format, an encoding, or unpickling."""
+        if self.pool.options.allow_unsafe_types or others_registered():
+            return True
+        indexes = [self.pool.index, *(other.pool.index for other in self.others)]
+        return not all(is_own(shard.format) for index in indexes for shard in index.distinct_shards)
 
     @cached_property
     def _has_text(self) -> bool:

@@ -189,6 +189,8 @@ class Pipeline:
                     break
                 while running and (chunk is None or len(running) > runner.ahead):
                     done, take = running.popleft()
+                    if tuned is not None:
+                        tuned.takes()
                     begun = time.perf_counter_ns()
                     found = take()
                     waited = time.perf_counter_ns() - begun

@@ -18,6 +18,9 @@ from stoker.policy import PROCESS_BYTES
 AUTOMATIC = 8
 """Downloads at once where the tuner does not set them."""
 
+STEP = 16
+"""Samples of a step of reading."""
+
 
 @dataclass(frozen=True)
 class Simulated:
@@ -110,7 +113,10 @@ class Simulated:
         own, reading, _ = self.times(values)
         time = max(own, least)
         width = values[Knob.DOWNLOAD_THREADS] or AUTOMATIC
-        samples = samples or max(controller.tick_chunks * 16, int(controller.tick_seconds / time))
+        samples = samples or max(controller.tick_chunks * STEP, int(controller.tick_seconds / time))
+        most, each = controller.tick_limit
+        if time > each and most < math.inf:  # ends with the first step that takes it beyond the limit
+            samples = min(samples, STEP * (1 + int(most / (time - each) / STEP)))
         noise = slower * (math.exp(rng.normal(0.0, self.noise)) if self.noise else 1.0)
         waiting = max(0.0, own - self.consumer)
         ahead = values[Knob.READ_THREADS] or values[Knob.READ_PROCESSES]
@@ -126,11 +132,17 @@ class Simulated:
             width=width,
             chunk_bytes=self.chunk_bytes,
             computed=samples * self.reading * (1.0 - self.waits) * noise,
+            at_work=0.0 if ahead else min(1.0, self.reading * (1.0 - self.waits) / max(1e-12, own - self.consumer)),
         )
 
     def best(self) -> float:
-        """The least time of a sample, over a grid of all that there is memory for."""
+        """The least time of a sample, over a grid of all that there is memory for.
+
+        Where the consumer reads by itself and computes, it goes on to: threads would take more processor time.
+        """
         ranges = self.ranges()
+        if not ranges[Knob.READ_THREADS].start and self.waits <= 0.2:
+            ranges[Knob.READ_THREADS] = KnobRange.at(0)
 
         def grid(knob: Knob, values: Iterable[int]) -> list[int]:
             one = ranges[knob]
@@ -163,13 +175,24 @@ class Simulated:
 
 @dataclass
 class Ran:
-    """A run of the tuner: its changes, the seconds that it took, those that vain trials cost, and the greatest memory."""
+    """A run of the tuner.
+
+    Attributes:
+        changes: that were judged.
+        seconds: that it took.
+        lost: those that trials cost.
+        over: the most by which these were ever above 1.5 % of the time so far.
+        first: seconds before the first trial.
+        most_memory: the greatest memory.
+    """
 
     controller: Controller
     changes: list[JudgedChange]
     seconds: float
     lost: float
     most_memory: int
+    over: float = -math.inf
+    first: float = math.inf
 
 
 class Load:
@@ -211,6 +234,9 @@ def run(simulated: Simulated, ticks: int, seed: int = 0, *, seconds: float = mat
         found.seconds += tick.seconds
         costs = simulated.times(controller.values)[0] - simulated.times(controller.settled)[0]
         found.lost += max(0.0, tick.samples * costs * slower)
+        found.over = max(found.over, found.lost - 0.015 * found.seconds)
+        if controller.values != controller.settled:
+            found.first = min(found.first, found.seconds - tick.seconds)
         found.changes += controller.observe(tick)
         found.most_memory = max(found.most_memory, simulated.memory.of(controller.values))
     return found
@@ -240,7 +266,7 @@ def run_ranks(ranks: Sequence[Simulated], seconds: float, seed: int = 0) -> list
                 samples=sum(part.samples for part in ticks),
                 computed=sum(part.computed for part in ticks),
             )
-            if whole.seconds >= each.tick_seconds and whole.samples >= 16 * each.tick_chunks:
+            if whole.seconds >= each.tick_seconds and whole.samples >= STEP * each.tick_chunks:
                 ran.changes += each.observe(whole)
                 ticks.clear()
     return found

@@ -15,10 +15,14 @@ from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.ticks import Tick
 
 SLOW = {
-    "slow decoding": (Simulated(consumer=5e-5, reading=4e-4), Knob.READ_THREADS),
+    "slow decoding": (Simulated(consumer=5e-5, reading=4e-4, start={Knob.READ_THREADS: 1}), Knob.READ_THREADS),
     "slow store": (Simulated(latency=0.3, consumer=1e-5, reading=1e-5), Knob.DOWNLOAD_THREADS),
     "short lookahead": (Simulated(late=0.5, latency=0.01, sample_bytes=1 << 12), Knob.PREDOWNLOAD),
-    "uneven reading": (Simulated(uneven=0.5, reading=3e-4, alone=0.25), Knob.CHUNKS_AHEAD),
+    "uneven reading": (
+        Simulated(uneven=0.5, reading=3e-4, alone=0.25, start={Knob.READ_THREADS: 2}),
+        Knob.CHUNKS_AHEAD,
+    ),
+    "reading that waits": (Simulated(consumer=5e-5, reading=4e-4, waits=0.9), Knob.READ_THREADS),
     "functions in processes that wait": (
         Simulated(consumer=1e-5, reading=1e-3, waits=1.0, handing=1e-6, processes=True),
         Knob.READ_PROCESSES,
@@ -41,6 +45,7 @@ def test_the_knob_of_what_is_slow_is_raised(case: str, noise: float) -> None:
 
 def random_pipeline(rng: np.random.Generator) -> Simulated:
     """A pipeline of any times."""
+    processors = int(rng.choice([1, 2, 4, 8]))
     return Simulated(
         consumer=10 ** rng.uniform(-5, -3),
         reading=10 ** rng.uniform(-5, -3),
@@ -48,7 +53,7 @@ def random_pipeline(rng: np.random.Generator) -> Simulated:
         alone=float(rng.choice([0.0, 0.3, 1.0])),
         processes=bool(rng.choice([False, False, True])),
         handing=10 ** rng.uniform(-6, -4.5),
-        processors=int(rng.choice([1, 2, 4, 8])),
+        processors=processors,
         latency=float(rng.choice([0.0, 0.01, 0.1, 0.3])),
         late=float(rng.choice([0.0, 0.0, 0.3, 1.0])),
         store=float(rng.choice([1e9, 300.0])),
@@ -57,6 +62,8 @@ def random_pipeline(rng: np.random.Generator) -> Simulated:
         sample_bytes=int(rng.choice([0, 1 << 12])),
         budget=int(rng.choice([8 << 20, 64 << 20, 1 << 30])),
         noise=float(rng.choice([0.01, 0.03, 0.1])),
+        # Functions begin with threads.
+        start={Knob.READ_THREADS: processors} if rng.choice([False, True]) else {},
     )
 
 
@@ -98,7 +105,7 @@ def test_trials_that_always_cost_much_are_bounded() -> None:
             begun = all(values[knob] == one.start for knob, one in self.ranges().items())
             return (2e-4 if begun else 8e-4), 1e-4, 0.0
 
-    found = run(Hostile(noise=0.03), 10**6, seconds=3600.0)
+    found = run(Hostile(noise=0.03, waits=1.0), 10**6, seconds=3600.0)
     assert {one.outcome for one in found.changes} == {TrialOutcome.WITHDRAWN}
     assert found.lost < 0.01 * found.seconds
 
@@ -202,7 +209,7 @@ def test_steps_that_are_larger_than_thought_give_memory_back() -> None:
 
 
 def test_what_is_on_trial_is_withdrawn_where_the_next_iteration_is_another() -> None:
-    simulated = Simulated(consumer=1e-5, reading=4e-4, noise=0.0)
+    simulated = Simulated(consumer=1e-5, reading=4e-4, waits=0.9, noise=0.0)
     controller = Controller(simulated.ranges(), simulated.memory)
     rng = np.random.default_rng(0)
     while controller.values[Knob.READ_THREADS] == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ class RandomRules:
     """Sets knobs at random, after each chunk."""
 
     tick_seconds, tick_chunks, idle = 0.0, 1, False
+    tick_limit = math.inf, 0.0
     made = 0
     barred: frozenset[Knob] = frozenset()
 
@@ -197,7 +199,7 @@ def test_what_the_user_sets_is_not_tuned(
         next(dataset.batches())
     assert given[1][0][Knob.READ_THREADS] == KnobRange(0, given[1][0][Knob.READ_THREADS].most, 2, fixed=True)
     assert given[1][0][Knob.CHUNKS_AHEAD].fixed
-    with StreamingDataset(data, batch_size=8) as dataset:
+    with StreamingDataset(data, batch_size=8, read=ReadOptions(tune="off")) as dataset:
         next(dataset.batches())
         assert dataset.stats().tuning == ()
     assert len(given) == 2
@@ -217,7 +219,7 @@ def test_memory_that_is_given_bounds_what_is_held(bucket: dict[str, Any], monkey
         with pytest.raises(ConfigError, match="tune_memory"):
             ReadOptions(tune="auto", tune_memory=wrong)
     with pytest.raises(ConfigError, match="say tune='auto', too"):
-        ReadOptions(tune_memory="1gb")
+        ReadOptions(tune="off", tune_memory="1gb")
 
 
 def slow(sample: dict[str, Any]) -> dict[str, Any]:
@@ -248,13 +250,16 @@ def test_epochs_of_a_twentieth_of_a_second_are_tuned(tmp_path: Path, monkeypatch
     with MDSWriter({"n": "int"}, tmp_path) as out:
         out.write_batch({"n": list(range(24))})
     with StreamingDataset(tmp_path, batch_size=4, transform=slow, read=ReadOptions(tune="auto")) as dataset:
-        for _ in range(200):
+        for number in range(600):
             assert sum(len(batch["n"]) for batch in dataset.batches()) == 24
+            if number == 1:  # on a busy machine these two may be measured in parts
+                assert dataset.epoch_reader._tuner is not None
+                begun = dataset.epoch_reader._tuner._samples
             if any(one.kept and one.setting == "read_threads" for one in dataset.stats().tuning):
                 break
         [first, *_] = [one for one in dataset.stats().tuning if one.kept and one.setting == "read_threads"]
     assert (first.before, first.after) == (1, 2)
-    assert first.samples % 24 == 0, "whole epochs are measured"
+    assert (first.samples - begun) % 24 == 0, "whole epochs are measured"
 
 
 @pytest.mark.processes

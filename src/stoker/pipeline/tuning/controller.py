@@ -4,8 +4,12 @@ The knob that the consumer's waiting is attributed to is raised for a trial. It 
 less, by more than the noise of the measurements, and withdrawn where not. That is a search of the worst stage as tf.data's
 (Murray et al., "tf.data: A Machine Learning Data Processing Framework", VLDB 2021), with measured times instead of a model's,
 and with rests between vain trials that double. What can not help is not tried: more of anything while the processors are
-taken, fewer threads while each computes. What vain trials cost is summed up, and no search begins above a small part of the
-time.
+taken, threads where the consumer's own thread computes all the time that it waits, fewer threads while each computes.
+
+Regret is bounded. A trial that is withdrawn has cost the time that it took beyond what the same samples took before it.
+The sum of that stays below 1.5 % of the time so far, and from 100 s on below 1 s and 0.5 % of it: a trial begins only where
+at least 0.03 s are left of that, so not in the first 2 s, and one that uses up what is left is withdrawn at once. What goes
+beyond is at most the step of reading that the consumer waits for just then. Trials that win cost nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Final
 
 from stoker.pipeline.tuning.changes import JudgedChange, TrialOutcome, Why
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.regret import Regret
 from stoker.pipeline.tuning.ticks import Tick, Window
 from stoker.policy import PROCESS_BYTES
 
@@ -53,11 +58,11 @@ _TAKEN: Final = 0.95
 """Where this part of the processors is at work, more of anything does not help."""
 
 _COMPUTES: Final = 0.8
-"""Threads that compute for this part of the time: with fewer of them less is done."""
+"""Threads that compute for this part of the time: with fewer of them less is done. Where the consumer reads by itself, and
+computes for this part of its waiting: threads would take more of the processors to do the same."""
 
-_LOST: Final = 0.005
-_LOST_FREE: Final = 1.0
-"""Another search begins where vain trials have cost no more than this part of the time, and so many seconds."""
+_SOON: Final = 2.0
+"""Where a trial may begin in so many seconds, the time is measured until then; else the tuner rests."""
 
 _BASE_TICKS: Final = 4
 _MOST_BASE: Final = 8
@@ -138,8 +143,9 @@ class Controller:
         self._rest = _REST_TICKS
         self._rested_at = 0.0
         self._odd = 0
-        self._seconds = self._lost = 0.0
-        self._trial_seconds, self._trial_samples = 0.0, 0
+        self._regret = Regret()
+        self._filling = 0
+        self._is_saving = False
 
     @property
     def idle(self) -> bool:
@@ -162,6 +168,13 @@ class Controller:
         """The least number of steps of reading in the next tick."""
         return max(_TICK_CHUNKS, 2 * self.values[Knob.READ_THREADS], 2 * self.values[Knob.READ_PROCESSES])
 
+    @property
+    def tick_limit(self) -> tuple[float, float]:
+        """Seconds that the next tick may take, and those for each of its samples: one that takes longer ends at once."""
+        if self._trial is None or self._filling > 0:
+            return math.inf, 0.0
+        return max(0.0, self._regret.more), self._regret.pace
+
     def restarted(self, *, goes_on: bool = False, settles: bool = True) -> None:
         """Say that reading has begun anew, from an empty lookahead.
 
@@ -170,18 +183,23 @@ class Controller:
             settles: whether ticks are left out until the lookahead is filled.
         """
         if not goes_on:
-            self._withdraw()
+            self._give_up()
             self._forget()
             self._measure()
         if settles:
             self._settling = max(self._settling, _SETTLE_TICKS)
+            self._filling = _SETTLE_TICKS
 
     def observe(self, tick: Tick) -> list[JudgedChange]:
         """Take a tick into account, and change ``values``. Returns the changes that were judged with it."""
-        self._seconds += tick.seconds
-        if self._trial is not None:
-            self._trial_seconds += tick.seconds
-            self._trial_samples += tick.samples
+        regret = self._regret
+        regret.passes(tick.seconds)
+        if self._filling > 0:  # takes longer whatever is on trial
+            self._filling -= 1
+        elif self._trial is not None:
+            regret.tries(tick)
+            if regret.more < 0.0:
+                return self._end(self._trial, regret.gain, keep=False)
         if (shrunk := self._shrink(tick)) is not None:
             return [shrunk]
         if self._settling > 0 or self._settling_samples > 0:
@@ -214,7 +232,7 @@ class Controller:
             value, most = self.values[knob], max(1, memory.most(self.values, knob))
             if self._ranges[knob].fixed or value <= most:
                 continue
-            self._withdraw()
+            self._give_up()
             self.values[knob] = min(self.values[knob], most)
             self._measure()
             return JudgedChange(knob, value, most, Why.MEMORY, TrialOutcome.KEPT, 0.0)
@@ -238,18 +256,22 @@ class Controller:
         if window.waiting < _LITTLE:
             self._begin_rest(window, _MOST_REST)
             return
-        owed = (self._lost - _LOST_FREE) / _LOST - self._seconds
-        steps = next(self._choices(window), None) if self._vain or owed <= 0.0 else None
-        if steps is not None:
+        steps = next(self._choices(window), None)
+        if steps is None:
+            self._begin_rest(window, self._rest)
+            self._rest = min(_MOST_REST, 2 * self._rest)
+        elif not (wait := self._regret.until_stake):
             self._begin(_Trial(steps, window), steps)
-            return
-        self._begin_rest(window, max(self._rest, min(_MOST_REST, math.ceil(owed / _LONG))))
-        self._rest = min(_MOST_REST, 2 * self._rest)
+        else:
+            self._window = Window()
+            if wait > _SOON:
+                self._begin_rest(window, math.ceil(wait / _LONG))
+                self._is_saving = True
 
     def _choices(self, window: Window) -> Iterator[tuple[_Step, ...]]:
         """Changes to be tried, the most likely to help first; some need another that makes memory for them."""
         for knob, up, why in _candidates(window):
-            if (knob, up) in self._vain or not self._may_help(knob, window.processors, up=up):
+            if (knob, up) in self._vain or not self._may_help(knob, window, up=up):
                 continue
             after = self._next(knob, window.latest, self.values, up=up)
             if after is not None:
@@ -261,10 +283,13 @@ class Controller:
                     making = self._step(Knob.PREDOWNLOAD, less, Why.MEMORY, window.latest)
                     yield (self._step(knob, after, why, window.latest), making)
 
-    def _may_help(self, knob: Knob, at_work: float, *, up: bool) -> bool:
-        """Whether a change may make the time less, as many processors are at work."""
+    def _may_help(self, knob: Knob, window: Window, *, up: bool) -> bool:
+        """Whether a change may make the time less, by what computes now."""
+        at_work = window.processors
         if up:
-            return at_work < _TAKEN * self._processors
+            reads_here = knob is Knob.READ_THREADS and not self.values[knob]
+            computes = reads_here and window.mean("at_work") >= _COMPUTES
+            return not computes and at_work < _TAKEN * self._processors
         if self._raised.get(knob) == self.values[knob]:
             return False
         return knob is not Knob.READ_THREADS or at_work < _COMPUTES * self.values[knob]
@@ -273,7 +298,7 @@ class Controller:
         return _Step(knob, self.values[knob], self._told(knob, tick), after, why)
 
     def _begin_rest(self, window: Window, ticks: int) -> None:
-        self._rested_at, self._odd = window.waiting, 0
+        self._rested_at, self._odd, self._is_saving = window.waiting, 0, False
         self._resting, self._window = ticks, Window()
 
     def _look(self, tick: Tick) -> None:
@@ -285,7 +310,8 @@ class Controller:
         if self._odd >= _LEAST_TICKS:
             self._forget()
         if not self._resting or self._odd >= _LEAST_TICKS:
-            self._vain.clear()
+            if not self._is_saving:  # else the search goes on where it was
+                self._vain.clear()
             self._measure()
 
     def _next(self, knob: Knob, tick: Tick, values: Mapping[Knob, int], *, up: bool) -> int | None:
@@ -316,13 +342,19 @@ class Controller:
         """Make some changes, which are the last of a trial."""
         self._measure(settle=self.values[Knob.PREDOWNLOAD] if steps[-1].knob is Knob.PREDOWNLOAD else 0)
         if len(steps) == len(trial.steps):
-            self._trial_seconds, self._trial_samples = 0.0, 0
+            self._regret.begin(trial.base.time, trial.base.spread)
         self._trial = trial
         for step in steps:
             self.values[step.knob] = step.after
 
     def _withdraw(self) -> None:
         self.values = self.settled
+
+    def _give_up(self) -> None:
+        """Withdraw what is on trial, if anything is, as vain."""
+        if self._trial is not None:
+            self._regret.withdrawn()
+        self._withdraw()
 
     def _judge(self, trial: _Trial) -> list[JudgedChange]:
         if trial.tried is not None:
@@ -375,7 +407,7 @@ class Controller:
             if last.after > last.told_before:
                 self._raised[last.knob] = last.after
         else:
-            self._lost += max(0.0, self._trial_seconds - self._trial_samples * trial.base.time)
+            self._regret.withdrawn()
             self._withdraw()
             self._vain.update((step.knob, step.after > step.told_before) for step in trial.steps[:1])
         self._measure()

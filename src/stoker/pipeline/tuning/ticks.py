@@ -21,6 +21,7 @@ class Tick:
         most_width: those that may at most, by the sizes of shards.
         chunk_bytes: bytes of what a step of reading makes.
         computed: seconds of processors that this process, and those that read for it, had in it.
+        at_work: the part of the waiting in which the consumer's own thread had a processor, or waited for one, 0 to 1.
     """
 
     seconds: float
@@ -33,6 +34,7 @@ class Tick:
     most_width: int = 128
     chunk_bytes: int = 0
     computed: float = 0.0
+    at_work: float = 0.0
 
 
 class Window:
@@ -69,6 +71,11 @@ class Window:
         samples = sum(tick.samples for tick in self._ticks) / count
         off = sum((tick.seconds - mean * tick.samples) ** 2 for tick in self._ticks)
         return math.sqrt(off / max(1, count - 1) / count) / max(1.0, samples)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the seconds of a tick, for its samples."""
+        return self.error * self.samples / math.sqrt(self.ticks)
 
     def mean(self, name: str) -> float:
         """The mean of a number of ticks, weighted by their waiting."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from stoker.cluster import LoaderWorker
+from stoker.concurrency.spans.thread_times import displaced_time
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.columns import bytes_of
 from stoker.pipeline.execution.runner import Runner
@@ -74,6 +75,11 @@ class Rules(Protocol):
         """The least number of steps of reading in it."""
         ...
 
+    @property
+    def tick_limit(self) -> tuple[float, float]:
+        """Seconds that it may take, and those for each of its samples: one that takes longer ends at once."""
+        ...
+
     def restarted(self, *, goes_on: bool, settles: bool) -> None:
         """Reading has begun anew: as it was before, or not; with ticks to be left out, or without."""
         ...
@@ -88,7 +94,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.samples = self.chunks = self.time = self.waited = self.computed = 0
-        self.read = self.awaited = 0
+        self.read = self.awaited = self.own = 0
         self.full = self.downloads = 0.0
 
 
@@ -153,7 +159,8 @@ class Tuner:
         number = None if worker.token is None else worker.number
         given = (ranges, memory, processors(sharers), number)
         if self._rules is None or self._given != given:
-            self._rules, self._given = self.rules(ranges, memory), given
+            self._given = given
+            self._rules = self.rules(ranges, memory)
             self._samples, self._seconds, self._epochs = 0, 0.0, 0
         whole = self._epochs > 1 and self.epoch_time < _SHORT_EPOCH
         # The first epoch fetches, the next finds what it has fetched. From then on all are alike.
@@ -225,20 +232,34 @@ class TunedRun:
         self._in_processes: bool | None = None
         self.step_samples = tuner.step_samples
         self._apply(rules.values)
-        self._ends = round(1e9 * rules.tick_seconds)
+        self._own = self._thread = self._delayed = 0
+        self._limit()
         self._mark(first=True)
+
+    def _limit(self) -> None:
+        """Note when the next tick ends."""
+        self._ends = round(1e9 * self._rules.tick_seconds)
+        most, each = self._rules.tick_limit
+        self._most, self._most_each = 1e9 * most, 1e9 * each
 
     def _mark(self, *, first: bool = False) -> None:
         """Begin to count from here."""
         times = self._pool.times
         self._read, self._read_samples, self._awaited = times.read, times.samples, times.awaited
         self._computed = time.process_time_ns() if first else self.runner.processor_time
+        if self._reads_here:
+            self._thread, self._delayed = time.thread_time_ns(), displaced_time()
         self._last = time.perf_counter_ns()
 
     def _begin_tick(self) -> None:
         self._sums = _Sums()
-        self._ends = round(1e9 * self._rules.tick_seconds)
+        self._limit()
         self._mark()
+
+    def takes(self) -> None:
+        """Note that the consumer asks for a chunk."""
+        if self._reads_here:
+            self._own = time.thread_time_ns()
 
     def took(self, samples: int, waited: int, found: object, *, full: bool) -> bool:
         """Note that the consumer has got a chunk.
@@ -252,6 +273,7 @@ class TunedRun:
         Returns:
             Whether values may have changed.
         """
+        own = time.thread_time_ns() - self._own if self._reads_here else 0
         now = time.perf_counter_ns()
         busy = now - self._last - waited
         self._last = now
@@ -273,6 +295,7 @@ class TunedRun:
                 self._see_bytes(found)
             self._seen += 1
             sums.waited += waited
+            sums.own += own
             sums.full += waited * full
             sums.downloads += waited * self._pool.saturated
         if self._whole:
@@ -280,7 +303,8 @@ class TunedRun:
                 return False
             self._whole = False
             return self._begin_anew()
-        if sums.time < self._ends or sums.chunks < self._rules.tick_chunks:
+        lasts = sums.time < self._ends or sums.chunks < self._rules.tick_chunks
+        if lasts and sums.time <= self._most + sums.samples * self._most_each:
             return False
         if not self._idle:
             self._tick(self._gather())
@@ -341,10 +365,24 @@ class TunedRun:
             most_width=width.most,
             chunk_bytes=self._chunk_bytes,
             computed=sums.computed / 1e9,
+            at_work=self._at_work(sums),
         )
         if self._tuner.is_latest(self._number):
             self._tuner.observe(self._rules, tick)
             self._apply(self._rules.values)
+
+    def _at_work(self, sums: _Sums) -> float:
+        """The part of the waiting in which the consumer's own thread had a processor, or waited for one."""
+        if not sums.own:
+            return 0.0
+        had = max(1, time.thread_time_ns() - self._thread)
+        wanted = had + max(0, displaced_time() - self._delayed)
+        return min(1.0, sums.own * wanted / had / max(1, sums.waited))
+
+    @property
+    def _reads_here(self) -> bool:
+        """Whether the consumer's thread reads, and others might."""
+        return not self._idle and not self.threads and not self.processes
 
     def _apply(self, values: Mapping[Knob, int]) -> None:
         self.threads, self.processes = values[Knob.READ_THREADS], values[Knob.READ_PROCESSES]

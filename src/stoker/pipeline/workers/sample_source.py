@@ -306,7 +306,7 @@ class PoolSource(SampleSource):
             as_columns=not one_by_one,
             run_again=again,
             notes=None if self.bad_samples is None else notes,
-            tune_threads=self._settings.read_threads is None and not one_by_one,
+            tune_threads=not one_by_one and self._reader.may_tune_threads(threads),
         )
 
     @contextmanager

@@ -114,6 +114,11 @@ def get_encoding(name: str) -> Encoding:
     return encoding
 
 
+def others_registered() -> bool:
+    """Whether this process knows encodings that are not stoker's own."""
+    return bool(_registered)
+
+
 @checked
 def register_encoding(name: str, encoding: type[Encoding] | Encoding, *, replace: bool = False) -> None:
     """Make an encoding of your own known to every writer and reader of this process.

@@ -1,0 +1,201 @@
+"""Vain trials cost no more than a small part of the time, by a clock that is made up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated_pipeline import Simulated, run
+from test_rules import random_pipeline
+
+from stoker import MDSWriter, ReadOptions, StreamingDataset
+from stoker.cluster import LoaderWorker
+from stoker.pipeline.tuning import tuner
+from stoker.pipeline.tuning.changes import TrialOutcome
+from stoker.pipeline.tuning.controller import Controller
+from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.regret import Regret
+from stoker.pipeline.tuning.ticks import Tick
+from stoker.pipeline.tuning.tuner import Tuner
+
+
+class Hostile(Simulated):
+    """Reading that waits, and that any change makes four times as slow."""
+
+    def times(self, values: Mapping[Knob, int]) -> tuple[float, float, float]:
+        begun = all(values[knob] == one.start for knob, one in self.ranges().items())
+        return (2e-4 if begun else 8e-4), 1e-4, 0.0
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_a_loop_that_only_reads_loses_less_than_a_tenth_of_a_second_in_five(noise: float) -> None:
+    for seed in range(20):
+        found = run(Hostile(consumer=1e-6, reading=2e-4, waits=1.0, noise=noise), 10**6, seed, seconds=5.0)
+        assert found.changes
+        assert {one.outcome for one in found.changes} == {TrialOutcome.WITHDRAWN}
+        assert found.lost < 0.1
+        assert found.first >= 2.0
+
+
+def test_regret_is_bounded_at_any_time() -> None:
+    """Beyond the bound comes a step of reading, and what noise hides."""
+    rng = np.random.default_rng(3)
+    tried = 0
+    for seed in range(60):
+        simulated = replace(random_pipeline(rng), noise=0.01)
+        found = run(simulated, 300, seed)
+        tried += len(found.changes)
+        assert found.over < 0.1, (simulated, found)
+        assert found.first >= 2.0
+    assert tried > 60
+
+
+def test_a_long_loop_is_tuned_as_before() -> None:
+    """Trials that were withdrawn for what they cost are made again when more may be lost."""
+
+    class LateGain(Simulated):
+        """Threads cost much in the first seconds."""
+
+        now = 0.0
+
+        def times(self, values: Mapping[Knob, int]) -> tuple[float, float, float]:
+            threads = values[Knob.READ_THREADS]
+            return 1e-3 if not threads else 5e-4 if LateGain.now > 20.0 else 4e-3, 1e-4, 0.0
+
+    simulated = LateGain(consumer=1e-6, waits=1.0, noise=0.0)
+    controller = Controller(simulated.ranges(), simulated.memory, 4)
+    rng = np.random.default_rng(0)
+    for _ in range(800):
+        tick = simulated.tick(controller.values, controller, rng)
+        LateGain.now += tick.seconds
+        controller.observe(tick)
+    assert controller.settled[Knob.READ_THREADS] > 0
+
+
+def test_reading_that_computes_gets_no_threads() -> None:
+    """The consumer's own thread is at work all the time that it waits; nothing else can make its time less."""
+    for seed in range(5):
+        found = run(Simulated(consumer=1e-6, reading=1e-4, processors=8, noise=0.05), 2000, seed)
+        assert Knob.READ_THREADS not in {one.knob for one in found.changes}
+    waits = run(Simulated(consumer=1e-6, reading=1e-4, waits=0.9, processors=8), 500)
+    assert waits.controller.settled[Knob.READ_THREADS] > 0
+
+
+def test_shares() -> None:
+    regret = Regret()
+    assert regret.until_stake == pytest.approx(2.0)
+    regret.passes(10.0)
+    assert regret.left == pytest.approx(0.15)
+    assert regret.until_stake == 0.0
+    regret.begin(pace=1e-3, noise=0.0)
+    regret.tries(Tick(seconds=0.45, waited=0.45, samples=300))
+    assert regret.cost == pytest.approx(0.15)
+    assert regret.gain == pytest.approx(-0.5)
+    regret.withdrawn()
+    assert regret.left == pytest.approx(0.0)
+    assert regret.until_stake == pytest.approx(2.0)
+    regret.begin(pace=1e-3, noise=0.0)
+    regret.tries(Tick(seconds=0.1, waited=0.1, samples=300))
+    regret.withdrawn()  # one that has saved time costs nothing, and pays for no other
+    assert regret.left == pytest.approx(0.0)
+    assert regret.more == pytest.approx(0.2)
+    regret.begin(pace=1e-3, noise=0.01)
+    assert regret.more == pytest.approx(0.02)
+    regret.passes(990.0)
+    assert regret.left == pytest.approx(1.0 + 5.0 - 0.15)
+
+
+def test_what_was_tried_is_paid_where_the_next_iteration_is_another() -> None:
+    simulated = Hostile(consumer=1e-6, reading=2e-4, waits=1.0, noise=0.0)
+    controller = Controller(simulated.ranges(), simulated.memory)
+    rng = np.random.default_rng(0)
+    while controller.values == controller.settled:
+        controller.observe(simulated.tick(controller.values, controller, rng))
+    left = controller.tick_limit[0]
+    controller.observe(Tick(seconds=0.01, waited=0.01, samples=0))
+    assert controller.values != controller.settled, "the trial goes on"
+    controller.restarted(goes_on=False)
+    assert controller.values == controller.settled
+    assert controller.tick_limit == (math.inf, 0.0)
+    assert controller._regret.left == pytest.approx(left - 0.01, abs=1e-3)
+
+
+class OneTrial:
+    """Rules that note ticks, all of which are of a trial."""
+
+    tick_seconds, tick_chunks, idle = 0.1, 4, False
+    barred: frozenset[Knob] = frozenset()
+
+    def __init__(self, ranges: Mapping[Knob, KnobRange], limit: tuple[float, float]) -> None:
+        self.values = {knob: one.start for knob, one in ranges.items()}
+        self.tick_limit = limit
+        self.ticks: list[Tick] = []
+
+    @property
+    def settled(self) -> dict[Knob, int]:
+        return self.values
+
+    def restarted(self, *, goes_on: bool, settles: bool) -> None:
+        pass
+
+    def observe(self, tick: Tick) -> list[Any]:
+        self.ticks.append(tick)
+        return []
+
+
+@pytest.mark.parametrize(
+    ("limit", "chunks", "computes"), [((math.inf, 0.0), 4, 1.0), ((0.05, 1e-3), 2, 1.0), ((0.05, 1e-3), 2, 0.25)]
+)
+def test_a_tick_ends_when_its_trial_has_cost_what_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: tuple[float, float], chunks: int, computes: float
+) -> None:
+    """Each step of 10 samples takes 40 ms, of which the consumer's thread computes a part."""
+    now = 0
+
+    def clock() -> int:
+        return now
+
+    def processor() -> int:
+        return int(computes * now)
+
+    with MDSWriter({"n": "int"}, tmp_path) as out:
+        out.write_batch({"n": list(range(8))})
+    made: list[OneTrial] = []
+
+    def rules(_: Tuner, ranges: Mapping[Knob, KnobRange], __: MemoryUse) -> OneTrial:
+        made.append(OneTrial(ranges, limit))
+        return made[-1]
+
+    monkeypatch.setattr(Tuner, "rules", rules)
+    monkeypatch.setattr(tuner, "displaced_time", lambda: 0)
+    with StreamingDataset(tmp_path, batch_size=4, read=ReadOptions(tune="auto")) as dataset:
+        own = SimpleNamespace(perf_counter_ns=clock, thread_time_ns=processor, process_time_ns=processor)
+        monkeypatch.setattr(tuner, "time", own)
+        batches = dataset.batches()
+        next(batches)
+        reader = dataset.epoch_reader
+        assert reader._tuner is not None
+        run_of = reader._tuner.begin(
+            reader.settings.amounts,
+            batch_size=4,
+            chunk_bytes=8,
+            threads=0,
+            tune_threads=True,
+            processes=0,
+            tune_processes=False,
+            worker=LoaderWorker(),
+        )
+        run_of.runner = SimpleNamespace(workers=0, changing=False, in_processes=False, processor_time=0)
+        for _ in range(8):
+            run_of.takes()
+            now += 40_000_000
+            run_of.took(10, 40_000_000, None, full=False)
+    ticks = made[-1].ticks
+    assert [tick.samples for tick in ticks] == [10 * chunks] * (8 // chunks)
+    assert ticks[0].at_work == pytest.approx(computes)
