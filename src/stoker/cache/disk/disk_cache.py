@@ -35,14 +35,16 @@ class DiskCache(Fetches):
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy holds the directory by itself, and its part files have names of their own.
-        return {**self.__dict__, "_made_until": {}, "_random": os.urandom(4).hex()}
+        return {**self.__dict__, "_made_until": {}, "_fresh": {}, "_random": os.urandom(4).hex()}
 
     def open_cut(self, info: ShardInfo) -> list[Buffer] | None:
         """See :class:`~stoker.cache.base.ShardCache`: files that are read where they lie."""
         return None if self.store is not None or info.zip else self.open(info, cut=True)
 
     def open(self, info: ShardInfo, *, cut: bool = False) -> list[Buffer] | None:
-        """See :class:`~stoker.cache.base.ShardCache`: the files are mapped."""
+        """See :class:`~stoker.cache.base.ShardCache`: the files are mapped, unless they were just fetched and are held."""
+        if self._fresh and (held := self._take_fresh(info)) is not None:
+            return held
         files: list[Buffer] = []
         for file in info.raw:
             path = f"{self._folder}/{file.basename}"
