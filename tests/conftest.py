@@ -121,6 +121,8 @@ def no_debris(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     tmp_path_factory.getbasetemp()  # pytest makes its own folder once, where TMPDIR then is
     own = Path(tempfile.mkdtemp(prefix="st"))
     monkeypatch.setenv("TMPDIR", str(own))
+    # Of torch's own, which it leaves from 2.14 on.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "torchinductor"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     try:
         yield
