@@ -2,13 +2,14 @@
 
 Python makes the locks of modules anew in no child: one that imports what a thread of its parent was importing waits for that
 thread for ever. A thread that fetches shards imports what it needs at its first one (codecs, a store's client, Arrow), and
-functions of users import what they like. So a fork waits until no other thread imports. Python's own lock of imports is not
-held meanwhile: a thread that has it may wait for a lock that another function takes before forks, as those of ``logging`` and
-``h5py`` do. What begins to be imported all the same, in the moment before the fork, is imported anew in the child.
+functions of users import what they like. So a fork waits until no other thread imports. Python's own lock of imports is
+held from then on only where the locks that ``logging`` and ``h5py`` take before forks are this thread's: who has them may
+import. What begins to be imported all the same, in the moment before the fork, is imported anew in the child.
 """
 
 from __future__ import annotations
 
+import _imp
 import contextlib
 import importlib._bootstrap as _bootstrap
 import logging
@@ -151,7 +152,22 @@ def _wait_for_logs() -> None:
             taken.append(lock)  # noqa: PERF401 - those that were taken are released after an interrupt
 
 
+def _bar_imports() -> None:
+    """Let no import begin, unless a lock that is yet to be taken may be that of a thread which then waits for an import."""
+    if _H5PY_LATER and logging._lock in _taken.locks:  # type: ignore[attr-defined]
+        _taken.imports = True
+        _imp.acquire_lock()
+
+
+def _let_import() -> None:
+    if getattr(_taken, "imports", False):
+        _taken.imports = False
+        with contextlib.suppress(RuntimeError):  # after an interrupt this thread may not have it
+            _imp.release_lock()
+
+
 def _let_log() -> None:
+    _let_import()
     locks, _taken.locks = getattr(_taken, "locks", []), []
     for lock in reversed(locks):
         lock.release()
@@ -162,6 +178,7 @@ def _before_fork() -> None:
         _wait_for_imports()
         _take_lock_of_h5py()
         _wait_for_logs()
+        _bar_imports()
         if not _others_importing():
             return
         _let_log()  # what is imported may log
@@ -169,6 +186,7 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
+    _let_import()
     _taken.locks = []  # logging has made its own anew
     _import_anew()
 
