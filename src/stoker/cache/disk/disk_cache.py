@@ -17,25 +17,26 @@ Readers of present shards take no lock that anyone waits for.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
+import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from stoker.cache.disk.fetches import Fetches
+from stoker.cache.disk.in_use import hold
+from stoker.cache.range_fetch import check_file
 from stoker.concurrency.request_observer import fetched_by_thread, observer
-from stoker.formats.base import ShardInfo
-from stoker.storage.files.mapped import MappedFile
+from stoker.errors import CacheError, CorruptDataError, StokerError
+from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
+from stoker.storage.files.mapped import MappedFile, map_open_file
+from stoker.storage.files.regular import open_regular
 from stoker.storage.local import file_info
 from stoker.types import Buffer
 
 
 class DiskCache(Fetches):
     """Shard files of one dataset under one directory; arguments as of :class:`~stoker.cache.disk.fetches.Fetches`."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The copy holds the directory by itself, and its part files have names of their own.
-        return {**self.__dict__, "_made_until": {}, "_fresh": {}, "_random": os.urandom(4).hex()}
 
     def open_cut(self, info: ShardInfo) -> list[Buffer] | None:
         """See :class:`~stoker.cache.base.ShardCache`: files that are read where they lie."""
@@ -47,7 +48,7 @@ class DiskCache(Fetches):
             return held
         files: list[Buffer] = []
         for file in info.raw:
-            path = f"{self._folder}/{file.basename}"
+            path = f"{self.files.folder}/{file.basename}"
             found = self._map(path, file, cut=cut)
             if found is None:
                 return None
@@ -77,7 +78,7 @@ class DiskCache(Fetches):
     def describe(self, info: ShardInfo) -> str:
         if not info.raw:  # nothing of it comes here
             return str(info.detail)
-        path = f"{self._folder}/{info.raw[0].basename}"
+        path = f"{self.files.folder}/{info.raw[0].basename}"
         if self.store is None:
             return path
         part = info.stored[0].part
@@ -89,8 +90,8 @@ class DiskCache(Fetches):
         if self.store is None and not info.zip:
             return False
         for file in info.raw:
-            self._stay_inside(self.root / file.basename)
-            with self._named_errors("remove a corrupt shard from"), contextlib.suppress(FileNotFoundError):
+            self.files.stay_inside(self.root / file.basename)
+            with self.files.named_errors("remove a corrupt shard from"), contextlib.suppress(FileNotFoundError):
                 os.unlink(self.root / file.basename)
         return True
 
@@ -100,3 +101,66 @@ class DiskCache(Fetches):
             with contextlib.suppress(OSError):
                 found += (self.root / name).stat().st_size
         return found
+
+    def _map(self, path: str, file: FileInfo, *, cut: bool = False) -> tuple[Buffer, os.stat_result] | None:
+        """A file's bytes and status; ``None`` if it is missing or has a wrong size. One that is ``cut`` may be too short."""
+        try:
+            descriptor, status = open_regular(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if isinstance(error, StokerError) and self.store is None:  # it exists, but is no regular file
+                raise
+            return None
+        except OSError as error:
+            raise _not_opened(error, path) from error
+        try:
+            first, end = 0, status.st_size
+            if file.part is not None and file.part.in_place and self.store is None:
+                try:
+                    check_file(path, status, file.part)
+                except CorruptDataError as error:
+                    raise self._since_listed(path, error) from error
+            elif file.whole not in (end, UNKNOWN) and not (cut and end < file.whole):
+                return None
+            if file.part is not None and file.part.in_place and file.whole != UNKNOWN:
+                first, end = file.part.window
+            if end <= first:
+                return b"", status
+            if self.store is None:
+                return map_open_file(descriptor, first, end, path, status), status
+            mapped = MappedFile(descriptor, first, end, path, status)
+            mapped.copied = True
+            hold(self.root, file.basename, mapped)
+            if self.settings.limit is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)  # eviction sorts by this time
+            return mapped, status
+        except OSError as error:
+            if isinstance(error, StokerError):
+                raise
+            raise _not_opened(error, path) from error
+        finally:
+            os.close(descriptor)
+
+    def _since_listed(self, path: str, error: CorruptDataError) -> CorruptDataError:
+        """The error for a file in place that is not the one that was indexed. A remembered listing that has it is removed."""
+        if self.remembered is None:
+            return error
+        with contextlib.suppress(OSError):
+            listed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.stat(self.remembered).st_mtime))
+            os.unlink(self.remembered)
+            return CorruptDataError(
+                f"{path} was written to after its directory was listed, which was at {listed}. The listing was remembered in "
+                f"{self.remembered}, and taken as no folder has changed since; it is removed now. Open the dataset again, "
+                "and the files are listed anew; a run that began with the old file can not continue with the new one. Rename "
+                "new files into place: then a start sees that they changed"
+            )
+        return error
+
+
+def _not_opened(error: OSError, path: str) -> CacheError:
+    remedy = ""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = ": something keeps all file descriptors that this process may have; raise the limit (ulimit -n)"
+    elif error.errno == errno.ENOMEM:
+        remedy = ": this process has no memory for it, or more maps than it may have; raise vm.max_map_count (sysctl)"
+    return CacheError(f"can not open {path}: {os.strerror(error.errno or 0)}{remedy}")

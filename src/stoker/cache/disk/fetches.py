@@ -7,22 +7,23 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from stoker.cache.base import CacheSettings, IfFull
+from stoker.cache.base import CacheSettings, IfFull, ShardCache
 from stoker.cache.decompress import unpack_file
 from stoker.cache.directory import CacheDirectory
-from stoker.cache.disk.directory_files import unlink
+from stoker.cache.disk.directory_files import DirectoryFiles, unlink
 from stoker.cache.disk.quota import CacheQuota, claim, part_name, release
 from stoker.cache.disk.small_fetches import SmallFetches
 from stoker.cache.range_fetch import fetch_part
+from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared.counters import Count
-from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StokerError
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.formats.common.rows.reused_memory import LEAST, ReusedBlocks
@@ -33,7 +34,7 @@ from stoker.storage.files.own import open_own
 from stoker.storage.files.regular import read_regular
 from stoker.storage.fork_proxy.fork import runtime_lost
 from stoker.storage.local import LocalStore, file_info
-from stoker.storage.types import BufferLike, NewHash
+from stoker.storage.types import Arrival, BufferLike, NewHash
 from stoker.types import Buffer, HeldBytes
 
 logger = logging.getLogger(__name__)
@@ -48,12 +49,16 @@ _TOLD: Final = 1 << 20
 _USUAL_RATIO = 4
 
 
-class Fetches(SmallFetches):
+class Fetches(ShardCache):
     """Fetches files into a cache, within its limit.
 
     Args:
-        root, store, settings, watch, directory: see :class:`DirectoryFiles`. Without a store nothing is ever evicted.
+        root, store, settings, watch: see :class:`~stoker.cache.base.ShardCache`. Without a store nothing is ever evicted.
         known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
+        directory: makes and holds the root; ``None`` where there is no store.
+
+    Attributes:
+        files: the files below the root.
 
     Raises:
         ConfigError: there is a limit, and no store: shards are read where they lie.
@@ -68,7 +73,11 @@ class Fetches(SmallFetches):
         watch: VersionWatch | None = None,
         directory: CacheDirectory | None = None,
     ) -> None:
-        super().__init__(root, store, settings, watch, directory)
+        super().__init__(root, store, settings, watch)
+        self.directory = directory
+        self.files = DirectoryFiles(root, directory)
+        self.small_files = SmallFileReader(self.files.folder, watch) if store is None else None
+        self._small = SmallFetches(self.files, settings.stall_timeout)
         self._quota: CacheQuota | None = None
         self._warned = False
         # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
@@ -82,10 +91,13 @@ class Fetches(SmallFetches):
             )
         if settings.limit is not None and known is not None:
             self._quota = CacheQuota(
-                root, self._private, settings.limit, settings.stall_timeout, known, settings.eviction
+                root, self.files.private, settings.limit, settings.stall_timeout, known, settings.eviction
             )
             if directory is not None:
                 self._quota.others = directory.others
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fresh": {}}
 
     @property
     def for_others(self) -> int:
@@ -93,7 +105,7 @@ class Fetches(SmallFetches):
 
     def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed", hold: bool = False) -> bool:
         """See :class:`~stoker.cache.base.ShardCache`; it waits for other processes of this node."""
-        missing = [k for k, file in enumerate(info.raw) if not self._present(file)]
+        missing = [k for k, file in enumerate(info.raw) if not self.files.has(file)]
         if not missing:
             return True
         hold = hold and len(missing) == len(info.raw) and self.may_hold(info)
@@ -126,14 +138,48 @@ class Fetches(SmallFetches):
         """See :class:`~stoker.cache.base.ShardCache`; not where there is a limit."""
         return self.settings.limit is None and super().is_small(info)
 
+    def claim_small(self, infos: Sequence[ShardInfo]) -> Sequence[bool]:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        return self._small.claim_each([info.raw[0] for info in infos])
+
+    def take_small(
+        self, infos: Sequence[ShardInfo], answers: Sequence[Arrival | Exception | None]
+    ) -> list[Buffer | Exception | None]:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        found: list[Buffer | Exception | None] = []
+        try:
+            for info, answer in zip(infos, answers, strict=True):
+                found.append(None if answer is None else self._take_small(info.raw[0], answer))
+                self._small.claims.release(info.raw[0].basename)
+        finally:
+            for info in infos[len(found) :]:  # none but for an interrupt
+                self._small.claims.release(info.raw[0].basename)
+        return found
+
+    def _take_small(self, file: FileInfo, answer: Arrival | Exception) -> Buffer | Exception:
+        try:
+            data = self._checked(file, answer)
+            try:
+                self._small.put(file.basename, data)
+            except FileNotFoundError:  # someone has removed the cache, or leftovers of others
+                self.keep(file.basename, bytes(data))
+        except OSError as error:
+            return error if isinstance(error, StokerError) else self.files.named(error, "write to")
+        except Exception as error:  # noqa: BLE001 - it belongs to the shard
+            return error
+        return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8).view(HeldBytes)
+
+    def sweep(self) -> None:
+        self.files.sweep()
+
     def _claim(self, name: str, part: Path) -> int | None:
         """Create and lock the part file of a file; see :func:`~stoker.cache.disk.quota.claim`."""
-        with self._named_errors("write to"):
-            self._have_directories(name)
+        with self.files.named_errors("write to"):
+            self.files.have_directories(name)
             try:
                 return claim(part)
             except FileNotFoundError:  # someone has removed the cache
-                self._make_directories(self.root / name)
+                self.files.make_directories(self.root / name)
                 return claim(part)
 
     def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull, hold: bool) -> bool:
@@ -142,12 +188,12 @@ class Fetches(SmallFetches):
             return self._fetch_part_file(info, number, wait=wait, if_full=if_full, hold=hold)
         file = info.raw[number]
         delay = 0.001
-        while not (mine := self._claim_small(file)):
-            if self._present(file):
+        while not (mine := self._small.claim(file)):
+            if self.files.has(file):
                 return True
             if not wait:
                 return False
-            if self._claims.is_stalled(file.basename):  # its holder is alive but stopped: fetch it here, too
+            if self._small.claims.is_stalled(file.basename):  # its holder is alive but stopped: fetch it here, too
                 break
             time.sleep(delay)
             delay = min(delay * 1.5, 0.05)
@@ -155,26 +201,26 @@ class Fetches(SmallFetches):
             return self._fetch_part_file(info, number, wait=wait, if_full=if_full)
         finally:
             if mine:
-                self._claims.release(file.basename)
+                self._small.claims.release(file.basename)
 
     def _fetch_part_file(
         self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull, hold: bool = False
     ) -> bool:
         """Lock the part file of a missing file and fill it; or wait for the process that does."""
         file = info.raw[number]
-        part = self._private / part_name(file.basename)
+        part = self.files.private / part_name(file.basename)
         fill = self._decompress if info.zip else self._download_held if hold else self._download
         delay = 0.001
         while True:
             held = self._claim(file.basename, part)
             if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
                 # Its holder is alive but stopped: fetch it here too. Both write the same bytes, and each rename is whole.
-                part = self._private / part_name(file.basename, os.urandom(8).hex())
+                part = self.files.private / part_name(file.basename, os.urandom(8).hex())
                 continue
             if held is not None:
                 self._watches.pop(part, None)
                 return self._fill(info, number, part, held, if_full, partial(fill, info, number, part))
-            if self._present(file):
+            if self.files.has(file):
                 self._watches.pop(part, None)
                 return True
             if not wait:
@@ -188,15 +234,15 @@ class Fetches(SmallFetches):
         """Fill a part file that we hold, and rename it into place; ``False`` where there is no space."""
         file = info.raw[number]
         try:
-            if self._present(file):
+            if self.files.has(file):
                 unlink(part)
                 return True
             if not self._reserve(info, number, if_full):
                 unlink(part)
                 return False
             data = self._attempted(fill)
-            with self._named_errors("write to"):
-                os.rename(part, f"{self._folder}/{file.basename}")
+            with self.files.named_errors("write to"):
+                os.rename(part, f"{self.files.folder}/{file.basename}")
             if data is not None:
                 self._fresh[file.basename] = data
             return True
@@ -214,7 +260,7 @@ class Fetches(SmallFetches):
         size = info.raw[number].whole
         if size == UNKNOWN:
             size = info.zip[number].bytes * _USUAL_RATIO
-        with self._named_errors("write to"):
+        with self.files.named_errors("write to"):
             if quota.take(size, evict=if_full != "give up"):
                 return True
         exceed = if_full == "exceed"
@@ -234,13 +280,13 @@ class Fetches(SmallFetches):
                 )
             raise ObjectNotFoundError(f"{path} is missing, and there is no remote to fetch it from", url=str(path))
         if file.part is not None:
-            with self._named_errors("write to"):
+            with self.files.named_errors("write to"):
                 fetch_part(store, file.part, part)
             self._count(Count.BYTES_FETCHED, sum(file.part.ends) - sum(file.part.starts))
             return
         name = self._hash_of(file)
         hashing = None if name is None else new_hash(name)
-        with self._named_errors("write to"):
+        with self.files.named_errors("write to"):
             arrived = store.download(file.basename, part, max_bytes=file.bytes, new_hash=hashing)
         self._check_arrived(file, arrived)
 
@@ -256,15 +302,15 @@ class Fetches(SmallFetches):
         data = (np.empty(file.bytes, np.uint8) if file.bytes < LEAST else _BLOCKS.take(file.bytes)).view(HeldBytes)
         arriving = partial(_Arriving, part, None if name is None else new_hash(name))
         self._check_arrived(file, store.read_into(file.basename, memoryview(data), new_hash=arriving))
-        with self._named_errors("write to"):
+        with self.files.named_errors("write to"):
             _write(part, memoryview(data))
         return data
 
     def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
         file, packed = info.raw[number], info.zip[number]
         if packed.part is not None and self.store is not None and info.compression is not None:
-            scratch = self._private / part_name(packed.basename, os.urandom(8).hex())
-            with self._named_errors("write to"):
+            scratch = self.files.private / part_name(packed.basename, os.urandom(8).hex())
+            with self.files.named_errors("write to"):
                 fetched = unpack_file(self.store, packed.part, info.compression, file.whole, part, scratch)
             self._count(Count.BYTES_FETCHED, fetched)
             return
@@ -281,7 +327,7 @@ class Fetches(SmallFetches):
             data, arrived = self.store.read(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(data))
         elif self.store is None:
-            with self._named_errors("read from"):  # after it was read, so that a replacement is noticed
+            with self.files.named_errors("read from"):  # after it was read, so that a replacement is noticed
                 arrived = file_info(packed.basename, os.stat(stored), stored)
         try:
             raw = self._decompressed(info, number, data, where, bytearray)
@@ -291,14 +337,14 @@ class Fetches(SmallFetches):
             raise
         if arrived is not None:
             self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
-        with self._named_errors("write to"):
+        with self.files.named_errors("write to"):
             _write(part, raw)
         if self.settings.keep_zip and self.store is not None and not stored.exists():
             self.keep(packed.basename, data, limited=True)
 
     def _read_stored_zip(self, stored: Path, packed: FileInfo) -> bytes | None:
         """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""
-        with self._named_errors("read from"), contextlib.suppress(FileNotFoundError):
+        with self.files.named_errors("read from"), contextlib.suppress(FileNotFoundError):
             if self.store is None or stored.stat().st_size == packed.bytes:
                 return read_regular(stored)
         return None
@@ -306,13 +352,13 @@ class Fetches(SmallFetches):
     def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:
         target = self.root / name
         held = None
-        with self._named_errors("write to"):
-            self._make_directories(target)
+        with self.files.named_errors("write to"):
+            self.files.make_directories(target)
             while held is None:  # another process that removes leftovers may have it locked for a moment
-                beside = self._private / part_name(name, os.urandom(8).hex())
+                beside = self.files.private / part_name(name, os.urandom(8).hex())
                 held = claim(beside)
         try:
-            with self._named_errors("write to"):
+            with self.files.named_errors("write to"):
                 if limited and self._quota is not None and not self._quota.take(len(data)):
                     unlink(beside)
                     return
