@@ -130,9 +130,6 @@ HELD_IN_MEMORY: Final = 8 << 30
 # Bytes of small shards that the processes of a node hold as they were fetched, and one of them at least.
 _SMALL_SHARDS_HELD: Final = 1 << 28
 _LEAST_SMALL_SHARDS_HELD: Final = 1 << 24
-# Bytes of larger shards that they hold so, and the part of the memory that is free when a process fetches the first.
-_SHARDS_HELD: Final = 1 << 30
-_HELD_PART: Final = 16
 
 GROUP_BYTES: Final = 1 << 28
 """Bytes of samples that the processes of a node hold where they read an order shard by shard."""
@@ -229,17 +226,12 @@ def _quota() -> float:
 
 def tuned_memory(processes: int) -> int:
     """Bytes that the tuner may use in one of some processes of a node: a quarter of what is free now."""
-    return _free_memory() // _TUNED_PART // max(1, processes)
-
-
-def _free_memory() -> int:
-    """Bytes that this process may still take, as the machine and its control groups tell."""
     free = [_USUAL_FREE]
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")] or free
     free += _free_of_groups(min(free))
-    return max(0, min(free))
+    return max(0, min(free)) // _TUNED_PART // max(1, processes)
 
 
 def _free_of_groups(most: int) -> list[int]:
@@ -296,20 +288,6 @@ def small_shards_held(sharers: int) -> int:
         sharers: processes on this node that read at the same time.
     """
     return max(_LEAST_SMALL_SHARDS_HELD, _SMALL_SHARDS_HELD // sharers)
-
-
-def shards_held(sharers: int) -> int:
-    """The same for larger shards: 1 GiB a node, or a sixteenth of the memory that was free when it was first asked for.
-
-    Args:
-        sharers: processes on this node that read at the same time.
-    """
-    return _most_shards_held() // sharers
-
-
-@lru_cache(maxsize=1)
-def _most_shards_held() -> int:
-    return min(_SHARDS_HELD, _free_memory() // _HELD_PART)
 
 
 def parsers(sharers: int) -> int:

@@ -143,7 +143,7 @@ class ShardCache(ABC):
     # -- fetching --------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed", hold: bool = False) -> bool:
+    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
         """Bring a shard's raw files into the cache.
 
         Args:
@@ -151,7 +151,6 @@ class ShardCache(ABC):
             wait: wait for another process or thread that is fetching it. Otherwise ``False`` is returned in that case.
             if_full: what to do where the cache is at its limit; see :data:`IfFull`. ``False`` is returned where the
                 file was not fetched for it.
-            hold: keep the bytes for :meth:`open`, which this thread calls next, where :meth:`may_hold` says so.
 
         Returns:
             Whether the shard is now present.
@@ -161,10 +160,6 @@ class ShardCache(ABC):
             CorruptDataError: what was fetched, twice, is not what the index describes.
             StorageFullError, CacheError, StorageError: writing or reading failed.
         """
-
-    def may_hold(self, info: ShardInfo) -> bool:  # noqa: ARG002 - see below
-        """Whether a shard that is not small can be held as it is fetched, although the cache has a copy."""
-        return False
 
     def is_small(self, info: ShardInfo) -> bool:
         """Whether a shard is one small object of the store, which :meth:`fetch_small` may fetch."""
@@ -357,16 +352,6 @@ class ShardCache(ABC):
         except CorruptDataError as error:
             self.watch.changed(f"{where} was written after the dataset was opened", error)
         self.watch.look()
-
-    def _check_arrived(self, file: FileInfo, arrived: ObjectInfo) -> None:
-        """Count and check a whole file of the store, of which ``arrived`` has the digest if one is to be compared."""
-        assert self.store is not None
-        self._count(Count.BYTES_FETCHED, min(arrived.size, file.bytes))
-        self._check_size(file, arrived.size)
-        name = self._hash_of(file)
-        if name is not None:
-            self._check_digest(file, name, arrived.digest, self.store.url_of(file.basename))
-        self._check_version(file, arrived)
 
     def _check_size(self, file: FileInfo, size: int) -> None:
         """Check a whole file of the store by its size."""

@@ -184,14 +184,7 @@ class MemoryCache(ShardCache):
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
-    def fetch(
-        self,
-        info: ShardInfo,
-        *,
-        wait: bool = True,
-        if_full: IfFull = "exceed",  # noqa: ARG002 - no limit
-        hold: bool = False,  # noqa: ARG002 - it is in any case
-    ) -> bool:
+    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:  # noqa: ARG002 - no limit
         """See :class:`~stoker.cache.base.ShardCache`; those who fetch meanwhile are threads, and processes that share it."""
         return all(self._hold(info, number, wait=wait) for number in range(len(info.raw)))
 
@@ -318,7 +311,11 @@ class MemoryCache(ShardCache):
         else:
             path, data = found
             arrived = store.download(file.basename, path, max_bytes=file.bytes, new_hash=hashing)
-        self._check_arrived(file, arrived)
+        self._count(Count.BYTES_FETCHED, min(arrived.size, file.bytes))
+        self._check_size(file, arrived.size)
+        if name is not None:
+            self._check_digest(file, name, arrived.digest, store.url_of(file.basename))
+        self._check_version(file, arrived)
         return data
 
 

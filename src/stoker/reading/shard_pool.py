@@ -24,7 +24,7 @@ from stoker.concurrency.threads import Threads
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
-from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, shards_held, small_shards_held, spare_bytes
+from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, small_shards_held, spare_bytes
 from stoker.reading.fetch_width import FetchWidth
 from stoker.reading.opening.load_shard import load_shard
 from stoker.reading.opening.loaded import Loaded
@@ -124,8 +124,6 @@ class ShardPool:
         # Small shards that were asked for ahead.
         self._window = AheadWindow()
         self._fetching: list[Future[None]] = []
-        # Bytes of shards that are fetched now, and are to be held so.
-        self._coming_held = 0
         self.times = ReadTimes()
 
     def cache_of(self, shard: int) -> ShardCache:
@@ -443,36 +441,19 @@ class ShardPool:
         return self._open.held < small_shards_held(self.width.sharers)
 
     def _load(self, shard: int, *, demanded: bool, repeated: bool = False) -> Loaded | None:
-        info, cache = self.index.shards[shard], self.cache_of(shard)
-        held = 0 if demanded else self._reserve(info, cache)
-        try:
-            return load_shard(
-                shard,
-                info,
-                cache,
-                self.options,
-                self.counts,
-                self.width,
-                demanded=demanded,
-                repeated=repeated,
-                may_hold=self._may_hold(),
-                hold=held > 0,
-                reads_cut=self.reads_cut,
-                make_room=self._make_room,
-            )
-        finally:
-            if held:
-                with self._lock:
-                    self._coming_held -= held
-
-    def _reserve(self, info: ShardInfo, cache: ShardCache) -> int:
-        """Reserve memory for a shard that is read ahead, to be held as it is fetched; its bytes, 0 where it is mapped."""
-        size = info.size if cache.may_hold(info) else 0
-        with self._lock:
-            if self._open.held_large + self._coming_held + size > shards_held(self.width.sharers):
-                return 0
-            self._coming_held += size
-        return size
+        return load_shard(
+            shard,
+            self.index.shards[shard],
+            self.cache_of(shard),
+            self.options,
+            self.counts,
+            self.width,
+            demanded=demanded,
+            repeated=repeated,
+            may_hold=self._may_hold(),
+            reads_cut=self.reads_cut,
+            make_room=self._make_room,
+        )
 
     def _make_room(self, cache: ShardCache) -> None:
         """Close open shards of a cache that are not needed soon: while they are open, they can not be evicted."""

@@ -18,7 +18,7 @@ from stoker.errors import ConfigError
 from stoker.index.columnar_shards import FEW
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.policy import SMALL_OBJECT, shards_held, small_shards_held
+from stoker.policy import SMALL_OBJECT, small_shards_held
 from stoker.simulate.cache import run_cache
 from stoker.simulate.settings import Cluster, Shards
 from stoker.simulate.shard_access import Sampling, node_uses
@@ -200,12 +200,11 @@ def predict(
     processes = cluster.ranks_per_node * max(1, workers)
     shards_a_node = float(np.mean(fetched)) * scale
     shard_bytes = size.bytes / size.shards
-    # Held as they were fetched.
-    are_small = shard_bytes <= SMALL_OBJECT
-    most_held = small_shards_held(processes) if are_small else shards_held(processes)
+    # Small ones are held as they were fetched.
+    as_fetched = shard_bytes <= SMALL_OBJECT and ahead.cache_limit is None
     memory = (
         _AT_LEAST
-        + (min(opened * shard_bytes, most_held) if ahead.cache_limit is None else 0)
+        + (min(opened * shard_bytes, small_shards_held(processes)) if as_fetched else 0)
         + (_OF_SHARD if size.shards < FEW else _OF_KEPT_SHARD) * size.shards
         + opened * (_OF_OPEN_SHARD + _OF_OPEN_ROW * size.samples / size.shards)
         + _OF_LOCATED * (ahead.samples + ahead.chunk)
@@ -226,8 +225,7 @@ def predict(
         cache_needed=round(max(needed)),
         processes=processes,
         open_shards=opened,
-        descriptors=_DESCRIPTORS
-        + (_OF_SMALL_FETCH if are_small and ahead.cache_limit is None else _OF_FETCH) * ahead.fetches,
+        descriptors=_DESCRIPTORS + (_OF_SMALL_FETCH if as_fetched else _OF_FETCH) * ahead.fetches,
         process_memory=round(memory),
         memory=round(memory) * processes,
     )

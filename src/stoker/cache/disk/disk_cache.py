@@ -43,9 +43,7 @@ class DiskCache(Fetches):
         return None if self.store is not None or info.zip else self.open(info, cut=True)
 
     def open(self, info: ShardInfo, *, cut: bool = False) -> list[Buffer] | None:
-        """See :class:`~stoker.cache.base.ShardCache`: the files are mapped, unless they were just fetched and are held."""
-        if self._fresh and (held := self._take_fresh(info)) is not None:
-            return held
+        """See :class:`~stoker.cache.base.ShardCache`: the files are mapped."""
         files: list[Buffer] = []
         for file in info.raw:
             path = f"{self.files.folder}/{file.basename}"

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 
@@ -26,25 +25,16 @@ from stoker.concurrency.shared.counters import Count
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StokerError
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash
-from stoker.formats.common.rows.reused_memory import LEAST, ReusedBlocks
 from stoker.index.version import VersionWatch
-from stoker.policy import SMALL_OBJECT
 from stoker.storage import ObjectInfo, Store
 from stoker.storage.files.own import open_own
 from stoker.storage.files.regular import read_regular
-from stoker.storage.fork_proxy.fork import runtime_lost
-from stoker.storage.local import LocalStore, file_info
-from stoker.storage.types import Arrival, BufferLike, NewHash
+from stoker.storage.local import file_info
+from stoker.storage.types import Arrival
 from stoker.types import Buffer, HeldBytes
 
 logger = logging.getLogger(__name__)
 
-# Memory of shards that are held as they were fetched.
-_BLOCKS: Final = ReusedBlocks(1 << 30)
-# Bytes of a file up to which memory is taken for what an index says of it.
-_MOST_HELD: Final = 256 << 20
-# A part file that is written at the end grows in such steps, small enough for slow stores.
-_TOLD: Final = 1 << 20
 # Assumed ratio of decompressed to compressed bytes where it is not known: text gives three to five.
 _USUAL_RATIO = 4
 
@@ -82,8 +72,6 @@ class Fetches(ShardCache):
         self._warned = False
         # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
         self._watches: dict[Path, _Watch] = {}
-        # Bytes of files that were just fetched, for the reader that opens them next.
-        self._fresh: dict[str, HeldBytes] = {}
         if settings.limit is not None and store is None:
             raise ConfigError(
                 f"cache_limit= is for shards that are copied to a cache, and those of {root} are read where they lie: leave "
@@ -96,43 +84,16 @@ class Fetches(ShardCache):
             if directory is not None:
                 self._quota.others = directory.others
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fresh": {}}
-
     @property
     def for_others(self) -> int:
         return 0 if self.store is None or self.settings.limit is not None else sys.maxsize
 
-    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed", hold: bool = False) -> bool:
+    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
         """See :class:`~stoker.cache.base.ShardCache`; it waits for other processes of this node."""
         missing = [k for k, file in enumerate(info.raw) if not self.files.has(file)]
         if not missing:
             return True
-        hold = hold and len(missing) == len(info.raw) and self.may_hold(info)
-        return all(self._fetch_file(info, k, wait=wait, if_full=if_full, hold=hold) for k in missing)
-
-    def may_hold(self, info: ShardInfo) -> bool:
-        """See :class:`~stoker.cache.base.ShardCache`: whole files of object stores, where there is no limit.
-
-        Local files are copied inside the kernel. What comes in parts, or by way of a helper process, is written as it comes.
-        """
-        store = self.store
-        if store is None or self.settings.limit is not None or info.zip or isinstance(store, LocalStore):
-            return False
-        if store.transfer.part_size is not None:
-            return False
-        whole = all(file.part is None and 0 < file.bytes <= _MOST_HELD for file in info.raw)
-        return whole and info.size > SMALL_OBJECT and not runtime_lost()
-
-    def trim(self) -> None:
-        """See :class:`~stoker.cache.base.ShardCache`. After an iteration that fetched nothing no memory is kept."""
-        _BLOCKS.trim()
-
-    def _take_fresh(self, info: ShardInfo) -> list[Buffer] | None:
-        """A shard's files as they were fetched just now; ``None`` where they were not, or not held."""
-        found = [self._fresh.pop(file.basename, None) for file in info.raw]
-        held: list[Buffer] = [data for data in found if data is not None]
-        return held if len(held) == len(found) else None
+        return all(self._fetch_file(info, k, wait=wait, if_full=if_full) for k in missing)
 
     def is_small(self, info: ShardInfo) -> bool:
         """See :class:`~stoker.cache.base.ShardCache`; not where there is a limit."""
@@ -182,10 +143,10 @@ class Fetches(ShardCache):
                 self.files.make_directories(self.root / name)
                 return claim(part)
 
-    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull, hold: bool) -> bool:
+    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
         """Claim a missing file and fetch it; or wait for the process that does."""
         if not self.is_small(info):
-            return self._fetch_part_file(info, number, wait=wait, if_full=if_full, hold=hold)
+            return self._fetch_part_file(info, number, wait=wait, if_full=if_full)
         file = info.raw[number]
         delay = 0.001
         while not (mine := self._small.claim(file)):
@@ -203,13 +164,11 @@ class Fetches(ShardCache):
             if mine:
                 self._small.claims.release(file.basename)
 
-    def _fetch_part_file(
-        self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull, hold: bool = False
-    ) -> bool:
+    def _fetch_part_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
         """Lock the part file of a missing file and fill it; or wait for the process that does."""
         file = info.raw[number]
         part = self.files.private / part_name(file.basename)
-        fill = self._decompress if info.zip else self._download_held if hold else self._download
+        fill = self._decompress if info.zip else self._download
         delay = 0.001
         while True:
             held = self._claim(file.basename, part)
@@ -229,7 +188,7 @@ class Fetches(ShardCache):
             delay = min(delay * 1.5, 0.05)
 
     def _fill(
-        self, info: ShardInfo, number: int, part: Path, held: int, if_full: IfFull, fill: Callable[[], HeldBytes | None]
+        self, info: ShardInfo, number: int, part: Path, held: int, if_full: IfFull, fill: Callable[[], None]
     ) -> bool:
         """Fill a part file that we hold, and rename it into place; ``False`` where there is no space."""
         file = info.raw[number]
@@ -240,11 +199,9 @@ class Fetches(ShardCache):
             if not self._reserve(info, number, if_full):
                 unlink(part)
                 return False
-            data = self._attempted(fill)
+            self._attempted(fill)
             with self.files.named_errors("write to"):
                 os.rename(part, f"{self.files.folder}/{file.basename}")
-            if data is not None:
-                self._fresh[file.basename] = data
             return True
         except BaseException:
             unlink(part)
@@ -288,23 +245,11 @@ class Fetches(ShardCache):
         hashing = None if name is None else new_hash(name)
         with self.files.named_errors("write to"):
             arrived = store.download(file.basename, part, max_bytes=file.bytes, new_hash=hashing)
-        self._check_arrived(file, arrived)
-
-    def _download_held(self, info: ShardInfo, number: int, part: Path) -> HeldBytes:
-        """Fetch a whole file into memory, from where it is written by one call, and read.
-
-        Samples are copied out of this memory in less time than out of a file that was just written, whose pages would have
-        to be mapped, 4 KiB each.
-        """
-        file, store = info.raw[number], self.store
-        assert store is not None
-        name = self._hash_of(file)
-        data = (np.empty(file.bytes, np.uint8) if file.bytes < LEAST else _BLOCKS.take(file.bytes)).view(HeldBytes)
-        arriving = partial(_Arriving, part, None if name is None else new_hash(name))
-        self._check_arrived(file, store.read_into(file.basename, memoryview(data), new_hash=arriving))
-        with self.files.named_errors("write to"):
-            _write(part, memoryview(data))
-        return data
+        self._count(Count.BYTES_FETCHED, arrived.size)
+        self._check_size(file, arrived.size)
+        if name is not None:
+            self._check_digest(file, name, arrived.digest, store.url_of(file.basename))
+        self._check_version(file, arrived)
 
     def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
         file, packed = info.raw[number], info.zip[number]
@@ -369,31 +314,6 @@ class Fetches(ShardCache):
             raise
         finally:
             release(held)
-
-
-class _Arriving:
-    """The hash of a file that comes into memory. Meanwhile its part file is made longer, so that others see it coming.
-
-    Args:
-        part: the part file.
-        make: makes the hash; ``None``: there is none.
-    """
-
-    def __init__(self, part: Path, make: NewHash | None) -> None:
-        self._part, self._digest = part, None if make is None else make()
-        self._arrived, self._told = 0, 0
-
-    def update(self, data: BufferLike) -> None:
-        if self._digest is not None:
-            self._digest.update(data)
-        self._arrived += len(data)
-        if self._arrived >= self._told + _TOLD:
-            self._told = self._arrived
-            with contextlib.suppress(OSError):  # which writing to it meets, too
-                os.truncate(self._part, self._told)
-
-    def hexdigest(self) -> str:
-        return "" if self._digest is None else str(self._digest.hexdigest())
 
 
 class _Watch:

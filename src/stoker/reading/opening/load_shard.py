@@ -31,7 +31,6 @@ def load_shard(
     demanded: bool,
     repeated: bool,
     may_hold: bool,
-    hold: bool,
     reads_cut: bool,
     make_room: Callable[[ShardCache], None],
 ) -> Loaded | None:
@@ -47,7 +46,6 @@ def load_shard(
         demanded: whether somebody waits for it; otherwise it is read ahead.
         repeated: whether it came once, and was corrupt: then it is not fetched again.
         may_hold: whether a small one that is fetched may be held as it came, and not mapped in the cache on disk.
-        hold: whether another one that is fetched is to be.
         reads_cut: whether it is opened where a local file of it ends too early.
         make_room: closes open shards of a cache, which it can not evict.
 
@@ -64,9 +62,7 @@ def load_shard(
             files = cache.open_cut(info)
         fetched = files is None
         if files is None:
-            files = _fetched_files(
-                info, cache, width, is_small=is_small, demanded=demanded, hold=hold, make_room=make_room
-            )
+            files = _fetched_files(info, cache, width, is_small=is_small, demanded=demanded, make_room=make_room)
             if files is None:
                 return None
         elif not demanded:
@@ -103,7 +99,6 @@ def _fetched_files(
     *,
     is_small: bool,
     demanded: bool,
-    hold: bool,
     make_room: Callable[[ShardCache], None],
 ) -> list[Buffer] | None:
     """The files of a shard that the cache has not; ``None`` where nobody demands it, and it is not to be had now."""
@@ -112,7 +107,7 @@ def _fetched_files(
         with span(Stage.FETCH, info.size, width.value):
             if is_small and (small := cache.fetch_small(info)) is not None:
                 return [small]
-            if not _fetch(info, cache, demanded=demanded, hold=hold, make_room=make_room):
+            if not _fetch(info, cache, demanded=demanded, make_room=make_room):
                 return None
         files = cache.open(info)
         if files is not None:
@@ -122,11 +117,9 @@ def _fetched_files(
     )
 
 
-def _fetch(
-    info: ShardInfo, cache: ShardCache, *, demanded: bool, hold: bool, make_room: Callable[[ShardCache], None]
-) -> bool:
+def _fetch(info: ShardInfo, cache: ShardCache, *, demanded: bool, make_room: Callable[[ShardCache], None]) -> bool:
     if demanded and cache.settings.limit is not None:
         if cache.fetch(info, if_full="evict"):
             return True
         make_room(cache)
-    return cache.fetch(info, wait=demanded, if_full="exceed" if demanded else "evict", hold=hold)
+    return cache.fetch(info, wait=demanded, if_full="exceed" if demanded else "evict")

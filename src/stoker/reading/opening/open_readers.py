@@ -11,7 +11,7 @@ from typing import Final
 
 from stoker.errors import CorruptDataError
 from stoker.formats.base import ShardReader
-from stoker.policy import SMALL_OBJECT, most_maps
+from stoker.policy import most_maps
 from stoker.reading.opening.loaded import Loaded
 from stoker.storage.files.mapped import MappedFile, check_mapped
 
@@ -30,15 +30,14 @@ class OpenReaders:
         readers: the readers.
         due: when the files of each open shard are to be looked at again, by ``time.monotonic``.
         needed: shards that are needed soon, as a collection that may go on changing: these are kept longest.
-        held: bytes of open shards that are held in memory although the cache has them, of those that are small objects.
-        held_large: the same of the others.
+        held: bytes of open shards that are held in memory although the cache has them.
     """
 
     def __init__(self) -> None:
         self.readers: OrderedDict[int, ShardReader] = OrderedDict()
         self.due: dict[int, float] = {}
         self.needed: Collection[int] = ()
-        self.held = self.held_large = 0
+        self.held = 0
         self._held_sizes: dict[int, int] = {}
         self._maps: dict[int, list[MappedFile]] = {}
 
@@ -74,8 +73,8 @@ class OpenReaders:
         if kept is loaded.reader:
             self._maps[shard] = loaded.maps
             self.due[shard] = time.monotonic() + _TRUSTED if loaded.maps else math.inf
-            self._hold(loaded.held)
             self._held_sizes[shard] = loaded.held
+            self.held += loaded.held
         self.readers.move_to_end(shard)
         return kept
 
@@ -110,17 +109,10 @@ class OpenReaders:
         self.readers.pop(shard, None)
         self._maps.pop(shard, None)
         self.due.pop(shard, None)
-        self._hold(-self._held_sizes.pop(shard, 0))
-
-    def _hold(self, size: int) -> None:
-        """Count a shard of so many bytes, or if negative, one less."""
-        if abs(size) <= SMALL_OBJECT:
-            self.held += size
-        else:
-            self.held_large += size
+        self.held -= self._held_sizes.pop(shard, 0)
 
     def clear(self) -> None:
         """Drop all readers."""
         for one in (self.readers, self.due, self._maps, self._held_sizes):
             one.clear()
-        self.held = self.held_large = 0
+        self.held = 0

@@ -246,13 +246,8 @@ def _write(chunks: Iterator[bytes], target: int, path: Path, digest: Any = None)
     for chunk in chunks:
         if digest is not None:
             digest.update(chunk)
-        try:  # here, as an error of the answer's may be an OSError, too
-            done = os.write(target, chunk)
-            if done < len(chunk):
-                write_all(target, memoryview(chunk)[done:])
-        except OSError:
-            with file_errors(path):
-                raise
+        with file_errors(path):  # here, as an error of the answer's may be an OSError, too
+            write_all(target, chunk)
 
 
 def _answer(key: str, meta: Mapping[str, Any], pieces: Sequence[bytes]) -> tuple[BufferLike, ObjectInfo]:

@@ -86,7 +86,6 @@ class ReusedBlocks:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._trimmed = 0
         self._free: list[NDArray[np.uint8]] = []
         self.after_fork()
         reset_in_children(self)
@@ -102,21 +101,10 @@ class ReusedBlocks:
         with self._lock:
             return sum(block.nbytes for block in self._free)
 
-    def trim(self) -> None:
-        """Give what nobody uses back to the operating system, at the third call since memory was last taken.
-
-        Called as each iteration begins and ends, it keeps what the last one used until one has ended that used none.
-        """
-        with self._lock:
-            if self._trimmed >= 2:
-                self._free.clear()
-            self._trimmed += 1
-
     def take(self, size: int) -> NDArray[np.uint8]:
         """An array of so many bytes, writable, of any content; shape ``(size,)``."""
         whole = -(-size // _GRAIN) * _GRAIN
         with self._lock:
-            self._trimmed = 0
             at = next((at for at, block in enumerate(self._free) if whole <= block.nbytes <= 2 * whole), None)
             memory = None if at is None else self._free.pop(at)
         if memory is None:
