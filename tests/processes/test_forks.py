@@ -452,6 +452,43 @@ def test_a_fork_in_the_midst_of_the_import_of_h5py(module: str) -> None:
     assert run_script(["-c", _IMPORTING_H5PY.replace("MODULE", module)]) == [0, True]
 
 
+_LOGGING_IN_H5PY = """
+IMPORTS
+import io, json, logging, os, signal, threading, time
+signal.alarm(60)
+logging.basicConfig()
+data, reads = io.BytesIO(), threading.Event()
+with h5py.File(data, "w") as file:
+    file["x"] = [1, 2]
+class Told(io.BytesIO):
+    def readinto(self, buffer):
+        if threading.current_thread() is thread:
+            reads.set()
+            time.sleep(0.3)
+            logging.warning("a read")
+        return super().readinto(buffer)
+thread = threading.Thread(target=lambda: file["x"][:])
+file = h5py.File(Told(data.getvalue()), "r")
+thread.start()
+reads.wait()
+pid = os.fork()
+if not pid:
+    signal.alarm(60)
+    logging.warning("the child")
+    h5py.File(data, "r").close()
+    os._exit(0)
+print(json.dumps(os.waitpid(pid, 0)[1]))
+thread.join()
+file.close()
+"""
+
+
+@pytest.mark.parametrize("imports", ["import h5py, stoker.concurrency.forks", "import stoker.concurrency.forks, h5py"])
+def test_a_fork_while_a_file_that_h5py_reads_from_writes_a_line_of_log(imports: str) -> None:
+    # What is imported later has its locks before the fork first: that of h5py comes before those of logging in any case.
+    assert run_script(["-c", _LOGGING_IN_H5PY.replace("IMPORTS", imports)]) == [0]
+
+
 _H5PY_AT_EXIT = """
 import threading, time
 from stoker.concurrency.threads import Threads

@@ -5,6 +5,8 @@ thread for ever. A thread that fetches shards imports what it needs at its first
 functions of users import what they like. So a fork waits until no other thread imports. Python's own lock of imports is
 held from then on only where the locks that ``logging`` and ``h5py`` take before forks are this thread's: who has them may
 import. What begins to be imported all the same, in the moment before the fork, is imported anew in the child.
+
+The lock of ``h5py`` comes before those of ``logging``: who has it may write a line of log, as a file that h5py reads from.
 """
 
 from __future__ import annotations
@@ -82,14 +84,14 @@ _H5PY_LATER: Final = "h5py._objects" not in sys.modules
 
 def _lock_of_h5py() -> Any:
     """The lock that h5py takes before forks, and releases after them, from when it is partly imported on."""
-    module = sys.modules.get("h5py._objects") if _H5PY_LATER else None
+    module = sys.modules.get("h5py._objects")
     return module.phil if hasattr(module, "phil") and hasattr(module, "_phil_after_fork") else None  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager
 def _without_lock_of_h5py() -> Iterator[None]:
     """Let others have it: the rest of h5py's import needs it, too."""
-    lock = _lock_of_h5py()
+    lock: Any = _lock_of_h5py() if _H5PY_LATER else None
     try:
         lock.release()
     except (AttributeError, RuntimeError):  # there is none, or this thread has it not
@@ -102,12 +104,22 @@ def _without_lock_of_h5py() -> Iterator[None]:
 
 
 def _take_lock_of_h5py() -> None:
-    """Take it, if this thread has it not, as where h5py was imported since this fork began."""
+    """Have it: where h5py takes it first, only if h5py was imported since this fork began; else once more than h5py."""
     lock = _lock_of_h5py()
     if lock is not None:
-        with contextlib.suppress(RuntimeError):
-            lock.release()
+        if _H5PY_LATER:
+            with contextlib.suppress(RuntimeError):
+                lock.release()
+        else:
+            _taken.h5py = lock
         lock.acquire()
+
+
+def _let_lock_of_h5py() -> None:
+    lock, _taken.h5py = getattr(_taken, "h5py", None), None
+    if lock is not None:
+        with contextlib.suppress(RuntimeError):  # after an interrupt this thread may not have it
+            lock.release()
 
 
 def _importing() -> dict[str, int]:
@@ -154,7 +166,7 @@ def _wait_for_logs() -> None:
 
 def _bar_imports() -> None:
     """Let no import begin, unless a lock that is yet to be taken may be that of a thread which then waits for an import."""
-    if _H5PY_LATER and logging._lock in _taken.locks:  # type: ignore[attr-defined]
+    if logging._lock in _taken.locks:  # type: ignore[attr-defined]
         _taken.imports = True
         _imp.acquire_lock()
 
@@ -171,6 +183,7 @@ def _let_log() -> None:
     locks, _taken.locks = getattr(_taken, "locks", []), []
     for lock in reversed(locks):
         lock.release()
+    _let_lock_of_h5py()
 
 
 def _before_fork() -> None:
@@ -182,12 +195,14 @@ def _before_fork() -> None:
         if not _others_importing():
             return
         _let_log()  # what is imported may log
+    _take_lock_of_h5py()
     _wait_for_logs()
 
 
 def _after_fork_in_child() -> None:
     _let_import()
     _taken.locks = []  # logging has made its own anew
+    _let_lock_of_h5py()
     _import_anew()
 
 
