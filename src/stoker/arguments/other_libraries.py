@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
+from stoker.cached import cached_property
 from stoker.errors import ConfigError
 
 __all__ = ["METHODS", "OTHER_ARGUMENTS", "OTHER_OF_MAP", "SHUFFLE", "TOKEN_METHODS", "OtherLibraries"]
@@ -189,7 +190,7 @@ class OtherLibraries:
             following = getattr(super(), "__getattr__", None)
             if following is not None:  # of another base of a subclass
                 return following(name)
-            if isinstance(getattr(type(self), name, None), property | cached_property):
+            if isinstance(getattr(type(self), name, None), property | functools.cached_property | cached_property):
                 return object.__getattribute__(self, name)  # raises the property's own error again
             meant = "" if name.startswith("_") else self.meant_by(name)
             told = {"name": name, "obj": self}

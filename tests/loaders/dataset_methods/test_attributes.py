@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from stoker import LocalDataset, MDSWriter, Schedule, Stream, StreamingDataset
+from stoker.cached import cached_property
 from stoker.errors import ConfigError, DestinationExistsError, FormatError, IndexFileError
 from stoker.streams.registry import streams_registry
 from stoker.util import bytes_to_int, clean_stale_shared_memory, get_list_arg, merge_index, number_abbrev_to_int
@@ -332,6 +334,14 @@ class Broken(StreamingDataset):
     def broken(self) -> int:
         raise AttributeError("inside of the property")
 
+    @functools.cached_property
+    def broken_once(self) -> int:
+        raise AttributeError("inside of the property")
+
+    @cached_property
+    def broken_here(self) -> int:
+        raise AttributeError("inside of the property")
+
 
 def test_what_other_libraries_have_is_named_with_its_counterpart(root: Path) -> None:
     dataset = StreamingDataset(root / "a" / "train")
@@ -348,5 +358,6 @@ def test_what_other_libraries_have_is_named_with_its_counterpart(root: Path) -> 
 
 def test_a_subclass_may_have_attributes_that_are_looked_up(root: Path) -> None:
     assert Mixed(root / "a" / "train").lazy_one == "lazy_one"
-    with pytest.raises(AttributeError, match="inside of the property"):
-        _ = Broken(root / "a" / "train").broken
+    for name in ("broken", "broken_once", "broken_here"):
+        with pytest.raises(AttributeError, match="inside of the property"):
+            getattr(Broken(root / "a" / "train"), name)
