@@ -176,6 +176,26 @@ def test_a_block_that_a_forked_child_uses_is_not_filled_again_before_it_ends() -
         os.close(number)
 
 
+def test_a_thread_that_forks_leaves_what_the_child_of_another_thread_is_to_hold() -> None:
+    ring = Ring()
+    region = region_of(ring)
+    block, _ = region.take(1000)
+    received = receive(block, 1000)
+
+    def fork() -> None:
+        ring.before_fork()
+        ring.after_fork_in_parent()
+
+    ring.before_fork()
+    other = threading.Thread(target=fork)
+    other.start()
+    other.join()
+    del received, _
+    assert region.take(1000)[0].slot != block.slot
+    ring.after_fork_in_parent()  # there was no child after all
+    assert region.take(1000)[0].slot == block.slot
+
+
 def test_a_forked_child_gives_nothing_back() -> None:
     ring = Ring()
     block, data = region_of(ring).take(1000)

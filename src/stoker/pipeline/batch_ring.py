@@ -65,7 +65,8 @@ class Ring:
         # Blocks that this process uses, as region and slot; and what becomes of those that forked children use, too.
         self.used: set[tuple[int, int]] = set()
         self.forked: dict[tuple[int, int], int] = {}
-        self._guards: list[int] = []
+        # Descriptors by which children will hold blocks, by the thread that forks.
+        self._guards: dict[int, int] = {}
         _rings[number] = self
 
     def region(self) -> Region | None:
@@ -87,15 +88,16 @@ class Ring:
         used = list(self.used)
         if used:
             try:
-                self._guards.append(self._file.hold(_lock_of(*block) for block in used))
+                self._guards[threading.get_ident()] = self._file.hold(_lock_of(*block) for block in used)
                 self.forked.update(dict.fromkeys(used, HELD))
             except OSError:
                 self.forked.update(dict.fromkeys(used, IN_USE))  # for ever
 
     def after_fork_in_parent(self) -> None:
-        """Leave them to the child."""
-        while self._guards:
-            os.close(self._guards.pop())
+        """Leave them to the child. Other threads may be about to fork, too."""
+        guard = self._guards.pop(threading.get_ident(), None)
+        if guard is not None:
+            os.close(guard)
 
     def after_fork_in_child(self) -> None:
         """Hold them until this process ends."""
