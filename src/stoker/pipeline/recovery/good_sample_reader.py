@@ -95,7 +95,20 @@ class GoodSampleReader(GoodRowReader):
         before = None if samples.own else last_left()
         found, bad = list[Any](), dict[int, SampleError]()
         if self._in_turn:
-            self._make_in_turn(found, positions, samples, bad)
+            try:
+                if self.steps is None:
+                    self.reader.samples(samples, made=found)
+                else:
+                    self.steps.samples(self.reader, positions, samples, made=found)
+                if self.strict or last_left() is before:
+                    return found
+            except Exception as error:
+                if not is_of_sample(error):
+                    raise
+                # What was made before the bad sample is kept.
+                if isinstance(error, TransformError):
+                    bad[len(found)] = error
+                    found.append(BAD)
         if len(found) < len(samples):
             self._make_rest(found, positions, samples, bad)
         # Whether an image is bad shows when it is loaded, by a function of the user or here.
@@ -154,20 +167,6 @@ class GoodSampleReader(GoodRowReader):
         if sample is TO_REPLACE:
             return self.substitutes.find(position, None, self._sample_at)
         return sample, position
-
-    def _make_in_turn(self, found: list[Any], positions: Ids, samples: SampleRows, bad: dict[int, SampleError]) -> None:
-        """Add the samples up to the first one that is bad; that one, too, where a function raised its error."""
-        try:
-            if self.steps is None:
-                self.reader.samples(samples, made=found)
-            else:
-                self.steps.samples(self.reader, positions, samples, made=found)
-        except Exception as error:
-            if not is_of_sample(error):
-                raise
-            if isinstance(error, TransformError):
-                bad[len(found)] = error
-                found.append(BAD)
 
     def _make_rest(self, found: list[Any], positions: Ids, samples: SampleRows, bad: dict[int, SampleError]) -> None:
         """Add the samples that are not made yet, and the errors of those that are bad."""
