@@ -135,6 +135,25 @@ def test_steps_give_their_places_to_those_before(data: Path, file: Path, kind: s
     assert [sorted(batch) for batch in together] == [sorted(batch) for batch in found]
 
 
+@pytest.mark.parametrize(("begin", "end"), [(0, 1), (0, 4), (2, 7), (3, 5), (1, 20)])
+def test_steps_near_the_beginning_give_their_places_to_as_many_after_them(data: Path, begin: int, end: int) -> None:
+    """So none of them comes for two: the first steps have too few before them."""
+    plain = read(opened(data))
+    length = end - begin
+    found = read(opened(data, quarantine=SkipSteps(begin, end, epoch=0, global_batch=8)))
+    from_step = [
+        step if not begin <= step < end else step - length if step >= length else step + length
+        for step in range(len(plain))
+    ]
+    assert [sorted(batch) for batch in found] == [sorted(plain[step]) for step in from_step]
+
+
+def test_of_steps_without_as_many_before_or_after_others_come(data: Path) -> None:
+    plain = read(opened(data))
+    found = read(opened(data, quarantine=SkipSteps(1, len(plain), epoch=0, global_batch=8)))
+    assert {one for batch in found for one in batch} == set(plain[0])
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_values_are_as_good_as_the_lines_that_they_stand_for(data: Path, file: Path, world_size: int) -> None:
     steps = SkipSteps(5, 8, epoch=0, global_batch=8)
@@ -312,6 +331,8 @@ def test_a_line_may_say_where_the_sample_lies(data: Path, file: Path) -> None:
 def test_half_a_line_and_no_file_are_errors(data: Path, file: Path) -> None:
     with pytest.raises(ConfigError, match="Make an empty file"):
         opened(data, quarantine=file.parent / "none")
+    with pytest.raises(ConfigError, match=r"not a file but a directory\. Check the path\.?$"):
+        opened(data, quarantine=file.parent)
     file.write_text("1\n2")
     with pytest.raises(ConfigError, match="the last line does not end"):
         opened(data, quarantine=file)

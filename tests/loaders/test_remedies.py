@@ -27,8 +27,9 @@ from stoker import (
     StreamingParquetLoader,
     StreamingShardLoader,
 )
-from stoker.arguments.other_libraries import METHODS, OTHER_ARGUMENTS, OTHER_OF_MAP, TOKEN_METHODS
+from stoker.arguments.other_libraries import METHODS, OTHER_ARGUMENTS, OTHER_OF_MAP, TOKEN_ARGUMENTS, TOKEN_METHODS
 from stoker.errors import ConfigError
+from stoker.formats.base import IN_READ_OPTIONS
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
 
 ARGUMENTS = frozenset(inspect.signature(StreamingDataset.__init__).parameters)
@@ -84,6 +85,9 @@ USED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "sharding_filter": (lambda data: data.sharding_filter(), "divided"),
     "cycle": (lambda data: data.cycle(), "epoch"),
     "unbatch": (lambda data: data.unbatch(), r"flat_map\(\)"),
+    "take_batch": (lambda data: data.take_batch(5), r"read\(ids\)"),
+    "streaming_split": (lambda data: data.streaming_split(2), "divided"),
+    "count": (lambda data: data.count(), r"len\(\)"),
 }
 
 
@@ -114,6 +118,21 @@ def test_arguments_of_other_libraries_say_what_to_write(tmp_path: Path, argument
         StreamingDataset(tmp_path, **wrong)
 
 
+@pytest.mark.parametrize("option", sorted(IN_READ_OPTIONS))
+def test_options_of_reading_say_where_they_are(tmp_path: Path, option: str) -> None:
+    wrong: dict[str, Any] = {option: 3}
+    for loader in (StreamingDataset, StreamingParquetLoader):
+        with pytest.raises(ConfigError, match=rf"no argument '{option}': it is in read=ReadOptions\({option}="):
+            loader(tmp_path, **wrong)
+
+
+@pytest.mark.parametrize("argument", sorted(TOKEN_ARGUMENTS))
+def test_arguments_of_other_token_loaders_say_what_to_write(tmp_path: Path, argument: str) -> None:
+    wrong: dict[str, Any] = {argument: 3}
+    with pytest.raises(ConfigError, match=f"no argument '{argument}': {re.escape(TOKEN_ARGUMENTS[argument])}"):
+        StreamingParquetLoader(tmp_path, **wrong)
+
+
 KINDS = (*LOADERS, "Stream", "Chain")
 SHUFFLED: dict[str, tuple[str, ...]] = {"StreamingDataset": ("seed",), "StreamingParquetLoader": ("shuffle", "seed")}
 
@@ -136,6 +155,7 @@ def test_all_classes_say_what_to_write(tmp_path: Path, kind: str) -> None:
         ("map_batches", r"batch_map\(\)"),
         ("train_test_split", "subset="),
         ("to_pandas", r"read\(ids\)"),
+        ("get_state", r"state_dict\(\) is the state of a loader"),
     ):
         with pytest.raises(AttributeError, match=rf"^'{kind}' object has no attribute '{name}': .*{remedy}"):
             getattr(one, name)()

@@ -65,7 +65,7 @@ def test_spans_are_the_epoch(kind: str) -> None:
     for position in read.tolist():
         own = spans.span(position)
         assert position in own
-        assert spans.begins_of(np.array([position])).tolist() == [own.start]
+        assert [bound.tolist() for bound in spans.bounds_of(np.array([position]))] == [[own.start], [own.stop]]
         covered = [own, *spans.others(position)]
         if kind != "parts":
             assert sorted(one for span in covered for one in span) == whole.tolist()

@@ -324,6 +324,13 @@ def test_faults_are_told(data: Path, tmp_path: Path) -> None:
             pass
         with pytest.raises(ConfigError, match="leave its with block first"):
             trace.profile()
+    with pytest.raises(ConfigError, match="can not be written: a directory is there"), Trace(tmp_path):
+        raise AssertionError
+    with (
+        pytest.raises(ConfigError, match=r"trace s3://bucket/trace\.json can not be written"),
+        Trace("s3://bucket/trace.json"),
+    ):
+        raise AssertionError
     with pytest.raises(ConfigError, match="can not be written: No such file"), Trace(tmp_path / "no" / "trace.json"):
         pass
     for text in ("{}", "no JSON", '{"traceEvents": [], "otherData": {"stoker": 99}}'):

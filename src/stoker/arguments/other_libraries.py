@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from stoker.cached import cached_property
+from stoker.display import with_article
 from stoker.errors import ConfigError
 
-__all__ = ["METHODS", "OTHER_ARGUMENTS", "OTHER_OF_MAP", "SHUFFLE", "TOKEN_METHODS", "OtherLibraries"]
+__all__ = [
+    "METHODS",
+    "OTHER_ARGUMENTS",
+    "OTHER_OF_MAP",
+    "SHUFFLE",
+    "STATES",
+    "TOKEN_ARGUMENTS",
+    "TOKEN_METHODS",
+    "OtherLibraries",
+]
 
 _DIVIDED: Final = "leave it out: samples are divided among ranks and workers"
 
@@ -69,9 +79,17 @@ _STREAMS: Final = "give streams=[Stream(...), ...] to the constructor"
 _MIXED: Final = f"{_STREAMS}, with proportion= of each"
 _EPOCH: Final = "each iteration is an epoch"
 _AHEAD: Final = "leave it out: samples are read ahead; predownload= of the constructor says how far"
+_SHARDS: Final = ("shard", "sharding_filter", "split_by_node", "split_by_worker", "streaming_split")
+_FACTS: Final = ("features", "column_names", "num_rows", "info", "schema", "shape", "count")
 _DATA: Final = "stoker.inspect(url) describes a dataset; len() counts"
 _WRITE: Final = "write it by stoker.convert(), or a writer of stoker.writers"
+STATES: Final[Mapping[str, str]] = dict.fromkeys(
+    ("get_state", "set_state"), "state_dict() is the state of a loader, and load_state_dict() resumes from it"
+)
+"""Of all loaders, whatever they are made over."""
+
 METHODS: Final[Mapping[str, str]] = {
+    **STATES,
     # Functions of samples and batches
     **dict.fromkeys(("map_dict", "map_tuple", "to_tuple", "set_transform", "apply", "compose", "map_with_index"), _MAP),
     "with_transform": _MAP,
@@ -101,22 +119,29 @@ METHODS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("seed", "random_shuffle", "shuffle_buffer"), SHUFFLE),
     **dict.fromkeys(("repeat", "cycle"), _EPOCH),
     "with_epoch": "give epoch_size= to the constructor",
-    **dict.fromkeys(("shard", "sharding_filter", "split_by_node", "split_by_worker"), _DIVIDED),
-    "train_test_split": "give subset=, of train_validation_split(), to the constructor",
+    **dict.fromkeys(_SHARDS, _DIVIDED),
+    **dict.fromkeys(
+        ("train_test_split", "random_split"), "give subset=, of train_validation_split(), to the constructor"
+    ),
     # Several datasets
     **dict.fromkeys(("concatenate", "concat", "concatenate_datasets", "chain_datasets", "union"), _STREAMS),
     **dict.fromkeys(("mix", "interleave", "interleave_datasets", "sample_from_datasets"), _MIXED),
     # Batches
     **dict.fromkeys(("batch", "batched", "iter", "iter_batches", "padded_batch", "ragged_batch", "collate"), _BATCHES),
     **dict.fromkeys(
-        ("with_format", "set_format", "iter_torch_batches", "as_numpy_iterator", "to_tf_dataset"),
+        ("with_format", "set_format", "iter_torch_batches", "to_torch", "as_numpy_iterator", "to_tf_dataset"),
         "batches() has NumPy arrays, and StreamingDataLoader tensors",
     ),
-    **dict.fromkeys(("to_iter_dataset", "to_map_dataset", "to_iterable_dataset", "pipe"), "iterate over it as it is"),
+    **dict.fromkeys(
+        ("to_iter_dataset", "to_map_dataset", "to_iterable_dataset", "pipe", "iter_rows"), "iterate over it as it is"
+    ),
     **dict.fromkeys(("prefetch", "mp_prefetch", "prefetcher", "set_prefetch"), _AHEAD),
     **dict.fromkeys(("cache", "persist", "materialize", "snapshot"), "shards are cached by themselves, below local="),
     # The data itself
-    **dict.fromkeys(("features", "column_names", "num_rows", "info", "schema", "shape"), _DATA),
+    **dict.fromkeys(_FACTS, _DATA),
+    **dict.fromkeys(
+        ("show", "head", "take_batch", "take_all"), "read(ids) gives samples; stoker.inspect(url) shows some"
+    ),
     "unique": "stoker.inspect(url) describes a dataset; read() gives a column",
     **dict.fromkeys(("save_to_disk", "push_to_hub", "to_parquet", "to_json", "to_csv", "write_parquet"), _WRITE),
     **dict.fromkeys(("to_pandas", "to_dict", "to_list", "to_arrow"), "read(ids) gives samples as columns"),
@@ -154,7 +179,7 @@ TOKEN_METHODS: Final[Mapping[str, str]] = {
         ("batch", "batched", "iter", "iter_batches", "batches"), "give batch_size= to the constructor, and iterate"
     ),
     **dict.fromkeys(("repeat", "cycle"), _EPOCH),
-    **dict.fromkeys(("shard", "sharding_filter", "split_by_node", "split_by_worker"), _DIVIDED),
+    **dict.fromkeys(_SHARDS, _DIVIDED),
     **dict.fromkeys(
         ("prefetch", "mp_prefetch", "prefetcher", "set_prefetch"),
         "leave it out: row groups are decoded ahead; read=ReadOptions(read_threads=...) says how many at once",
@@ -168,9 +193,24 @@ TOKEN_METHODS: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(("to_iter_dataset", "to_map_dataset", "to_iterable_dataset", "pipe"), "iterate over it as it is"),
     **dict.fromkeys(("cache", "persist", "materialize", "snapshot"), "files are cached by themselves, below local="),
-    **dict.fromkeys(("features", "column_names", "num_rows", "info", "schema", "shape"), _DATA),
+    **dict.fromkeys(_FACTS, _DATA),
+    **STATES,
 }
 """The same of loaders of token files."""
+
+TOKEN_ARGUMENTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("sequence_length", "max_length", "max_seq_len", "max_seq_length", "block_size", "context_length"),
+        "it is seq_len=",
+    ),
+    **dict.fromkeys(("remote", "urls", "path", "data_files", "input_dir"), "it is source=, the first"),
+    "shuffle_seed": "it is seed=",
+    **dict.fromkeys(("num_workers", "worker_count"), "it is of a StreamingDataLoader over the loader"),
+    **dict.fromkeys(("rank", "world_size", "num_replicas"), "it is world=World(rank, world_size)"),
+    "tokenizer": "make tokens of text by LMStream(tokenizer=) while it is read, or by tokenize() once",
+    "transform": "make an LMStream over a StreamingDataset(transform=)",
+}
+"""Names that other libraries, or a ``StreamingDataset``, give to arguments, and what to write of loaders of token files."""
 
 
 class OtherLibraries:
@@ -210,4 +250,6 @@ class OtherLibraries:
         return METHODS.get(name, "")
 
     def _no_sum(self) -> ConfigError:
-        return ConfigError(f"a {type(self).__name__} can not be added to another with +: {self.instead_of_sum}")
+        return ConfigError(
+            f"{with_article(type(self).__name__)} can not be added to another with +: {self.instead_of_sum}"
+        )

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from itertools import islice
@@ -122,7 +122,11 @@ def _imported(text: str) -> Any:
     from stoker.reading.chain import Chain
     from stoker.reading.step_methods import takes_random
 
-    module, _, name = text.partition(":")
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        module, _, name = text.rpartition(".")
+        meant = f"--transform {module}:{name}" if module and name else "as --transform module:function"
+        raise ConfigError(f"--transform {text} is not MODULE:NAME: write {meant}")
     here = str(Path.cwd())  # as `python -m` has it; a script of pip's has not
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -130,6 +134,10 @@ def _imported(text: str) -> Any:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"--transform {text} can not be imported as MODULE:NAME: {error}") from None
+    if isinstance(found, type) and not issubclass(found, Mapping):
+        raise ConfigError(
+            f"--transform {text} is a class: make an object of it in a module, such as crop = {name}(...), and name that"
+        )
     if not callable(found):
         raise ConfigError(f"--transform {text} is {with_article(type(found).__name__)}: name a function or a Chain")
     return found if isinstance(found, Chain) or not takes_random(found) else Chain().random_map(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from stoker.arguments import checked
@@ -217,6 +217,14 @@ class ReadOptions:
     def tuned_bytes(self) -> int:
         """``tune_memory`` as a number; 0: it is not given."""
         return 0 if self.tune_memory is None else parse_bytes(self.tune_memory)
+
+
+IN_READ_OPTIONS: Final[Mapping[str, str]] = {
+    option.name: f"it is in read=ReadOptions({option.name}=...)"
+    for option in fields(ReadOptions)
+    if option.init and option.name != "allow_unsafe_types"
+}
+"""What to write instead of an argument of a loader that is one of its :class:`ReadOptions`."""
 
 
 class ShardReader(Protocol):

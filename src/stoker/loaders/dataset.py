@@ -18,7 +18,7 @@ from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.shared.file import is_child
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
-from stoker.formats.base import ReadOptions
+from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
 from stoker.loaders.dataset_methods.attributes import DatasetAttributes
 from stoker.loaders.dataset_methods.by_id import SamplesById
 from stoker.loaders.dataset_methods.chained import ChainMethods
@@ -162,11 +162,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         partition="such as RoundRobin(); Adaptive is for a StreamingShardLoader",
         world="such as World(rank=0, world_size=2)",
         mesh="it is replication=",
-        **{
-            name: f"it is in read=ReadOptions({name}=...)"
-            for name in ("views", "decoded_limit", "read_threads", "run_in")
-        },
-        download_threads="it is in read=ReadOptions(download_threads=...)",
+        **IN_READ_OPTIONS,
         **MOVED,
         **OTHER_ARGUMENTS,
     )

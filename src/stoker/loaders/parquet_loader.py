@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from stoker.arguments import check_argument, checked
-from stoker.arguments.other_libraries import TOKEN_METHODS
+from stoker.arguments.other_libraries import TOKEN_ARGUMENTS, TOKEN_METHODS
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.tables.marks import TABLE_FORMATS
@@ -21,7 +21,7 @@ from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import Stage, WaitClock, span
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
-from stoker.formats.base import ReadOptions
+from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
 from stoker.loaders.dataset_methods.over_dataset import of_dataset
 from stoker.loaders.epoch_by_files import EpochByFiles, FilesProgress
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
@@ -112,7 +112,8 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
 
     @checked(
         decode_threads="it is read=ReadOptions(read_threads=...)",
-        **{name: f"it is in read=ReadOptions({name}=...)" for name in ("read_threads", "download_threads")},
+        **IN_READ_OPTIONS,
+        **TOKEN_ARGUMENTS,
         on_bad_files='it is format_options={"on_bad_files": "skip"}',
         **dict.fromkeys(
             ("quarantine", "subset"),

@@ -55,7 +55,7 @@ class OrderWithout:
     """An order in which other samples come in the places of those that are left out.
 
     In the place of each comes the sample at the first position of :func:`candidates` that is not left out; for a range of
-    positions, at first that which lies the range's length before.
+    positions, at first that which lies the range's length before, or after, where the epoch has none before.
 
     Args:
         run: the order, and the reader's batches.
@@ -93,19 +93,22 @@ class OrderWithout:
         if not len(out):
             return shards, rows
         shards, rows = shards.copy(), rows.copy()
-        lengths = self._left_out.lengths(positions[out])
-        before = positions[out] - self._spans.begins_of(positions[out])
-        for distance in distances(int(before.max()), near=False):
-            away = np.where(lengths > 0, distance * lengths, distance)
-            tried = before >= away
-            out_tried, there = out[tried], positions[out[tried]] - away[tried]
-            found_shards, found_rows = self._order.locate(there) if len(there) else (shards[:0], rows[:0])
-            fine = ~self._out(there, found_shards, found_rows)
-            shards[out_tried[fine]], rows[out_tried[fine]] = found_shards[fine], found_rows[fine]
-            tried[tried] = fine
-            out, lengths, before = out[~tried], lengths[~tried], before[~tried]
-            if not len(out):
-                return shards, rows
+        for towards in (-1, 1):
+            here = positions[out]
+            lengths = self._left_out.lengths(here)
+            begins, ends = self._spans.bounds_of(here)
+            most = here - begins if towards < 0 else np.where(lengths > 0, ends - 1 - here, 0)
+            for distance in distances(int(most.max()), near=False):
+                away = distance * np.maximum(lengths, 1)
+                tried = most >= away
+                out_tried, there = out[tried], here[tried] + towards * away[tried]
+                found_shards, found_rows = self._order.locate(there) if len(there) else (shards[:0], rows[:0])
+                fine = ~self._out(there, found_shards, found_rows)
+                shards[out_tried[fine]], rows[out_tried[fine]] = found_shards[fine], found_rows[fine]
+                tried[tried] = fine
+                out, here, lengths, most = out[~tried], here[~tried], lengths[~tried], most[~tried]
+                if not len(out):
+                    return shards, rows
         for number in out.tolist():
             shards[number], rows[number] = self._instead(int(positions[number]))
         return shards, rows

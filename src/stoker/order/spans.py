@@ -34,10 +34,10 @@ class Spans:
         """All positions below ``end``."""
         return cls(np.zeros(1, np.int64), np.array([end], np.int64))
 
-    def begins_of(self, positions: Ids) -> Ids:
-        """The begin of the span that each position is in; int64 of the same shape."""
-        begins: Ids = self.begins[np.searchsorted(self.begins, positions, side="right") - 1]
-        return begins
+    def bounds_of(self, positions: Ids) -> tuple[Ids, Ids]:
+        """Begin and end of the span that each position is in; int64 of the same shape."""
+        numbers = np.searchsorted(self.begins, positions, side="right") - 1
+        return self.begins[numbers], self.ends[numbers]
 
     def span(self, position: int) -> range:
         """The span that a position is in."""

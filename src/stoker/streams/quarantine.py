@@ -35,7 +35,7 @@ _FORMS: Final = (
 @checked
 @dataclass(frozen=True, slots=True)
 class SkipSteps:
-    """Steps of an epoch that a run leaves out, by ``quarantine=``. Those before them come in their places.
+    """Steps of an epoch that a run leaves out, by ``quarantine=``. As many before them come in their places, or after.
 
     >>> SkipSteps(340, 343, epoch=0, global_batch=512).as_dict()
     {'epoch': 0, 'steps': [340, 343], 'global_batch': 512}
@@ -211,7 +211,9 @@ class Quarantine:
         while True:
             try:
                 content = read_regular(self._path)
-            except (OSError, ObjectNotFoundError) as error:
+            except ObjectNotFoundError as error:
+                raise ConfigError(f"{self.told} can not be read: {error}") from error
+            except OSError as error:
                 raise ConfigError(
                     f"{self.told} can not be read: {error}. Make an empty file where nothing is left out yet"
                 ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from stoker.arguments.other_libraries import METHODS, SHUFFLE, OtherLibraries
+from stoker.arguments.other_libraries import METHODS, SHUFFLE, STATES, OtherLibraries
 from stoker.loaders.dataset_methods.attributes import DatasetAttributes
 from stoker.loaders.dataset_methods.by_id import SamplesById
 from stoker.loaders.dataset_methods.states import DatasetStates
@@ -36,5 +36,7 @@ class OverDataset(OtherLibraries):
 
     def meant_by(self, name: str) -> str:
         """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
+        if name in STATES:
+            return STATES[name]
         found = of_dataset(name)
         return found and f"it is of the StreamingDataset that the {type(self).__name__} is made of: {found}"

@@ -50,6 +50,7 @@ class Trace:
     @checked
     def __init__(self, path: str | os.PathLike[str], *, world: World | None = None) -> None:
         self._given, self._world = Path(path), world
+        self._text = os.fspath(path)
         self._recorder: Recorder | None = None
         self._origin = 0
         self._processes: list[TracedProcess] = []
@@ -73,6 +74,12 @@ class Trace:
             raise ConfigError(f"a trace runs in this process already, with its files in {running.folder}: end it first")
         self._world = self._world or World.detect()
         self._failed = False
+        if "://" in self._text:
+            raise ConfigError(
+                f"the trace {self._text} can not be written: give a path, as it is a file of this machine"
+            )
+        if self.path.is_dir():  # not only told when all is recorded
+            raise ConfigError(f"the trace {self.path} can not be written: a directory is there; name a file in it")
         try:
             folder = tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         except OSError as error:
