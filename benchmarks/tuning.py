@@ -165,7 +165,7 @@ def grid(case: str) -> list[dict[str, int]]:
 class _Fixed:
     """Rules of a tuner that changes nothing, so that steps are cut and the rest stays."""
 
-    idle, tick_seconds, tick_chunks = True, 1.0, 1
+    idle, rests, tick_seconds, tick_chunks = True, False, 1.0, 1
     tick_limit = math.inf, 0.0
     barred: frozenset[Knob] = frozenset()
 

@@ -189,14 +189,20 @@ class Pipeline:
                     break
                 while running and (chunk is None or len(running) > runner.ahead):
                     done, take = running.popleft()
-                    if tuned is not None:
-                        tuned.takes()
                     begun = time.perf_counter_ns()
+                    if tuned is not None and begun >= tuned.due:
+                        tuned.takes()
                     found = take()
-                    waited = time.perf_counter_ns() - begun
+                    now = time.perf_counter_ns()
+                    waited = now - begun
                     counts.waited(waited)
-                    if tuned is not None and tuned.took(len(done.rows), waited, found, full=self._is_full):
-                        self._tune(tuned, runner)
+                    if tuned is not None:
+                        if now < tuned.due:
+                            tuned.samples += len(done.rows)
+                            tuned.waited += waited
+                            tuned.last = now
+                        elif tuned.took(len(done.rows), waited, found, full=self._is_full):
+                            self._tune(tuned, runner)
                     yield done, found
                     del found, take  # frees their memory for the next chunk
                     # Shards that no chunk ahead needs may be closed.

@@ -16,6 +16,7 @@ from test_rules import random_pipeline
 
 from stoker import MDSWriter, ReadOptions, StreamingDataset
 from stoker.cluster import LoaderWorker
+from stoker.pipeline import pipeline
 from stoker.pipeline.tuning import tuner
 from stoker.pipeline.tuning.changes import TrialOutcome
 from stoker.pipeline.tuning.controller import Controller
@@ -129,7 +130,7 @@ def test_what_was_tried_is_paid_where_the_next_iteration_is_another() -> None:
 class OneTrial:
     """Rules that note ticks, all of which are of a trial."""
 
-    tick_seconds, tick_chunks, idle = 0.1, 4, False
+    tick_seconds, tick_chunks, idle, rests = 0.1, 4, False, False
     barred: frozenset[Knob] = frozenset()
 
     def __init__(self, ranges: Mapping[Knob, KnobRange], limit: tuple[float, float]) -> None:
@@ -199,3 +200,49 @@ def test_a_tick_ends_when_its_trial_has_cost_what_it_may(
     ticks = made[-1].ticks
     assert [tick.samples for tick in ticks] == [10 * chunks] * (8 // chunks)
     assert ticks[0].at_work == pytest.approx(computes)
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_steps_that_are_only_counted_are_in_the_ticks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, rests: bool
+) -> None:
+    """The clock of the pipeline goes on by 20 us each time that it is asked, before and after each step of reading."""
+    now = told = 0
+
+    def clock() -> int:
+        nonlocal now
+        now += 20_000
+        return now - 20_000
+
+    with MDSWriter({"n": "int"}, tmp_path) as out:
+        out.write_batch({"n": list(range(4000))})
+    made: list[OneTrial] = []
+
+    def rules(_: Tuner, ranges: Mapping[Knob, KnobRange], __: MemoryUse) -> OneTrial:
+        made.append(OneTrial(ranges, (math.inf, 0.0)))
+        made[-1].tick_seconds, made[-1].rests = 0.001, rests
+        return made[-1]
+
+    took = tuner.TunedRun.took
+
+    def counted(*given: Any, **named: Any) -> bool:
+        nonlocal told
+        told += 1
+        return took(*given, **named)
+
+    monkeypatch.setattr(Tuner, "rules", rules)
+    monkeypatch.setattr(tuner.TunedRun, "took", counted)
+    own = SimpleNamespace(perf_counter_ns=lambda: now, thread_time_ns=lambda: now, process_time_ns=lambda: now)
+    monkeypatch.setattr(tuner, "time", own)
+    monkeypatch.setattr(pipeline, "time", SimpleNamespace(perf_counter_ns=clock))
+    read = ReadOptions(tune="auto", tune_memory=8 * 8 * 8)
+    with StreamingDataset(tmp_path, batch_size=8, read=read) as dataset:
+        assert sum(len(batch["n"]) for batch in dataset.batches()) == 4000
+    [seen] = made
+    assert 15 <= len(seen.ticks) <= 20, "500 steps of 40 us, and what takes a tick to its end"
+    assert 0 <= 4000 - sum(tick.samples for tick in seen.ticks) <= 8 * 30
+    for tick in seen.ticks:
+        assert tick.seconds == pytest.approx(40e-6 * tick.samples / 8, abs=41e-6)
+        assert tick.waited == pytest.approx(20e-6 * tick.samples / 8)
+        assert tick.at_work == (0.0 if rests else pytest.approx(1.0))
+    assert len(seen.ticks) <= told <= 7 * len(seen.ticks)

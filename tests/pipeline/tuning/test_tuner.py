@@ -36,7 +36,7 @@ SAMPLES = 3000
 class RandomRules:
     """Sets knobs at random, after each chunk."""
 
-    tick_seconds, tick_chunks, idle = 0.0, 1, False
+    tick_seconds, tick_chunks, idle, rests = 0.0, 1, False, False
     tick_limit = math.inf, 0.0
     made = 0
     barred: frozenset[Knob] = frozenset()

@@ -153,6 +153,11 @@ class Controller:
         return all(one.fixed for one in self._ranges.values())
 
     @property
+    def rests(self) -> bool:
+        """Whether nothing is tried or measured until later."""
+        return self._resting > 0
+
+    @property
     def settled(self) -> dict[Knob, int]:
         """Values without those that are on trial."""
         on_trial = {} if self._trial is None else {step.knob: step.before for step in self._trial.steps}

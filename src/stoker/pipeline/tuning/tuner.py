@@ -38,7 +38,12 @@ evaluates. That says nothing of reading."""
 _WEIGHT: Final = 1 / 16
 
 _LOOKED_AT: Final = 64
-"""Of so many steps of reading one is looked at for its bytes."""
+"""Of so many steps of reading that are looked at, and of each tick's, the first is looked at for its bytes."""
+
+_SHORT_STEP: Final = 250_000
+_LOOK: Final = 1_000_000
+"""Nanoseconds of a step below which the next ones are only counted, until so many have passed. While the tuner rests, all
+are until the end of a tick."""
 
 _SHORT_EPOCH: Final = 1_000_000_000
 """Nanoseconds of an epoch below which the next is measured as a whole, or several of them: their beginnings, where the
@@ -58,6 +63,11 @@ class Rules(Protocol):
     @property
     def idle(self) -> bool:
         """Whether nothing may change."""
+        ...
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is tried or measured now: of a tick the time and the waiting matter, and the bytes of a step."""
         ...
 
     @property
@@ -94,7 +104,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.samples = self.chunks = self.time = self.waited = self.computed = 0
-        self.read = self.awaited = self.own = 0
+        self.read = self.awaited = self.own = self.looked = 0
         self.full = self.downloads = 0.0
 
 
@@ -115,7 +125,7 @@ class Tuner:
         self._latest = self._epochs = 0
         self._samples, self._seconds = 0, 0.0
         self.kept = _Sums()
-        self.epoch_time = 0
+        self.epoch_time = self.chunk_bytes = 0
         self.step_samples = sys.maxsize
 
     def begin(
@@ -161,7 +171,7 @@ class Tuner:
         if self._rules is None or self._given != given:
             self._given = given
             self._rules = self.rules(ranges, memory)
-            self._samples, self._seconds, self._epochs = 0, 0.0, 0
+            self._samples, self._seconds, self._epochs, self.chunk_bytes = 0, 0.0, 0, 0
         whole = self._epochs > 1 and self.epoch_time < _SHORT_EPOCH
         # The first epoch fetches, the next finds what it has fetched. From then on all are alike.
         self._rules.restarted(goes_on=self._epochs > 1, settles=not whole)
@@ -214,6 +224,10 @@ class TunedRun:
         chunks_ahead: steps of reading that may be done and wait, beyond those that threads work at.
         lookahead: samples ahead whose shards are fetched.
         step_samples: samples that a step of reading may have.
+        due: time (``perf_counter_ns``) before which steps need not be told by :meth:`takes` and :meth:`took`, only counted.
+        samples: of those that are counted.
+        waited: nanoseconds for which the consumer waited for them.
+        last: time at which it got the latest step.
     """
 
     runner: Runner[Any]
@@ -225,14 +239,16 @@ class TunedRun:
     def __init__(self, tuner: Tuner, number: int, rules: Rules, pool: ShardPool, kept: _Sums | None) -> None:
         self._tuner, self._number, self._rules, self._pool = tuner, number, rules, pool
         self._whole, self._sums = kept is not None, kept or _Sums()
+        self._before = -self._sums.time
         self._usual = 0.0
-        self._seen = self._chunk_bytes = self._epoch_time = 0
-        self._idle = rules.idle
+        self._idle, self._rests = rules.idle, rules.rests
         self._far = any(cache.store is not None for cache in pool.caches)
         self._in_processes: bool | None = None
-        self.step_samples = tuner.step_samples
+        self.step_samples, self._chunk_bytes = tuner.step_samples, tuner.chunk_bytes
         self._apply(rules.values)
         self._own = self._thread = self._delayed = 0
+        self._asked = False
+        self.samples = self.waited = 0
         self._limit()
         self._mark(first=True)
 
@@ -241,24 +257,38 @@ class TunedRun:
         self._ends = round(1e9 * self._rules.tick_seconds)
         most, each = self._rules.tick_limit
         self._most, self._most_each = 1e9 * most, 1e9 * each
+        # Where the consumer's thread reads, and others might: it is measured what it computes.
+        self._clocked = not (self._idle or self._rests or self.threads or self.processes)
 
     def _mark(self, *, first: bool = False) -> None:
         """Begin to count from here."""
         times = self._pool.times
         self._read, self._read_samples, self._awaited = times.read, times.samples, times.awaited
         self._computed = time.process_time_ns() if first else self.runner.processor_time
-        if self._reads_here:
+        if self._clocked:
             self._thread, self._delayed = time.thread_time_ns(), displaced_time()
-        self._last = time.perf_counter_ns()
+        self._from = self.last = time.perf_counter_ns()
+        self.due = self.last + self._ends - self._sums.time if self._rests else 0
+
+    def _count(self) -> None:
+        """Add steps that were only counted to the sums."""
+        sums = self._sums
+        sums.samples += self.samples
+        sums.waited += self.waited
+        sums.time += self.last - self._from
+        self._from, self.samples, self.waited = self.last, 0, 0
 
     def _begin_tick(self) -> None:
+        self._before += self._sums.time
         self._sums = _Sums()
+        self._rests = self._idle or self._rules.rests
         self._limit()
         self._mark()
 
     def takes(self) -> None:
         """Note that the consumer asks for a chunk."""
-        if self._reads_here:
+        self._asked = True
+        if self._clocked:
             self._own = time.thread_time_ns()
 
     def took(self, samples: int, waited: int, found: object, *, full: bool) -> bool:
@@ -273,10 +303,12 @@ class TunedRun:
         Returns:
             Whether values may have changed.
         """
-        own = time.thread_time_ns() - self._own if self._reads_here else 0
-        now = time.perf_counter_ns()
-        busy = now - self._last - waited
-        self._last = now
+        looked, self._asked = waited * self._asked, False
+        own = time.thread_time_ns() - self._own if self._clocked and looked else 0
+        now, sums = time.perf_counter_ns(), self._sums
+        self._count()
+        busy = now - self.last - waited
+        self._from = self.last = now
         pauses = busy > _PAUSE and busy > _TIMES * self._usual
         self._usual += _WEIGHT * (busy - self._usual)
         if pauses or self.runner.changing:
@@ -284,22 +316,23 @@ class TunedRun:
             return False
         if self.runner.in_processes is not self._in_processes and self._is_other_runner():
             return self._begin_anew()
-        self._epoch_time += busy + waited
-        sums = self._sums
         sums.samples += samples
-        sums.chunks += 1
         sums.time += busy + waited
+        sums.waited += waited
+        left = _TOO_LONG * _SHORT_EPOCH - self._before if self._whole else self._ends
+        left -= sums.time
+        self.due = now + (left if self._rests else min(left, _LOOK) if busy + waited < _SHORT_STEP else 0)
         self._limit_step(sums)
         if not self._idle:
-            if not self._seen % _LOOKED_AT:
+            if not sums.chunks % _LOOKED_AT:
                 self._see_bytes(found)
-            self._seen += 1
-            sums.waited += waited
+            sums.looked += looked
             sums.own += own
-            sums.full += waited * full
-            sums.downloads += waited * self._pool.saturated
+            sums.full += looked * full
+            sums.downloads += looked * self._pool.saturated
+        sums.chunks += 1
         if self._whole:
-            if self._epoch_time < _TOO_LONG * _SHORT_EPOCH:
+            if self._before + sums.time < _TOO_LONG * _SHORT_EPOCH:
                 return False
             self._whole = False
             return self._begin_anew()
@@ -353,14 +386,14 @@ class TunedRun:
         return sums
 
     def _tick(self, sums: _Sums) -> None:
-        width, waited = self._pool.width, max(1, sums.waited)
+        width, looked = self._pool.width, max(1, sums.looked)
         tick = Tick(
             seconds=sums.time / 1e9,
             waited=sums.waited / 1e9,
             samples=sums.samples,
             shards=min(1.0, sums.awaited / max(1, sums.read)),
-            full=sums.full / waited,
-            downloads=sums.downloads / waited,
+            full=sums.full / looked,
+            downloads=sums.downloads / looked,
             width=width.value,
             most_width=width.most,
             chunk_bytes=self._chunk_bytes,
@@ -377,12 +410,7 @@ class TunedRun:
             return 0.0
         had = max(1, time.thread_time_ns() - self._thread)
         wanted = had + max(0, displaced_time() - self._delayed)
-        return min(1.0, sums.own * wanted / had / max(1, sums.waited))
-
-    @property
-    def _reads_here(self) -> bool:
-        """Whether the consumer's thread reads, and others might."""
-        return not self._idle and not self.threads and not self.processes
+        return min(1.0, sums.own * wanted / had / max(1, sums.looked))
 
     def _apply(self, values: Mapping[Knob, int]) -> None:
         self.threads, self.processes = values[Knob.READ_THREADS], values[Knob.READ_PROCESSES]
@@ -393,7 +421,9 @@ class TunedRun:
         """End the tuning of this iteration. The next iteration continues an unfinished trial, or withdraws it."""
         if not self._tuner.is_latest(self._number):
             return
-        self._tuner.epoch_time, self._tuner.step_samples = self._epoch_time, self.step_samples
+        self._count()
+        self._tuner.epoch_time = self._before + self._sums.time
+        self._tuner.step_samples, self._tuner.chunk_bytes = self.step_samples, self._chunk_bytes
         self._tuner.kept = _Sums()
         if self._whole and self._sums.samples and not self._idle:
             sums = self._gather()
