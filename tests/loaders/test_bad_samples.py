@@ -41,7 +41,7 @@ from stoker.errors import (
 from stoker.partitions import Contiguous, HashBased, RoundRobin
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.reading.good_rows import GoodRowReader
-from stoker.writers import CSVWriter, JSONWriter
+from stoker.writers import CSVWriter, JSONWriter, open_writer
 
 SAMPLES = 700
 BAD = frozenset({0, 1, 5, 119, 120, 121, 122, 300, 350, 699})
@@ -641,6 +641,24 @@ def test_a_local_shard_that_was_cut_loses_the_samples_after_its_end(shards: Path
     assert all(
         f"{size} of {len(whole)} bytes" in line["reason"] or f": {size} bytes" in line["reason"] for line in lines
     )
+
+
+@pytest.mark.parametrize("columnar", [False, True])
+@pytest.mark.parametrize("form", ["arrow", "tar", "tfrecord", "json"])
+def test_no_sample_of_a_shard_that_is_fetched_is_a_bad_one(tmp_path: Path, form: Any, columnar: bool) -> None:
+    # Before it is fetched it is not here, as a local file that was cut is not; once it is, it is whole.
+    with open_writer(form, {"id": "int"}, str(tmp_path / "data"), size_limit=1000) as out:
+        for number in range(200):
+            out.write({"id": number})
+    for where in ("fetched", "here"):
+        dataset = StreamingDataset(
+            remote=(tmp_path / "data").as_uri(),
+            local=tmp_path / "cache",
+            batch_size=10,
+            on_bad_sample=BadSamples(max_bad=0),
+        )
+        items = chain.from_iterable(ids_of(dataset.batches())) if columnar else (int(one["id"]) for one in dataset)
+        assert list(items) == list(range(200)), where
 
 
 def test_a_shard_that_is_missing_or_was_cut_after_opening_is_an_error(shards: Path) -> None:

@@ -154,7 +154,7 @@ class Format(ABC):
         files: Sequence[Buffer],
         *,
         where: str,
-        options: ReadOptions = ReadOptions(),  # noqa: ARG002
+        options: ReadOptions = ReadOptions(),
     ) -> ShardReader:
         """Open a shard of which a file ends too early: rows before that are read, the others are a ``CorruptDataError``.
 
@@ -163,10 +163,13 @@ class Format(ABC):
         Raises:
             CorruptDataError: no row can be read; says how long the file is.
         """
-        file, data = next(one for one in zip(info.raw, files, strict=True) if len(one[1]) != one[0].bytes)
-        raise CorruptDataError(
-            f"{where}: {file.basename} has {len(data)} bytes, the index says {file.bytes}: copy it or write the dataset again"
-        )
+        for file, data in zip(info.raw, files, strict=True):
+            if len(data) != file.bytes:
+                raise CorruptDataError(
+                    f"{where}: {file.basename} has {len(data)} bytes, the index says {file.bytes}: copy it or write the "
+                    "dataset again"
+                )
+        return self.open(info, files, where=where, options=options)  # somebody has completed it just now
 
     def read_many(self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """Decode samples of several open shards of one layout, in the order given. Default: shard by shard.

@@ -57,8 +57,8 @@ def load_shard(
     begun, work = (time.perf_counter(), time.thread_time()) if far else (0.0, 0.0)
     for attempt in (2,) if repeated else (1, 2):
         files = cache.open(info)
-        cut = files is None and reads_cut
-        if cut:
+        may_be_cut = files is None and reads_cut
+        if may_be_cut:
             files = cache.open_cut(info)
         fetched = files is None
         if files is None:
@@ -75,7 +75,7 @@ def load_shard(
                 for file in files:
                     if isinstance(file, MappedFile):
                         file.await_headers(first=form.single)
-            opened = open_files(form, info, files, where, options, cut=cut)
+            opened = open_files(form, info, files, where, options, cut=may_be_cut and not fetched)
             if not demanded:
                 form.read_ahead(opened)
             took = (time.perf_counter() - begun, time.thread_time() - work) if fetched and far else (0.0, 0.0)
