@@ -53,8 +53,9 @@ class Written:
         return sum(shard["zip_data"]["bytes"] for shard in self.shards)
 
     def fetched(self, cache: Path) -> Fetched:
-        """The shards in the cache of a job that began with an empty one."""
-        there = [shard for shard in self.shards if (cache / shard["raw_data"]["basename"]).exists()]
+        """The shards in the cache of a job that began with an empty one: in its folder for this dataset."""
+        names = {file.name for file in cache.glob("*/*.mds")}
+        there = [shard for shard in self.shards if shard["raw_data"]["basename"] in names]
         moved = sum(shard["zip_data"]["bytes"] for shard in there)
         return Fetched(len(there), moved, sum(shard["raw_data"]["bytes"] for shard in there))
 

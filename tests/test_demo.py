@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,6 +107,12 @@ def test_it_says_what_it_proved_and_measured(demo: Finished) -> None:
     for words in ("every sample came exactly once", "a single process sees", "samples/s", "MB/s", "All checks passed"):
         assert words in demo.printed
     assert "✗" not in demo.printed
+    shards = len(index_of(demo.out))
+    for processes in (2, 3):
+        told = re.search(rf"fetched by {processes} processes +(\d+) of {shards} shards: ([\d.]+) MB down", demo.printed)
+        assert told is not None
+        assert 0 < int(told[1]) <= shards
+        assert float(told[2]) > 0
 
 
 def test_it_draws_the_shuffle(demo: Finished) -> None:

@@ -50,7 +50,7 @@ _INHERITED: Final = ("download_retry", "download_timeout", "validate_hash", "kee
 MOVED: Final[Mapping[str, str]] = {
     "source": "it is called remote=, and may be the first argument without a name",
     "filters": 'it is a setting of the format: format="parquet", format_options={"filters": ...}',
-    "on_bad_files": 'it is a setting of the format: format="parquet", format_options={"on_bad_files": "skip"}',
+    "on_bad_files": 'it is a setting of the format: format_options={"on_bad_files": "skip"}',
 }
 """Arguments that users know by other names, with their names here."""
 

@@ -191,7 +191,7 @@ def test_bad_files_are_an_error_or_left_out_and_listed(name: str, tmp_path: Path
     fill(into(tmp_path), name)
     suffix = FILES[name][0]
     (tmp_path / f"bad{suffix}").write_bytes(b"\x00 not a file of this format")
-    with pytest.raises(FormatError, match=rf'bad\{suffix}.*on_bad_files="skip"'):
+    with pytest.raises(FormatError, match=rf'bad\{suffix}.*"on_bad_files": "skip"'):
         open_unindexed(tmp_path, name)
     for _ in range(2):
         place = open_unindexed(tmp_path, name, options={"on_bad_files": "skip"})

@@ -261,7 +261,7 @@ def test_bad_files_are_an_error_or_counted_and_listed(tmp_path: Path, caplog: py
     (tmp_path / "c.parquet").write_bytes(b"id,text\n" * 10)
     whole = write(tmp_path / "d.parquet").read_bytes()
     (tmp_path / "d.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(FormatError, match=r"[bcd]\.parquet: .*on_bad_files=\"skip\""):
+    with pytest.raises(FormatError, match=r"[bcd]\.parquet: .*\"on_bad_files\": \"skip\""):
         open_parquet(tmp_path)
     with caplog.at_level(logging.WARNING):
         place = open_parquet(tmp_path, on_bad_files="skip")

@@ -218,7 +218,7 @@ def test_json_of_any_shape(tmp_path: Path) -> None:
         ("json", '{\n  "x": 1\n}', {}, r"a\.json: sample 0 is not JSON: an object over several lines"),
         ("json", "{", {}, r"a\.json: sample 0 is not JSON"),
         ("csv", "a,a\n1,2", {}, "two columns are called 'a'"),
-        ("csv", "a,b\n1", {}, "sample 0 has 1 values for 2 columns"),
+        ("csv", "a,b\n1", {}, "sample 0 has 1 value for 2 columns"),
         ("csv", 'a\n"x"y', {}, "line 1: a quote"),
         ("csv", 'a\n"x', {}, r"line 1: a quote .* is missing.*format_options=\{\"quote\": \"\"\}"),
         ("csv", "a\n" + "x\n" * 2000 + '"x', {}, r"a\.csv: a quote .* is not closed"),

@@ -139,7 +139,8 @@ class HeaderReader:
             if skip_bad:
                 return BadFile(file.key, problem)
             raise type(error)(
-                f'{_named(problem, where)}. Mend or remove the file, or leave it out with on_bad_files="skip"'
+                f"{_named(problem, where)}. Mend or remove the file, or leave it out with "
+                'format_options={"on_bad_files": "skip"}'
             ) from error
         except ConfigError as error:
             raise ConfigError(_named(str(error), where)) from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from stoker.display import unknown_name
+from stoker.display import counted, unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
@@ -157,7 +157,9 @@ def _kinds(names: list[str], rows: list[list[str]], chosen: Any, where: str) -> 
         )
     for number, row in enumerate(rows):
         if len(row) != len(names):
-            raise CorruptDataError(f"{where}: sample {number} has {len(row)} values for {len(names)} columns")
+            raise CorruptDataError(
+                f"{where}: sample {number} has {counted(len(row), 'value')} for {len(names)} columns"
+            )
     if not isinstance(chosen, Mapping):
         raise ConfigError(
             f"format_options columns={chosen!r}: where the first line has the names, these are types by name, such as "
