@@ -10,7 +10,7 @@ from stoker.arguments.other_libraries import OtherLibraries
 from stoker.formats.base import ShardInfo
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.by_id import SamplesById
-from stoker.loaders.dataset_methods.over_dataset import of_dataset
+from stoker.loaders.dataset_methods.over_dataset import remedy_of_dataset
 from stoker.loaders.pickled import PickledByVersion
 
 __all__ = ["LocalDataset"]
@@ -46,7 +46,7 @@ class LocalDataset(SamplesById, PickledByVersion, OtherLibraries):
 
     def meant_by(self, name: str) -> str:
         """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
-        found = of_dataset(name)
+        found = remedy_of_dataset(name)
         return found and f"it is of a StreamingDataset, which reads the same directory: {found}"
 
     @property

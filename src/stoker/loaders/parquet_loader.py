@@ -22,7 +22,7 @@ from stoker.concurrency.spans.recorder import Stage, WaitClock, span
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
-from stoker.loaders.dataset_methods.over_dataset import of_dataset
+from stoker.loaders.dataset_methods.over_dataset import remedy_of_dataset
 from stoker.loaders.epoch_by_files import EpochByFiles, FilesProgress
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
@@ -196,7 +196,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
 
     def meant_by(self, name: str) -> str:
         """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
-        found = of_dataset(name)
+        found = remedy_of_dataset(name)
         return TOKEN_METHODS.get(name) or (
             found and f"make an LMStream of a StreamingDataset, whose samples are documents; of the dataset: {found}"
         )

@@ -10,13 +10,13 @@ from stoker.loaders.dataset_methods.by_id import SamplesById
 from stoker.loaders.dataset_methods.states import DatasetStates
 from stoker.reading.step_methods import StepMethods
 
-__all__ = ["OverDataset", "of_dataset"]
+__all__ = ["OverDataset", "remedy_of_dataset"]
 
 
-def of_dataset(name: str) -> str:
+def remedy_of_dataset(name: str) -> str:
     """The remedy for a name that is of a dataset, or of another library's; empty where it is neither.
 
-    >>> of_dataset("map_batches"), of_dataset("shuffle")
+    >>> remedy_of_dataset("map_batches"), remedy_of_dataset("shuffle")
     ('use batch_map()', 'give shuffle=True, shuffle_seed= to the constructor')
     """
     if name in METHODS or name == "shuffle":
@@ -38,5 +38,5 @@ class OverDataset(OtherLibraries):
         """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
         if name in STATES:
             return STATES[name]
-        found = of_dataset(name)
+        found = remedy_of_dataset(name)
         return found and f"it is of the StreamingDataset that the {type(self).__name__} is made of: {found}"
