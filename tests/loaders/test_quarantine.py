@@ -222,6 +222,9 @@ def test_steps_are_no_subset(data: Path) -> None:
     wrong: Any = SkipSteps(1, 3, epoch=0, global_batch=8)
     with pytest.raises(ConfigError, match=r"quarantine=\[SkipSteps"):
         opened(data, subset=wrong)
+    ids: Any = range(10)
+    with pytest.raises(ConfigError, match=r"ids KeepIds\(\[1, 2\]\)"):
+        opened(data, subset=ids)
 
 
 def test_lines_hold_from_the_next_epoch_or_resume_on(data: Path, file: Path) -> None:
@@ -331,6 +334,8 @@ def test_a_line_may_say_where_the_sample_lies(data: Path, file: Path) -> None:
 def test_half_a_line_and_no_file_are_errors(data: Path, file: Path) -> None:
     with pytest.raises(ConfigError, match="Make an empty file"):
         opened(data, quarantine=file.parent / "none")
+    with pytest.raises(ConfigError, match="give the path of a file, as each machine has it"):
+        opened(data, quarantine="s3://bucket/quarantine")
     with pytest.raises(ConfigError, match=r"not a file but a directory\. Check the path\.?$"):
         opened(data, quarantine=file.parent)
     file.write_text("1\n2")

@@ -156,8 +156,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
     @checked(
         remote="for several streams write streams=[Stream(...), ...]",
         streams="give Stream(...) objects in a list, or remote= alone for a single source",
-        subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name); steps "
-        "are left out by quarantine=[SkipSteps(...)]",
+        subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name), ids "
+        "KeepIds([1, 2]); steps are left out by quarantine=[SkipSteps(...)]",
         quarantine="such as [SkipSteps(340, 343, epoch=0, global_batch=512), SkipIds([17])], or the path of a file",
         partition="such as RoundRobin(); Adaptive is for a StreamingShardLoader",
         world="such as World(rank=0, world_size=2)",

@@ -124,6 +124,10 @@ class Quarantine:
         self._path: Path | None = None
         self._fixed: list[bytes] = []
         if isinstance(source, str | os.PathLike):
+            if "://" in os.fspath(source):
+                raise ConfigError(
+                    f"quarantine={str(source)!r}: give the path of a file, as each machine has it, and no URL"
+                )
             self._path = Path(os.path.abspath(os.path.expanduser(os.fspath(source))))
             self.told = f"quarantine={str(self._path)!r}"
         else:
