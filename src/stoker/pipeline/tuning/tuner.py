@@ -41,7 +41,7 @@ _LOOKED_AT: Final = 64
 """Of so many steps of reading that are looked at, and of each tick's, the first is looked at for its bytes."""
 
 _SHORT_STEP: Final = 250_000
-_LOOK: Final = 1_000_000
+_LOOK: Final = 2_000_000
 """Nanoseconds of a step below which the next ones are only counted, until so many have passed. While the tuner rests, all
 are until the end of a tick."""
 
