@@ -239,7 +239,8 @@ def test_the_time_of_samples_made_in_one_go_is_known_as_a_whole(tmp_path: Path) 
         assert found.spans["amount"][found.spans["stage"] == stage].sum() == 3000
     lengths = found.spans["end"] - found.spans["begin"]
     assert (lengths >= 0).all()
-    assert 30e6 <= lengths.sum() <= took
+    # Waits for a processor, which a busy machine has, lie inside of these.
+    assert 30e6 <= lengths[np.isin(found.spans["stage"], (Stage.DECODE, Stage.TRANSFORM))].sum() <= took
     running.close()
 
 
