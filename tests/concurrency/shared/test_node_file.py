@@ -52,6 +52,27 @@ def test_the_file_outlives_its_maker_and_the_name_does_not(name: str) -> None:
     assert not sockets(name)
 
 
+def _tell_first_byte(name: str, told: Any) -> None:
+    told.send(NodeFile(name, 100).read(0, 1))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_has_the_file_of_the_one_that_started_it_whoever_has_the_name_by_then(name: str, method: Any) -> None:
+    """As another job made it, which has ended: the workers of a loader share with their main process."""
+    other, mine = NodeFile(name, 100), NodeFile(name, 100)
+    mine.write(0, b"a")
+    del other  # nobody listens any more
+    context: Any = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_tell_first_byte, args=(name, theirs))
+    child.start()
+    theirs.close()
+    assert ours.recv() == b"a"
+    child.join()
+    assert child.exitcode == 0
+
+
 def test_who_has_the_file_of_a_maker_that_is_gone_can_offer_it(name: str) -> None:
     """So that those who come later share with those who are there."""
     first, second = NodeFile(name, 100), NodeFile(name, 100)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import multiprocessing
 import os
 import socket
 import struct
@@ -33,6 +34,7 @@ class NodeFile:
     """The file of a name, made if no process has it.
 
     Where the process that others ask ends, those that have the file keep it, and the next to :meth:`offer` it is asked.
+    Processes of :mod:`multiprocessing` take the file of the process that started them, whoever is asked by then.
 
     Args:
         name: of the file; processes of one user and one PID namespace find each other by it.
@@ -48,7 +50,9 @@ class NodeFile:
         self._listening: socket.socket | None = None
         self._file: int | None = None
         for _ in range(_TRIES):
-            self._file = self._make(size)
+            self._file = _of_parent(name)
+            if self._file is None:
+                self._file = self._make(size)
             if self._file is None:
                 self._file = _find(name, self._address)
             if self._file is not None:
@@ -201,6 +205,21 @@ def _find(name: str, address: str) -> int | None:
     process, user, _ = _CREDENTIALS.unpack(found)
     if user != os.geteuid() or not process:
         raise StokerError(f"the Unix socket @{address[1:]} is that of another user or container")
+    return _file_among_those_of(process, name)
+
+
+def _of_parent(name: str) -> int | None:
+    """The file of the process that started this one by :mod:`multiprocessing`; ``None`` where it has none."""
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None:
+        return None
+    try:
+        return _file_among_those_of(parent.pid, name)
+    except OSError:  # it may not be looked at, or the limit of descriptors is met, which the next try tells
+        return None
+
+
+def _file_among_those_of(process: int, name: str) -> int | None:
     try:
         numbers = os.listdir(f"/proc/{process}/fd")
     except FileNotFoundError:
