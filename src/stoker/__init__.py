@@ -65,7 +65,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.lazy_names import lazy_names
+from stoker.lazy import lazy_names
 from stoker.version import __version__
 
 if TYPE_CHECKING:

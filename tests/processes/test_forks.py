@@ -29,9 +29,9 @@ from stoker import (
     StreamingParquetLoader,
     StreamingShardLoader,
 )
-from stoker.cached import cached_property
 from stoker.concurrency import forks
 from stoker.errors import StokerError
+from stoker.lazy import cached_property
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig
 from stoker.writing.parquet_writer import ParquetWriter
 from support import make_dataset, run_script

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
-from stoker.cached import cached_property
 from stoker.display import with_article
 from stoker.errors import ConfigError
+from stoker.lazy import cached_property
 
 __all__ = [
     "METHODS",
@@ -70,7 +70,7 @@ OTHER_ARGUMENTS: Final[Mapping[str, str]] = {
 """Names that other libraries give to arguments, and the argument to write here."""
 
 SHUFFLE: Final = "give shuffle=True, shuffle_seed= to the constructor"
-"""What to write instead of ``shuffle()``, which of a dataset is a property."""
+"""The remedy for a call of ``shuffle()``: a dataset has a property of that name."""
 
 _MAP: Final = "use map()"
 _SELECT: Final = "use select(), or give columns= to the constructor"
@@ -214,7 +214,7 @@ TOKEN_ARGUMENTS: Final[Mapping[str, str]] = {
 
 
 class OtherLibraries:
-    """Base of a public class, of which programs that were written for other libraries may ask for what it has not."""
+    """Base of a public class: a missing attribute that other libraries have is an ``AttributeError`` with the remedy."""
 
     __slots__ = ()
 
@@ -222,7 +222,7 @@ class OtherLibraries:
         "give streams=[Stream(...), ...] to one StreamingDataset, which mixes them in one order; for one after the other, "
         "give it the files in a list, or make one index by merge_index()"
     )
-    """What to write instead of ``+``."""
+    """The remedy that the error of ``+`` names."""
 
     if not TYPE_CHECKING:
 

@@ -129,9 +129,9 @@ def _importing() -> dict[str, int]:
 
 
 def _import_anew() -> None:
-    """In a child: have modules that threads of the parent were importing imported by whoever needs them.
+    """In a child: remove the modules that threads of the parent had imported in part, so that the next import begins anew.
 
-    One that was waited for in vain stays as far as it has come: it may be a program, which must not run a second time.
+    A module that the fork waited for in vain stays as it is: it may be a program, which must not run a second time.
     """
     me = threading.get_ident()
     importing = _importing()

@@ -224,7 +224,7 @@ IN_READ_OPTIONS: Final[Mapping[str, str]] = {
     for option in fields(ReadOptions)
     if option.init and option.name != "allow_unsafe_types"
 }
-"""What to write instead of an argument of a loader that is one of its :class:`ReadOptions`."""
+"""The remedy for each option of :class:`ReadOptions` that is given to a loader as an argument, by its name."""
 
 
 class ShardReader(Protocol):

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cached import cached_property
 from stoker.generation.columns import Column
 from stoker.generation.noise import noise_of
 from stoker.generation.segments import Finish, StreamBytes
 from stoker.generation.spec import DatasetSpec
 from stoker.generation.streams import ByteStream, noise_stream, text_stream, token_stream
+from stoker.lazy import cached_property
 from stoker.types import Ids
 
 # Numbers of a file's streams. What is drawn for values of the n-th column comes from stream _DRAWN + n.

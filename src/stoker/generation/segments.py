@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cached import cached_property
 from stoker.generation.streams import ByteStream, change_bits
+from stoker.lazy import cached_property
 
 CHUNK: Final = 1 << 20
 """Bytes that are handed on at a time. They stay in the processor's cache from where they are made to the call that writes."""

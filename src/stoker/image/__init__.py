@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.lazy_names import lazy_names
+from stoker.lazy import lazy_names
 
 if TYPE_CHECKING:
     from stoker.image.ops import ColorJitter, Normalize, mixup, to_tensor

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.cached import cached_property
 from stoker.digests import blake2b
 from stoker.errors import IndexFileError
 from stoker.formats.base import FileInfo, ShardInfo
@@ -19,6 +18,7 @@ from stoker.formats.litdata.index import Sizes
 from stoker.index.columnar_shards import FEW, ColumnarShards, LazyShards, different_kinds, sample_counts, to_columnar
 from stoker.index.parse_index import parse_index
 from stoker.index.regular_entries import read_regular_entries
+from stoker.lazy import cached_property
 from stoker.types import Ids
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.cached import cached_property
 from stoker.concurrency.shared.arrays import pack_arrays, unpack_arrays
 from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.errors import StokerError
@@ -22,6 +21,7 @@ from stoker.formats.common.entries import entry_of
 from stoker.index.columnar_shards import ColumnarShards, kind_of
 from stoker.index.index import Index
 from stoker.index.parse_index import parse_entries
+from stoker.lazy import cached_property
 from stoker.storage.files.mounts import UNREADABLE, share_file
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.arguments import checked
-from stoker.cached import cached_property
 from stoker.cluster import World
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
+from stoker.lazy import cached_property
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.protocol import CloseOnExit

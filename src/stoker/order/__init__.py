@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stoker.lazy_names import lazy_names
+from stoker.lazy import lazy_names
 
 if TYPE_CHECKING:
     from stoker.order.global_batches import BatchPlan, Remainder

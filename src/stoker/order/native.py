@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cached import cached_property
 from stoker.errors import ConfigError
 from stoker.integers import mix
+from stoker.lazy import cached_property
 from stoker.order.global_batches import BatchPlan, DevicePlan
 from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.mixing import Mixing

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from stoker.cached import cached_property
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.datasets_package import named_epoch
@@ -25,6 +24,7 @@ from stoker.formats.mds.encodings.images import load_at_once
 from stoker.formats.mds.encodings.registry import others_registered
 from stoker.formats.registry import get_format, is_own
 from stoker.index.concat_index import ConcatIndex
+from stoker.lazy import cached_property
 from stoker.order.capabilities import shards_at_once
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stoker.lazy_names import lazy_names
+from stoker.lazy import lazy_names
 
 if TYPE_CHECKING:
     from stoker.tokens.batch import LMBatch

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cached import cached_property
 from stoker.errors import ConfigError, import_option
+from stoker.lazy import cached_property
 from stoker.tokens.settings import LabelKind
 from stoker.types import Array, Ids
 

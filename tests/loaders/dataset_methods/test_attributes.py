@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from stoker import LocalDataset, MDSWriter, Schedule, Stream, StreamingDataset
-from stoker.cached import cached_property
 from stoker.errors import ConfigError, DestinationExistsError, FormatError, IndexFileError
+from stoker.lazy import cached_property
 from stoker.streams.registry import streams_registry
 from stoker.util import bytes_to_int, clean_stale_shared_memory, get_list_arg, merge_index, number_abbrev_to_int
 

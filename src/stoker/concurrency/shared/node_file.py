@@ -34,7 +34,7 @@ class NodeFile:
     """The file of a name, made if no process has it.
 
     Where the process that others ask ends, those that have the file keep it, and the next to :meth:`offer` it is asked.
-    Processes of :mod:`multiprocessing` take the file of the process that started them, whoever is asked by then.
+    A process that :mod:`multiprocessing` started takes the file of its parent, even where another process listens by then.
 
     Args:
         name: of the file; processes of one user and one PID namespace find each other by it.

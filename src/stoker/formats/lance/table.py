@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from stoker.cached import cached_property
 from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import FormatError
 from stoker.formats.lance.connection import LanceConnection, LanceFacts
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.pages.values import ColumnValues, as_values
+from stoker.lazy import cached_property
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.fork_proxy.proxy import RemoteObject
 from stoker.types import Ids

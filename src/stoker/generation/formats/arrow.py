@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cached import cached_property
 from stoker.errors import FormatError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.generation.columns import Column
@@ -20,6 +19,7 @@ from stoker.generation.formats.base import GeneratedLayout
 from stoker.generation.ragged import column_cells
 from stoker.generation.segments import Segment, gather
 from stoker.generation.spec import DatasetSpec
+from stoker.lazy import cached_property
 
 _BATCH: Final = 16 << 20
 _START: Final = b"ARROW1\0\0"

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from stoker.cached import cached_property
 from stoker.errors import ConfigError
 from stoker.formats.common.checks import MAX_OFFSET
 from stoker.formats.mds.encoder import MDSEncoder
@@ -18,6 +17,7 @@ from stoker.generation.formats.base import GeneratedLayout
 from stoker.generation.ragged import cells, one_value, sizes
 from stoker.generation.segments import Segment, rows_of
 from stoker.generation.spec import DatasetSpec
+from stoker.lazy import cached_property
 from stoker.types import Ids
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stoker.cached import cached_property
 from stoker.errors import ConfigError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer import thrift_writer as compact
@@ -37,6 +36,7 @@ from stoker.generation.formats.parquet_pages import (
 from stoker.generation.ragged import BATCH, column_sizes
 from stoker.generation.segments import Segment, gather
 from stoker.generation.spec import DatasetSpec
+from stoker.lazy import cached_property
 
 _ROW_GROUP: Final = 64 << 20
 _MOST_PAGE: Final = (1 << 31) - (1 << 16)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.arguments import checked
-from stoker.cached import cached_property
 from stoker.cluster import World
 from stoker.errors import ConfigError
 from stoker.formats.unstacked import as_batch
+from stoker.lazy import cached_property
 from stoker.loaders.trainers.consumers import fetches_by_id
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.epoch_reader import EpochReader

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stoker.cached import cached_property
 from stoker.errors import ConfigError
 from stoker.integers import mix
+from stoker.lazy import cached_property
 from stoker.order.mixture.weights import Mixture
 from stoker.order.selection.selection import Everything, Sampled, Selection
 from stoker.order.settings import NativeSettings, StreamSource

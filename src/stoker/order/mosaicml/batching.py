@@ -26,8 +26,8 @@ from typing import Final
 
 import numpy as np
 
-from stoker.cached import cached_property
 from stoker.errors import ConfigError
+from stoker.lazy import cached_property
 from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml.partition import MosaicmlPartition
 from stoker.types import Ids

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cached import cached_property
 from stoker.integers import U32, mix, mix_arrays
+from stoker.lazy import cached_property
 from stoker.order.shuffle.bijection import Domain, split_keys, word_of
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.order.shuffle.shuffle_pass import PassBlocks, PassTables, ShardOrderPass

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.cached import cached_property
 from stoker.errors import ConfigError, SampleError
+from stoker.lazy import cached_property
 from stoker.pipeline.joins.chunk_stage import ChunkStage, Together
 from stoker.pipeline.joins.joined_reader import missing_error, taken
 from stoker.pipeline.joins.other_dataset import OtherReader

@@ -34,7 +34,7 @@ BottleneckKind: TypeAlias = Literal[
     "hand-over",
     "listing",
 ]
-"""What there may be too little of. ``"hand-over"``: passing batches between processes, and Python between spans."""
+"""What can limit the speed of a run. ``"hand-over"``: the passing of batches between processes, and Python between spans."""
 
 LITTLE: Final = 0.1
 """A consumer that waits for less than this part of its time is the bottleneck itself."""

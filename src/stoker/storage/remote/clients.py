@@ -11,8 +11,8 @@ from dataclasses import astuple
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stoker.cached import cached_property
 from stoker.errors import ConfigError
+from stoker.lazy import cached_property
 from stoker.storage.fork_proxy import fork
 from stoker.storage.remote.faults import classify, is_panic
 from stoker.storage.remote.libraries import fetch_by

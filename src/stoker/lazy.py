@@ -1,9 +1,13 @@
-"""Attributes that are computed once, when they are first asked for."""
+"""Names of a package that are imported, and attributes that are computed, when they are first asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, Generic, Self, TypeVar, overload
+
+__all__ = ["cached_property", "lazy_names"]
 
 _T = TypeVar("_T")
 
@@ -33,3 +37,21 @@ class cached_property(Generic[_T]):  # noqa: N801 - as the one of functools
             return self
         value: _T = one.__dict__.setdefault(self._name, self._compute(one))
         return value
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package whose names are in other modules.
+
+    Args:
+        package: name of the package.
+        modules: of each name, the module that it is imported from.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
