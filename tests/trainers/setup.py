@@ -82,6 +82,8 @@ ALSO: Final[dict[str, tuple[str, ...]]] = {
 }
 """Tests of other folders that need an environment's packages, and are skipped elsewhere."""
 _STAMP: Final = "stoker-pins.json"
+_SHOWN: Final = 8000
+"""Characters of what a failed command said that are printed again at the end."""
 
 
 def python_of(name: str) -> Path:
@@ -125,26 +127,29 @@ def make(name: str) -> None:
 def test(names: list[str]) -> int:
     """Run the tests of each environment by one command, two at once, then the table; returns how many commands failed."""
     with ThreadPoolExecutor(2) as threads:
-        failed = sum(threads.map(_test_one, names))
+        failed = [said for one in threads.map(_test_one, names) for said in one]
     command = [sys.executable, str(HERE / "table.py"), "--check", *names]
     print("+", *command, flush=True)
-    return failed + (subprocess.run(command, cwd=ROOT, check=False).returncode != 0)
+    wrong = subprocess.run(command, cwd=ROOT, check=False).returncode != 0
+    for said in failed:  # again, where whoever sees only the end finds it
+        print(said[-_SHOWN:], flush=True)
+    return len(failed) + wrong
 
 
-def _test_one(name: str) -> bool:
-    """Run the tests of one environment, and print what they said; whether they failed."""
+def _test_one(name: str) -> list[str]:
+    """Run the tests of one environment, and print what they said; returns what those said that failed."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # see make()
     env["PYTHONUNBUFFERED"] = "1"  # what a process said that was killed, or that Ray has ended, is printed, too
-    failed = False
+    failed = []
     for tests in filter(None, ([str(HERE / name)], ALSO.get(name))):
         command = [str(python_of(name)), "-m", "pytest", *tests]
         done = subprocess.run(
             command, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
         )
-        print("+ " + " ".join(command) + "\n" + done.stdout, flush=True)
+        said = f"+ {' '.join(command)}\n{done.stdout}{name}: exit status {done.returncode}"
+        print(said, flush=True)
         if done.returncode:
-            print(f"{name}: exit status {done.returncode}", flush=True)
-            failed = True
+            failed.append(said)
     return failed
 
 
