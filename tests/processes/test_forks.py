@@ -532,6 +532,38 @@ def test_a_child_ends_while_a_thread_of_its_parent_has_an_hdf5_file_open() -> No
     assert run_script(["-c", _HDF5_OPEN_IN_PARENT]) == [0]
 
 
+_FORK_WHILE_HDF5_IS_READ = """
+import io, json, os, sys, threading, time
+from stoker.formats.hdf5.skeleton import hdf5_file, load_h5py
+h5py, data = load_h5py(), io.BytesIO()
+with h5py.File(data, "w") as file:
+    file["x"] = [1, 2]
+closed, opened, init = [], threading.Event(), h5py.Group.__init__
+def slow(self, *args):
+    opened.set()
+    time.sleep(0.3)  # the file is open, and HDF5 still has the properties with which it was opened
+    init(self, *args)
+h5py.Group.__init__ = slow
+def use():
+    with hdf5_file(data) as file:
+        file["x"][:]
+        closed.append(False)
+    closed[0] = True
+thread = threading.Thread(target=use)
+thread.start()
+opened.wait()
+pid = os.fork()
+if not pid:
+    sys.exit(0 if closed else 3)
+print(json.dumps(os.waitpid(pid, 0)[1]))
+thread.join()
+"""
+
+
+def test_a_fork_waits_until_no_hdf5_file_is_read_by_python() -> None:
+    assert run_script(["-c", _FORK_WHILE_HDF5_IS_READ]) == [0]
+
+
 def test_a_child_logs_while_a_thread_of_its_parent_writes_a_line(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     stream = os.fdopen(theirs, "w")

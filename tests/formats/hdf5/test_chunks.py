@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from packed_cases import opened
 from stoker.errors import CorruptDataError, UnsafeDataError
 from stoker.formats.base import ReadOptions
-from stoker.formats.hdf5.chunks import read_chunks
+from stoker.formats.hdf5.chunks import find_chunks
 
 FILTERS = st.fixed_dictionaries(
     {},
@@ -49,7 +49,9 @@ def test_values_are_those_that_h5py_reads(data: st.DataObject, how: dict[str, An
     whole = out.getvalue()
     assert np.array_equal(opened(whole, "hdf5").array("x"), values_of(whole))
     with h5py.File(io.BytesIO(whole)) as file:
-        expected, found = file["x"][()], read_chunks(h5py, file["x"], whole, "here", trusted=False)
+        expected, described = file["x"][()], find_chunks(h5py, file["x"], whole, "here", trusted=False)
+    assert described is not None
+    found = described.decode()
     assert (found is not None) == (dtype.kind in "biufc")  # the rest is left to h5py
     if found is not None:
         assert found.dtype == expected.dtype

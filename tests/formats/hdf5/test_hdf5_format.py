@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import pytest
 
 from packed_cases import opened
 from stoker import StreamingDataset
-from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.errors import ConfigError, CorruptDataError, FormatError, StorageError
 from stoker.formats.base import ReadOptions
+from stoker.formats.common.byte_source import ByteSource, MappedSource
+from stoker.formats.hdf5.reader import HDF5Format
 from stoker.writing.shard_formats import HDF5Writer
 
 h5py = pytest.importorskip("h5py")
@@ -131,6 +135,64 @@ def test_a_dataset_that_claims_to_be_huge_is_refused() -> None:
     data = file_of(lambda file: file.create_dataset("x", (1 << 22, 1000), "f8", chunks=(1000, 100)))
     with pytest.raises(CorruptDataError, match="claim"):
         opened(data, "hdf5").read(np.arange(3))
+
+
+class _Far:
+    """A file that is read from elsewhere, and what is to be done at each read."""
+
+    def __init__(self, data: bytes, reads: Callable[[int], None]) -> None:
+        self.where = "there"
+        self.size = len(data)
+        self._data, self._reads = data, reads
+
+    def read(self, start: int, end: int) -> bytes:
+        self._reads(start)
+        return self._data[start:end]
+
+
+def _scattered() -> bytes:
+    """A file whose headers lie in more places than are read beforehand."""
+
+    def fill(file: Any) -> None:
+        for number in range(20):
+            file[f"x{number:02}"] = np.zeros(20_000)
+
+    return file_of(fill)
+
+
+def test_headers_of_a_far_file_are_those_of_a_near_one() -> None:
+    data, starts = _scattered(), list[int]()
+    far: ByteSource = _Far(data, starts.append)
+    assert HDF5Format().inspect_header(far, {}) == HDF5Format().inspect_header(MappedSource(data, "here"), {})
+    assert len(starts) < 50
+
+
+def test_other_threads_use_hdf5_while_one_waits_for_a_store() -> None:
+    used: list[bool] = []
+
+    def open_another() -> None:
+        file_of(lambda file: file.update({"x": ROWS}))
+
+    def use(start: int) -> None:
+        thread = threading.Thread(target=open_another, daemon=True)
+        thread.start()
+        thread.join(10)
+        used.append(not thread.is_alive())
+
+    facts = HDF5Format().inspect_header(_Far(file_of(lambda file: file.update({"x": ROWS})), use), {})
+    assert facts.samples == len(ROWS)
+    assert used
+    assert all(used)
+
+
+@pytest.mark.parametrize("most", [0, 200_000, 2_900_000])
+def test_what_a_store_fails_with_is_told(most: int) -> None:
+    def fail(start: int) -> None:
+        if start >= most:
+            raise StorageError("the store is gone")
+
+    with pytest.raises(StorageError, match="the store is gone"):
+        HDF5Format().inspect_header(_Far(_scattered(), fail), {})
 
 
 def test_who_keeps_the_error_of_a_damaged_file_ends_well(tmp_path: Path) -> None:

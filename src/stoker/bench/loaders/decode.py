@@ -109,10 +109,10 @@ def _image(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamp
 
 
 def _hdf5(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:
-    import h5py
+    from stoker.formats.hdf5.skeleton import hdf5_file
 
     arrays: dict[str, Array] = {}
-    with h5py.File(io.BytesIO(data), "r") as file:
+    with hdf5_file(io.BytesIO(data)) as file:
         for name in file:
             if columns is None or name in columns:
                 arrays[name] = file[name][()]

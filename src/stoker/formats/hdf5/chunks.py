@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, Literal
 
@@ -28,8 +29,54 @@ _CHECKSUM: Final = 4
 _ORDERS: Final[tuple[Literal["little", "big"], ...]] = ("little", "big")
 
 
-def read_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, trusted: bool) -> Array | None:
-    """All values of a chunked dataset.
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The chunks of a dataset, found in its file: what decodes them needs HDF5 no more.
+
+    Attributes:
+        where: names the dataset in errors.
+        shape: of the dataset.
+        chunk: of a chunk.
+        dtype: of its values; ``None`` where they are not in the file as in memory, so that h5py has to read them.
+        fill: what values are of which there is no chunk.
+        width: bytes of a value.
+        parts: of each chunk where it begins, its filters and its bytes as they are stored.
+    """
+
+    where: str
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    dtype: np.dtype[Any] | None
+    fill: Any
+    width: int
+    parts: list[tuple[tuple[int, ...], list[int], Any]]
+
+    def decode(self) -> Array | None:
+        """The values, of the dataset's shape. ``None`` where h5py has to read them, and can: the chunks are whole.
+
+        Raises:
+            CorruptDataError: a chunk has not its checksum, or does not unpack to its size.
+        """
+        values: Array | None = None
+        if self.dtype is not None:
+            values = np.zeros(self.shape, self.dtype)
+            if self.fill is not None:
+                values[...] = self.fill
+        size = math.prod(self.chunk) * self.width
+        for low, filters, stored in self.parts:
+            try:
+                raw = _unfiltered(stored, filters, self.width, size)
+            except (ValueError, zlib.error) as error:
+                raise CorruptDataError(f"{self.where} does not decode: the chunk at {low}: {error}") from None
+            if values is not None:
+                inside = values[tuple(slice(at, at + step) for at, step in zip(low, self.chunk, strict=True))]
+                part = tuple(slice(0, extent) for extent in inside.shape)
+                inside[...] = np.frombuffer(raw, values.dtype).reshape(self.chunk)[part]
+        return values
+
+
+def find_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, trusted: bool) -> Chunks | None:
+    """The chunks of a dataset, checked against its file.
 
     Args:
         h5py: the library.
@@ -39,10 +86,10 @@ def read_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, tru
         trusted: let libhdf5 decode what only it can, though it trusts the file.
 
     Returns:
-        An array of the dataset's dtype and shape; ``None`` where h5py has to read it, and can.
+        The chunks; ``None`` where h5py has to read the dataset, and may.
 
     Raises:
-        CorruptDataError: a chunk leaves the file, has not its checksum, or does not unpack to its size.
+        CorruptDataError: a chunk leaves the file, or is not one of the dataset's.
         UnsafeDataError: a filter that only libhdf5 decodes, and the file is not trusted.
     """
     created, dtype, kind = dataset.id.get_create_plist(), dataset.dtype, dataset.id.get_type()
@@ -50,9 +97,8 @@ def read_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, tru
         return None
     filters = [created.get_filter(index) for index in range(created.get_nfilters())]
     codes = [one[0] for one in filters]
-    shape, chunk = tuple(dataset.shape), tuple(dataset.chunks)
-    size = math.prod(chunk) * kind.get_size()
-    check_decoded(size, len(data), f"{where}: a chunk")
+    shape, chunk, width = tuple(dataset.shape), tuple(dataset.chunks), kind.get_size()
+    check_decoded(math.prod(chunk) * width, len(data), f"{where}: a chunk")
     found = _found(dataset.id, shape, chunk, len(data), where)
     if not set(codes) <= {_DEFLATE, _SHUFFLE, _FLETCHER}:
         if not trusted:
@@ -62,28 +108,22 @@ def read_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, tru
                 "can crash or worse. Pass allow_unsafe_types=True if you trust the file's author, or write it with gzip"
             )
         return None
-    values: Array | None = None
-    if dtype.kind in "biufc" and kind.equal(h5py.h5t.py_create(dtype, logical=True)):
-        dtype = np.dtype(dtype.str)
-        values = np.zeros(shape, dtype)
+    fill = None
+    as_stored = dtype.kind in "biufc" and kind.equal(h5py.h5t.py_create(dtype, logical=True))
+    if as_stored:
         offsets = {tuple(info.chunk_offset) for info in found}
         # libhdf5 trusts what the file says of the fill value: it is asked only where there is one, and it is needed.
         if len(offsets) < _count(shape, chunk) and created.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED:
-            values[...] = dataset.fillvalue
+            fill = dataset.fillvalue
     view = memoryview(data)
     shifted = dataset.file.userblock_size > 0  # versions of libhdf5 differ in whether offsets count it
+    parts: list[tuple[tuple[int, ...], list[int], Any]] = []
     for info in found:
-        low, begin = info.chunk_offset, info.byte_offset
+        low, begin = tuple(info.chunk_offset), info.byte_offset
         used = [one for index, one in enumerate(codes) if not info.filter_mask >> index & 1]
-        try:
-            raw = dataset.id.read_direct_chunk(low)[1] if shifted else view[begin : begin + info.size]
-            raw = _unfiltered(raw, used, kind.get_size(), size)
-        except (ValueError, zlib.error) as error:
-            raise CorruptDataError(f"{where} does not decode: the chunk at {tuple(low)}: {error}") from None
-        if values is not None:
-            inside = values[tuple(slice(at, at + step) for at, step in zip(low, chunk, strict=True))]
-            inside[...] = np.frombuffer(raw, dtype).reshape(chunk)[tuple(slice(0, extent) for extent in inside.shape)]
-    return values  # None for what is not in the file as in memory: h5py may read that, for its chunks are whole
+        stored = dataset.id.read_direct_chunk(low)[1] if shifted else view[begin : begin + info.size]
+        parts.append((low, used, stored))
+    return Chunks(where, shape, chunk, np.dtype(dtype.str) if as_stored else None, fill, width, parts)
 
 
 def _count(shape: Sequence[int], chunk: Sequence[int]) -> int:

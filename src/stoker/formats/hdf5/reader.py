@@ -5,10 +5,8 @@ h5py reads the structure. Contiguous datasets are then mapped where they lie; ch
 
 from __future__ import annotations
 
-import contextlib
 import math
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -26,20 +24,22 @@ from stoker.formats.arrays.array_shards import (
 )
 from stoker.formats.arrays.npz import check_rows
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
+from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource, check_range
 from stoker.formats.common.checks import DECODE_ERRORS, check_memory
 from stoker.formats.common.container import read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
 from stoker.formats.format import GeneratedFiles
-from stoker.formats.hdf5.chunks import read_chunks
-from stoker.formats.hdf5.skeleton import Skeleton, load_h5py, make_dataset
+from stoker.formats.hdf5.chunks import find_chunks
+from stoker.formats.hdf5.skeleton import Skeleton, hdf5_file, load_h5py, make_dataset
 from stoker.types import Array, Buffer, Ids
 
 _MOST_DATASETS: Final = 4096
 _MOST_DEPTH: Final = 32
 _MOST_LINKS: Final = 1 << 16
+_BLOCK: Final = 1 << 16
+_MOST_BLOCKS: Final = 16
 # Whatever h5py makes of damaged files.
 _ERRORS: Final = (*DECODE_ERRORS, RuntimeError, MemoryError, RecursionError)
 
@@ -61,6 +61,43 @@ class _Dataset:
     problem: str = ""
 
 
+class _NotReadError(StokerError):
+    """These bytes were not read before."""
+
+    def __init__(self, start: int, end: int) -> None:
+        super().__init__(f"bytes {start} to {end} were not read before")
+        self.range = start, end
+
+
+class _ReadBefore:
+    """What was read of a source: so that no thread waits for a store while it has the lock of HDF5.
+
+    Who reads begins anew when something is missing. So only a few blocks are read that way, and the rest as it comes.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self.where = source.where
+        self.size = source.size
+        self._source = source
+        self._blocks: list[tuple[int, bytes]] = []
+
+    def read(self, start: int, end: int) -> bytes:
+        """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
+        check_range(self, start, end)
+        for first, block in self._blocks:
+            if first <= start and end <= first + len(block):
+                return block[start - first : end - first]
+        if end - start <= _BLOCK and len(self._blocks) < _MOST_BLOCKS:
+            raise _NotReadError(start, end)
+        return self._source.read(start, end)
+
+    def read_now(self, start: int, end: int) -> None:
+        """Read a block with these bytes, for later."""
+        stop = min(self.size, max(end, start + _BLOCK))
+        begin = max(0, min(start, stop - _BLOCK))
+        self._blocks.append((begin, self._source.read(begin, stop)))
+
+
 def _datasets(source: ByteSource) -> dict[str, _Dataset]:
     """The datasets of a file by path.
 
@@ -69,39 +106,27 @@ def _datasets(source: ByteSource) -> dict[str, _Dataset]:
     Raises:
         CorruptDataError: it is no HDF5 file.
     """
-    h5py, read = load_h5py(), ByteSourceFile(source)
-    try:
-        with _opened(read) as file:
-            found: dict[str, _Dataset] = {}
-            _walk(h5py, file.id, "", found, [_MOST_LINKS])
-    except _ERRORS as error:
-        if read.failure is not None:
-            raise read.failure from None
-        raise CorruptDataError(
-            f"{source.where}: not an HDF5 file: {type(error).__name__}: {str(error)[:200]}"
-        ) from None
+    h5py, known = load_h5py(), source if isinstance(source, MappedSource) else _ReadBefore(source)
+    while True:
+        read, found = ByteSourceFile(known), dict[str, _Dataset]()
+        try:
+            with hdf5_file(read) as file:
+                _walk(h5py, file.id, "", found, [_MOST_LINKS])
+        except (*_ERRORS, StokerError) as error:
+            if read.failure is None:
+                raise CorruptDataError(
+                    f"{source.where}: not an HDF5 file: {type(error).__name__}: {str(error)[:200]}"
+                ) from None
+        failure = read.failure
+        if isinstance(failure, _NotReadError) and isinstance(known, _ReadBefore):
+            known.read_now(*failure.range)
+        elif failure is not None:
+            raise failure
+        else:
+            break
     if not found or len(found) > _MOST_DATASETS:
         raise CorruptDataError(f"{source.where}: an HDF5 file of {len(found)} datasets")
     return found
-
-
-@contextlib.contextmanager
-def _opened(read: ByteSourceFile) -> Iterator[Any]:
-    """The open file, an ``h5py.File``.
-
-    HDF5 calls back into Python when it releases the last thing that refers to ``read``. Frames of an exception refer to such
-    things; who keeps the exception to the end of the process would have HDF5 release them when the interpreter is gone, which
-    is a crash. So an exception that leaves here has empty frames.
-    """
-    try:
-        with load_h5py().File(read, "r") as file:
-            yield file
-    except BaseException as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            traceback.clear_frames(cause.__traceback__)
-            cause = cause.__context__
-        raise
 
 
 def _walk(h5py: ModuleType, group: Any, prefix: str, found: dict[str, _Dataset], left: list[int]) -> None:
@@ -173,14 +198,18 @@ class HDF5Shard(ArrayShard):
     def decode(self, name: str) -> Array:
         here = f"{self.where}: dataset {name!r}"
         try:
-            with _opened(ByteSourceFile(MappedSource(self._data, here))) as file:
+            with hdf5_file(ByteSourceFile(MappedSource(self._data, here))) as file:
                 dataset = file[name]
                 size = math.prod(dataset.shape) * dataset.dtype.itemsize
                 check_decoded(size, len(self._data), here)
                 check_memory(size, dataset.id.get_storage_size(), self.options.decoded_bytes, here)
-                values = read_chunks(load_h5py(), dataset, self._data, here, trusted=self.options.allow_unsafe_types)
-                if values is None:
-                    values = dataset[()]
+                chunks = find_chunks(load_h5py(), dataset, self._data, here, trusted=self.options.allow_unsafe_types)
+                values = dataset[()] if chunks is None else None
+            if chunks is not None:  # other threads use HDF5 meanwhile
+                values = chunks.decode()
+            if values is None:
+                with hdf5_file(ByteSourceFile(MappedSource(self._data, here))) as file:
+                    values = file[name][()]
         except StokerError:
             raise
         except _ERRORS as error:

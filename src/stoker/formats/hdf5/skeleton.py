@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Sequence, Sized
+import traceback
+from collections.abc import Iterator, Sequence, Sized
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
@@ -34,15 +35,42 @@ def _end() -> None:
     """Have HDF5 call no functions of Python's after the end of the interpreter, which is a crash.
 
     h5py sees to it at exit, but for what a thread imports when that has begun, as after an error of the first shards, and for
-    files that a thread has open which is not there: one of the parent, in a forked child.
+    files that a thread has open which is not there: one of the parent, in a forked child, where users opened it without
+    :func:`hdf5_file`.
     """
     h5py = load_h5py()
     importlib.import_module("h5py._conv").unregister_converters()
-    with contextlib.suppress(Exception):  # whatever h5py makes of a file that is closed already
-        for file in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
+    for file in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
+        with contextlib.suppress(Exception):  # whatever h5py makes of a file that is closed already
             if file.get_access_plist().get_driver() == h5py.h5fd.fileobj_driver:  # read by Python
                 for kind in (~h5py.h5f.OBJ_FILE, h5py.h5f.OBJ_FILE):
                     file._close_open_objects(h5py.h5f.OBJ_LOCAL | kind)
+
+
+@contextlib.contextmanager
+def hdf5_file(file: Any, mode: str = "r", **options: Any) -> Iterator[Any]:
+    """A Python file object as an open ``h5py.File``. Meanwhile no other thread uses HDF5, and this process does not fork.
+
+    HDF5 calls back into Python when it releases the last thing that refers to ``file``. It must not do so at the end of a
+    process, when the interpreter is gone, which is a crash. There are two that would leave it such a thing:
+
+    * A child that is forked while another thread has a file open, or is about to have: nobody closes it there. h5py holds its
+      lock, for which a fork waits, during each call; here it is held until the file is closed.
+    * Who keeps an exception: its frames refer to what they worked with. One that leaves here has empty frames.
+
+    So what may wait for a store had better be read beforehand.
+    """
+    h5py = load_h5py()
+    with h5py._objects.phil:
+        try:
+            with h5py.File(file, mode, **options) as opened:
+                yield opened
+        except BaseException as error:
+            cause: BaseException | None = error
+            while cause is not None:
+                traceback.clear_frames(cause.__traceback__)
+                cause = cause.__context__
+            raise
 
 
 def make_dataset(
@@ -81,9 +109,9 @@ class Skeleton(SeekableFile):
         super().__init__()
         self._writes: list[tuple[int, bytes]] = []
 
-    def open(self) -> Any:
+    def open(self) -> contextlib.AbstractContextManager[Any]:
         """The file to make datasets in, an ``h5py.File``; closed, it is laid out."""
-        return load_h5py().File(self, "w", track_order=False)
+        return hdf5_file(self, "w", track_order=False)
 
     def writable(self) -> bool:
         return True
