@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stoker import StreamingDataset
+from stoker.cache.disk.in_use import Users
+from stoker.writers import NPYWriter
 from support import make_dataset
 
 
@@ -31,3 +34,22 @@ def test_a_shard_whose_opening_was_interrupted_is_opened_by_the_next_reader(
     thread.join(30)
     assert found
     pool.close()
+
+
+def test_a_shard_of_two_files_is_opened_where_those_in_use_fill_the_limit(tmp_path: Path) -> None:
+    with NPYWriter({"x": "ndarray:int64:4"}, tmp_path / "data", size_limit=400) as out:
+        out.write_batch({"x": np.arange(400).reshape(100, 4)})
+    limit = 2 * sum(path.stat().st_size for path in (tmp_path / "data").glob("*00000*"))
+    dataset = StreamingDataset(str(tmp_path / "data"), local=tmp_path / "cache", cache_limit=limit)
+    pool = dataset._epoch_reader.pool
+    shards = range(len(pool.index.shards))
+    assert len(shards) > 3
+    assert len(pool.index.shards[0].raw) == 2
+    pool.expect(set(shards))  # all that are opened stay
+    found = [np.asarray(pool.get(shard).read(np.array([0]))["x"])[0, 0] for shard in shards]
+    assert found == [4 * first for first in np.cumsum([0, *(one.samples for one in pool.index.shards)])[:-1].tolist()]
+    dataset.close()
+    held = [path for path in (tmp_path / "cache").glob("*/shard*") if path.is_file()]
+    assert sum(path.stat().st_size for path in held) > limit
+    with Users() as users:
+        assert not any(map(users.uses, held))

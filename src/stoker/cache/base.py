@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -141,6 +142,14 @@ class ShardCache(ABC):
         """Bytes that copies of these shards' raw files take here; 0 where they are read where they lie."""
 
     # -- fetching --------------------------------------------------------------------------------------------------
+
+    def held(self, info: ShardInfo) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - where none is removed
+        """Have no file of a shard removed to make room for another, until this ends: it is to be fetched, and then opened.
+
+        Raises:
+            CacheError: the cache can not be written to.
+        """
+        return contextlib.nullcontext()
 
     @abstractmethod
     def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:

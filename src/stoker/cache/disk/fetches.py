@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from stoker.cache.base import CacheSettings, IfFull, ShardCache
 from stoker.cache.decompress import unpack_file
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.disk.directory_files import DirectoryFiles, unlink
+from stoker.cache.disk.in_use import held
 from stoker.cache.disk.quota import CacheQuota, claim, part_name, release
 from stoker.cache.disk.small_fetches import SmallFetches
 from stoker.cache.range_fetch import fetch_part
@@ -87,6 +88,19 @@ class Fetches(ShardCache):
     @property
     def for_others(self) -> int:
         return 0 if self.store is None or self.settings.limit is not None else sys.maxsize
+
+    @contextlib.contextmanager
+    def held(self, info: ShardInfo) -> Iterator[None]:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        if self._quota is None:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            with self.files.named_errors("write to"):
+                for file in info.raw:
+                    self.files.have_directories(file.basename)
+                stack.enter_context(held(self.root, [file.basename for file in info.raw]))
+            yield
 
     def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
         """See :class:`~stoker.cache.base.ShardCache`; it waits for other processes of this node."""

@@ -4,6 +4,9 @@ A cache has one file ``.stoker/in_use``, of no bytes. A process that has files o
 a shared lock on one byte for each of them, whose offset is a hash of the file's name. The kernel drops the locks with the
 process, however it ends. To remove a file, a process asks whether its byte is locked, and locks nothing. So readers wait for
 nobody; a file that is mapped just before it is removed can still be read.
+
+What is fetched to be mapped is marked from before its first byte on: a shard may be several files, and each would be removed
+to make room for the next one.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.digests import blake2b
-from stoker.storage.files.mapped import MappedFile
 from stoker.storage.files.own import PRIVATE
+
+_End: TypeAlias = "weakref.finalize[Any, Any]"
 
 _NAME: Final = "in_use"
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -41,13 +46,20 @@ _lock = threading.Lock()
 _dropped: deque[tuple[Path, int]] = deque()
 
 
-def hold(root: Path, name: str, file: MappedFile) -> None:
-    """Mark a file of a cache as in use while its map lives.
+# Ends of what threads of this process hold until it is open.
+_opening: set[_End] = set()
+
+
+def hold(root: Path, name: str, user: object) -> _End | None:
+    """Mark a file of a cache as in use while what uses it lives.
 
     Args:
         root: the cache's directory.
         name: the file's path below it.
-        file: the map.
+        user: its map, or what stands for who is about to map it.
+
+    Returns:
+        Ends it sooner, when called; ``None`` where nothing can be marked.
 
     Raises:
         OSError: the process can not open one more file.
@@ -58,14 +70,43 @@ def hold(root: Path, name: str, file: MappedFile) -> None:
         if held is None:
             descriptor = _open(root)
             if descriptor is None:
-                return
+                return None
             held = _held[root] = _Held(descriptor)
         maps = held.maps.get(offset, 0)
         if not maps:
             lock_byte(held.descriptor, offset, "shared")
         held.maps[offset] = maps + 1
-        weakref.finalize(file, _drop, root, offset).atexit = False
+        end = weakref.finalize(user, _drop, root, offset)
+        end.atexit = False
     _settle()
+    return end
+
+
+class _Opener:
+    """Stands for a thread that is about to map files."""
+
+    __slots__ = ("__weakref__",)
+
+
+@contextlib.contextmanager
+def held(root: Path, names: Iterable[str]) -> Iterator[None]:
+    """Mark files of a cache as in use, also those that are yet to be fetched: until this ends, and the files are mapped.
+
+    Raises:
+        OSError: the process can not open one more file.
+    """
+    opener, ends = _Opener(), list[_End]()
+    try:
+        for name in names:
+            end = hold(root, name, opener)
+            if end is not None:
+                ends.append(end)
+                _opening.add(end)
+        yield
+    finally:
+        for end in ends:
+            _opening.discard(end)
+            end()
 
 
 class Users:
@@ -166,6 +207,9 @@ def _after_fork_in_child() -> None:
         for offset in held.maps:
             with contextlib.suppress(OSError):
                 lock_byte(mine, offset, "shared")
+    for end in _opening:  # of threads that are not here
+        end()
+    _opening.clear()
     _settle()
 
 

@@ -224,12 +224,13 @@ class FetchedFiles:
         else:
             raw, packed = packed_file(file)
             info = ShardInfo(name, 0, (raw,), (packed,), codec, {})
-        for _ in range(100):
-            data = self._cache.open(info)
-            if data is not None:
-                return data[0]
-            self._cache.fetch(info)
-            self._fresh.add(file.key)
+        with self._cache.held(info):
+            for _ in range(100):
+                data = self._cache.open(info)
+                if data is not None:
+                    return data[0]
+                self._cache.fetch(info)
+                self._fresh.add(file.key)
         raise CorruptDataError(
             f"{self._cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
         )

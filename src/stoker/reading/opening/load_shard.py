@@ -102,16 +102,16 @@ def _fetched_files(
     make_room: Callable[[ShardCache], None],
 ) -> list[Buffer] | None:
     """The files of a shard that the cache has not; ``None`` where nobody demands it, and it is not to be had now."""
-    # An evictor may take the file between fetching and opening it; then it is fetched again.
-    for _ in range(100):
-        with span(Stage.FETCH, info.size, width.value):
-            if is_small and (small := cache.fetch_small(info)) is not None:
-                return [small]
-            if not _fetch(info, cache, demanded=demanded, make_room=make_room):
-                return None
-        files = cache.open(info)
-        if files is not None:
-            return files
+    with cache.held(info):
+        for _ in range(100):  # another program may remove it, or an evictor that saw it before it was held
+            with span(Stage.FETCH, info.size, width.value):
+                if is_small and (small := cache.fetch_small(info)) is not None:
+                    return [small]
+                if not _fetch(info, cache, demanded=demanded, make_room=make_room):
+                    return None
+            files = cache.open(info)
+            if files is not None:
+                return files
     raise ObjectNotFoundError(
         f"{cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
     )
