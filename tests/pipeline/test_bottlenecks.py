@@ -175,7 +175,8 @@ def test_a_function_that_waits_wants_threads_and_not_processors(data: Path, tmp_
     dataset = StreamingDataset(data / "data", batch_size=BATCH, shuffle=True, transform=asks_a_service, read=read)
     found = profiled(tmp_path / "trace.json", dataset, dataset.batches)
     assert found.kind == "transform", found
-    assert f"raise ReadOptions(read_threads=) above {threads}, beyond the number of processors" in found.sentence
+    setting = "read=ReadOptions(read_threads=) of the StreamingDataset"
+    assert f"raise {setting} above {threads}, beyond the number of processors" in found.sentence
     assert "more than its" not in found.sentence
 
 

@@ -27,6 +27,7 @@ from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.batch_groups import ungroup
 from stoker.pipeline.collate import as_tensors, collate
 from stoker.pipeline.state.progress import superseded_error
+from stoker.pipeline.stats.loader_settings import note_settings
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
 
@@ -183,6 +184,7 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
 
     def _batches(self) -> Iterator[Any]:
         self._end_look()
+        note_settings("StreamingDataLoader", self._traced())
         if looks_only():
             self._looked_from = self.state_dict()
         self._interleaved = False
@@ -230,6 +232,13 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
                 self._end_look()
         waits.flush()
         current.ended = True
+
+    def _traced(self) -> dict[str, Any]:
+        """The settings that a trace names."""
+        found: dict[str, Any] = {"num_workers=": self.num_workers, "batch_size=": self._stream.batch_size}
+        if isinstance(self._stream, StreamingDataset) and not isinstance(self.dataset, ColumnBatches):
+            found["columnar="] = False
+        return found
 
     def _end_look(self) -> None:
         """Go back to where an iteration began that only looked at batches: training begins with these."""

@@ -28,6 +28,7 @@ from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.joins.texts_stage import check_tokenized
 from stoker.pipeline.state.progress import superseded_error
+from stoker.pipeline.stats.loader_settings import note_settings
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.chain import Chain
 from stoker.tokens.batch import LMBatch
@@ -151,6 +152,7 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
             )
         self._column = column
         self._batch_size = batch_size
+        self._tokenizes = tokenizer is not None
         self._tokenize = None if tokenizer is None else _function_of(tokenizer)
         if self._tokenize is not None and isinstance(dataset, ChainMethods):
             made = tokenized(dataset, column, self._tokenize, self._settings.limit)
@@ -193,6 +195,8 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
         return self._iterate()
 
     def _iterate(self) -> Iterator[LMBatch]:
+        tokenizer = {"tokenizer=": True} if self._tokenizes else {}
+        note_settings("LMStream", {"batch_size=": self._batch_size, **tokenizer})
         current = self._current = object()
         self._maker = None
         if self._resumed is not None:

@@ -32,6 +32,7 @@ from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition, Run
 from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import ResumeState
+from stoker.pipeline.stats.loader_settings import note_settings
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample
 from stoker.reading.sample_errors import SampleLocation
@@ -181,6 +182,12 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
                 counts=self._counts,
                 salvage=rows.salvage,
             )
+        self._traced: dict[str, Any] = {
+            "read=ReadOptions(read_threads=)": threads,
+            "read=ReadOptions(download_threads=)": read.download_threads,
+            "cache_limit=": cache_limit,
+            **({"cache=": cache} if held else {"local=": local}),
+        }
         self._builder = BlockBuilder(self._source, rows)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
         self._sample_order: TokenSampleOrder = self._builder.sample_order(
@@ -357,6 +364,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             raise ConfigError("the state was taken inside a batch: states of this loader never are")
         if worker.token is None:
             self.compare_ranks(point, self._resume.batches_before)
+        note_settings("StreamingParquetLoader", {"batch_size=": self.batch_size, **self._traced})
         run = self._resume.run(point, data_rank)
         tell_of_remainder(run.plan, point, drops=self.remainder == "drop")
         delivery = self._resume.deliver(point, run.plan, begun)

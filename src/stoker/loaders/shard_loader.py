@@ -25,6 +25,7 @@ from stoker.pipeline.prefetch_buffer import END
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.state.progress import superseded_error
+from stoker.pipeline.stats.loader_settings import note_settings
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.pipeline.workers.array_source import ArraySource
@@ -184,9 +185,16 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit
         worker = self._worker
         if not worker.at:
             self._check_world()
+            self._note_settings()
         if self._due is not None and not worker.finished and worker.delivered - self._saved_at >= self._due:
             self._save_soon()
         return worker.next()
+
+    def _note_settings(self) -> None:
+        size = "batch_size" if self.config.global_batch_size is None else "global_batch_size"
+        names = (size, "prefetch_buffer_size")
+        noted = {f"config=StreamingConfig({name}=)": getattr(self.config, name) for name in names}
+        note_settings("StreamingShardLoader", noted)
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch; if nothing is left, the next epoch.
@@ -200,6 +208,7 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit
 
     def _left(self) -> Iterator[Any]:
         worker = self._worker
+        self._note_settings()
         moves = worker.moves
         self._read_ahead = reads_ahead()
         while (item := self._next()) is not END:

@@ -51,6 +51,7 @@ from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun, deliver_kept, 
 from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.rank_epochs import RankEpochs
 from stoker.pipeline.state.resume import ResumeState
+from stoker.pipeline.stats.loader_settings import note_dataset
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_override, loading_steps, with_steps
 from stoker.policy import FETCHED_FOR_WORKER, FEW_LINES, parsers, processors
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
@@ -405,6 +406,8 @@ class EpochReader(RankEpochs):
             tune: whether a tuner may change how it is read, where there is one.
             tune_threads: whether it may change how many threads read ahead.
         """
+        by_sample = not as_columns and override is None and worker.token is None
+        note_dataset(self.pool, self.settings, ahead=True, by_sample=by_sample)
         steps = self.settings.steps
         check_positions(steps, run)
         if worker.token is not None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.pipeline.stats.loader_settings import LoaderSettings
 from stoker.pipeline.stats.rank_times import (
     KINDS,
     LITTLE,
@@ -80,10 +81,18 @@ def find_bottleneck(processes: Sequence[TracedProcess], cores: int) -> Profile:
     return Profile(
         shown.kind,
         worst.rank if slow else None,
-        (_slow_rank(worst, float(np.median(others))) if slow else "") + _sentence(shown, cores) + _disturbed(shown),
+        (_slow_rank(worst, float(np.median(others))) if slow else "")
+        + describe_bottleneck(shown, cores, _settings(processes, shown.rank))
+        + _disturbed(shown),
         tuple(stages),
         tuple(ranks),
     )
+
+
+def _settings(processes: Sequence[TracedProcess], rank: int) -> LoaderSettings:
+    """The settings of the loaders of a rank."""
+    mine = [one for one in processes if one.rank == rank]
+    return LoaderSettings(one.loaders for one in sorted(mine, key=lambda one: one.worker is not None))
 
 
 def _typical(ranks: Sequence[RankTimes]) -> RankTimes:
@@ -110,17 +119,27 @@ def _is_idle(rank: RankTimes, cores: int) -> bool:
     return rank.computing is not None and rank.computing < _BUSY * (cores if rank.workers else 1)
 
 
-def _more(rank: RankTimes, cores: int) -> str:
-    """The setting by which more is done at once."""
+def _more(rank: RankTimes, cores: int, settings: LoaderSettings) -> str:
+    """The setting by which more is done at once; empty: no traced loader has one."""
     idle = _is_idle(rank, cores)
     if rank.makers >= cores and not idle:
         return f"give the rank more than its {cores} processors"
+    workers, threads = settings.find("num_workers"), settings.find("read_threads")
+    run_in, processes = settings.find("run_in"), settings.find("read_processes")
     if rank.workers:
-        more = f"raise num_workers above {rank.workers}"
-    else:
-        more = f"raise ReadOptions(read_threads=) above {rank.makers}"
-        if not idle:
+        more = f"raise {workers or 'num_workers= of the DataLoader'} above {rank.workers}"
+    elif threads is not None:
+        more = f"raise {threads} above {rank.makers}"
+        if not idle and workers is not None:
+            more += f", or {workers} above {workers.value}"
+        elif not idle and {*settings.loaders} == {"StreamingDataset"}:
             more += ", or num_workers= of a StreamingDataLoader above 0"
+    elif processes is not None:
+        more = f"raise {processes} above {rank.makers}"
+    elif run_in is not None:
+        more = f"set {run_in.now} to 'processes'"
+    else:
+        return ""
     if idle:
         more += (
             f", beyond the number of processors: it waits for something else, and takes {rank.computing:.1f} of them"
@@ -135,7 +154,14 @@ def _disturbed(rank: RankTimes) -> str:
     return f" For {part} of its time the consumer could run, and other programs or threads had the processors."
 
 
-def _sentence(rank: RankTimes, cores: int) -> str:
+def describe_bottleneck(rank: RankTimes, cores: int, settings: LoaderSettings) -> str:
+    """The bottleneck of a rank and the remedy, in a sentence or two.
+
+    Args:
+        rank: its times.
+        cores: processors that it may use.
+        settings: those of the loaders that it has iterated over; no others are named.
+    """
     kind = rank.kind
     waits = f"it waits {_percent(rank.share)} of the time"
     if kind == "consumer":
@@ -152,26 +178,76 @@ def _sentence(rank: RankTimes, cores: int) -> str:
         f"{rank.downloads:.1f} of {rank.most_downloads:.0f} downloads run meanwhile, {1e3 * rank.fetch_seconds:.0f} ms "
         f"and {rank.fetch_rate / 1e6:.1f} MB/s each"
     )
-    more, idle = _more(rank, cores), _is_idle(rank, cores)
+    more = _more(rank, cores, settings)
     said: dict[BottleneckKind, str] = {
-        "store": f"The store{head}shards ({downloads}). Raise ReadOptions(download_threads=) above "
-        f"{rank.most_downloads:.0f}; where that gains nothing, move the data nearer, or keep it: local= on a fast disk.",
-        "buffer": f"The buffer{head}shards, while only {downloads}: too few are asked for ahead. Raise predownload= (or "
-        "leave it out), and cache_limit= where there is one.",
-        "decompression": f"Decompression{head}it. Write shards without compression, or by a faster codec such as lz4; "
-        f"or {more}.",
+        "store": f"The store{head}shards ({downloads}). {_store_remedy(rank, settings)}",
+        "buffer": f"The buffer{head}shards, while only {downloads}: too few are asked for ahead."
+        f"{_buffer_remedy(settings)}",
+        "decompression": f"Decompression{head}it. "
+        + _either("write shards without compression, or by a faster codec such as lz4", more),
         "opening": f"Opening shards{head}it. Write fewer, larger shards, or keep them on a disk that answers sooner.",
-        "decoding": f"Decoding{head}it. Read fewer columns (columns=), store values that decode faster, or {more}.",
-        "transform": f"The transform{head}it. Do once what is the same in each epoch, by stoker convert, make it faster, "
-        f"or {more}."
-        + (
-            ""
-            if rank.workers or idle
-            else " Pure Python gets more done in processes: ReadOptions(run_in='auto') measures it."
-        ),
-        "collating": f"Collating{head}it. Give samples arrays of one shape, use columnar=True, or {more}.",
-        "hand-over": f"Passing batches on{head}what is around them in Python. Use columnar=True or batches(), a larger "
-        "batch_size, or fewer workers.",
-        "listing": f"Listing{head}it. Write an index (stoker index), or list fewer files.",
+        "decoding": f"Decoding{head}it. " + _either(_fewer_columns(settings), "store values that decode faster", more),
+        "transform": f"The transform{head}it. {_transform_remedy(rank, cores, settings, more)}",
+        "collating": f"Collating{head}it. " + _either("give samples arrays of one shape", _columns(settings), more),
+        "hand-over": f"Passing batches on{head}what is around them in Python. "
+        + _either(_columns(settings), _larger_batches(settings), "use fewer workers" if rank.workers else ""),
+        "listing": f"Listing{head}it. List fewer files, or write shards with an index (stoker convert).",
     }
-    return said[kind]
+    return said[kind].rstrip()
+
+
+def _either(*choices: str) -> str:
+    """A sentence of the choices that are not empty; empty where all are."""
+    found = [one for one in choices if one]
+    if not found:
+        return ""
+    text = found[0] if len(found) == 1 else f"{', '.join(found[:-1])}, or {found[-1]}"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _store_remedy(rank: RankTimes, settings: LoaderSettings) -> str:
+    at_once, local, cache = (settings.find(name) for name in ("download_threads", "local", "cache"))
+    keep = f", or keep it on a fast disk: {local.now}" if local else ""
+    keep = keep or (f", or keep it on a disk between epochs: {cache.now}" if cache else "")
+    if at_once is None:
+        return f"Move the data nearer{keep}."
+    return f"Raise {at_once} above {rank.most_downloads:.0f}; where that gains nothing, move the data nearer{keep}."
+
+
+def _buffer_remedy(settings: LoaderSettings) -> str:
+    ahead = settings.find("predownload") or settings.find("prefetch_buffer_size")
+    limit = settings.find("cache_limit")
+    raised = [] if ahead is None else [f"raise {ahead.now}{', or leave it out' if ahead.value is not None else ''}"]
+    if limit is not None and limit.value is not None:
+        raised.append(f"raise {limit.now}")
+    return "" if not raised else f" {raised[0][0].upper()}{'; or '.join(raised)[1:]}."
+
+
+def _fewer_columns(settings: LoaderSettings) -> str:
+    columns = settings.find("columns")
+    return "" if columns is None or "LMStream" in settings.loaders else f"read fewer columns: {columns.now}"
+
+
+def _columns(settings: LoaderSettings) -> str:
+    """The setting by which whole columns are read, and not samples; empty: none, or they are."""
+    columnar, batches = settings.find("columnar"), settings.find("batches()")
+    if columnar is not None:
+        return f"set {columnar.now} to True, without a collate_fn"
+    if "StreamingShardLoader" in settings.loaders or "StreamingDataLoader" in settings.loaders:
+        return ""
+    return "" if batches is None else f"iterate over {batches}, and not over samples"
+
+
+def _larger_batches(settings: LoaderSettings) -> str:
+    size = settings.find("batch_size") or settings.find("global_batch_size")
+    return "" if size is None else f"raise {size.now}"
+
+
+def _transform_remedy(rank: RankTimes, cores: int, settings: LoaderSettings, more: str) -> str:
+    if settings.find("tokenizer") is not None:
+        return _either("tokenize the text once, by stoker tokenize", more)
+    found = _either("do once what is the same in each epoch, by stoker convert", "make it faster", more)
+    run_in = settings.find("run_in")
+    if rank.workers or _is_idle(rank, cores) or run_in is None or run_in.value != "threads":
+        return found
+    return f"{found} Pure Python gets more done in processes: set {run_in.now} to 'auto', which measures it."

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.spans.recorder import APART, RECORD, WHOLE, Stage
 from stoker.errors import ConfigError
+from stoker.pipeline.stats.loader_settings import SettingsByLoader
 
 SPAN: Final = np.dtype(
     [
@@ -32,7 +33,7 @@ SPAN: Final = np.dtype(
 _NAMES: Final = {stage: stage.name.lower() for stage in Stage}
 _STAGES: Final = {name: stage for stage, name in _NAMES.items()}
 _IN_BYTES: Final = (Stage.FETCH, Stage.DECOMPRESS)
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 _THREADS: Final = 1 << 23
 """Above all numbers of threads."""
@@ -52,6 +53,7 @@ class TracedProcess:
         spans: dtype :data:`SPAN`, by begin; times in ns since the trace began.
         threads: number of a thread to its name.
         full: whether it recorded more than a trace holds, so that the end is missing.
+        loaders: the settings of loaders that iterated in it.
     """
 
     pid: int
@@ -60,6 +62,7 @@ class TracedProcess:
     spans: NDArray[Any]
     threads: Mapping[int, str] = field(default_factory=dict)
     full: bool = False
+    loaders: SettingsByLoader = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -102,17 +105,21 @@ def read_recorded(folder: Path, rank: int, origin: int) -> list[TracedProcess]:
         spans["end"] -= origin
         facts: dict[str, Any] = {}
         threads: dict[int, str] = {}
+        loaders: dict[str, Mapping[str, Any]] = {}
         notes = path.with_suffix(".jsonl")
         for line in notes.read_text().splitlines() if notes.exists() else ():
             told = json.loads(line)
             if "thread" in told:
                 threads[int(told["thread"])] = str(told["name"])
+            elif "loader" in told:
+                loaders[told["loader"]] = told["settings"]
             else:
                 facts |= told
         pid = int(path.name.partition("-")[0])
         spans = spans[np.lexsort((-spans["end"], spans["begin"]))]
         nest(spans)
-        found.append(TracedProcess(pid, rank, facts.get("worker"), spans, threads, full=bool(facts.get("full"))))
+        full = bool(facts.get("full"))
+        found.append(TracedProcess(pid, rank, facts.get("worker"), spans, threads, full=full, loaders=loaders))
     return found
 
 
@@ -169,7 +176,7 @@ def _write(out: IO[str], processes: Sequence[TracedProcess], facts: TraceFacts) 
 
 
 def _events(process: TracedProcess) -> Iterator[dict[str, Any]]:
-    about = {"rank": process.rank, "worker": process.worker, "full": process.full}
+    about = {"rank": process.rank, "worker": process.worker, "full": process.full, "loaders": process.loaders}
 
     def named(what: str, thread: int, **args: Any) -> dict[str, Any]:
         return {"name": what, "ph": "M", "pid": process.pid, "tid": thread, "args": args}
@@ -218,7 +225,7 @@ def read_trace(path: Path) -> tuple[list[TracedProcess], TraceFacts]:
         return _processes(read["traceEvents"]), facts
     except OSError as error:
         raise ConfigError(f"{path} can not be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is no trace that stoker wrote ({type(error).__name__}: {error}): give files of dataset.trace() or "
             "stoker profile"
@@ -252,6 +259,7 @@ def _processes(events: Sequence[Mapping[str, Any]]) -> list[TracedProcess]:
             np.array(rows.get(pid, []), SPAN),
             threads.get(pid, {}),
             full=told["full"],
+            loaders={str(loader): dict(settings) for loader, settings in told["loaders"].items()},
         )
         for pid, told in names.items()
     ]

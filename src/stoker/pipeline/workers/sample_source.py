@@ -31,6 +31,7 @@ from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.recovery.good_batch_reader import GoodBatchReader
 from stoker.pipeline.recovery.good_sample_reader import GoodSampleReader
 from stoker.pipeline.recovery.good_samples import GoodSamples
+from stoker.pipeline.stats.loader_settings import note_dataset
 from stoker.pipeline.workers.chunks_ahead import ChunksAhead
 from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
@@ -222,6 +223,7 @@ class PoolSource(SampleSource):
 
     def read_ahead(self, run: Run, again: MakeRun, *, batched: bool, most: int | None) -> ChunksAhead | None:
         """See :class:`SampleSource`."""
+        note_dataset(self.pool, self._settings, ahead=False, by_sample=False)
         executor, worker = self._reader.executor, LoaderWorker.detect()
         threads = self._settings.read_threads or 0
         run_in = "threads" if self._settings.run_in == "threads" else executor.plan(worker, threads)
