@@ -17,6 +17,7 @@ from stoker import MDSWriter, ReadOptions, Stream, StreamingDataLoader, Streamin
 from stoker.cache.disk.disk_cache import DiskCache
 from stoker.formats.base import ShardInfo
 from stoker.order.mixture.stream_locator import StreamLocator
+from stoker.pipeline.first_fetches import FirstFetches
 
 SAMPLES = 64
 
@@ -119,7 +120,7 @@ def test_what_has_not_begun_ends_with_the_iteration(
             pool.prefetch([SAMPLES - 1])  # comes after all that was asked for before
             pool.get(SAMPLES - 1)
             assert len(begun) <= 2
-            dataset.epoch_reader.fetch_first(dataset.upcoming(), 32, 1)
+            FirstFetches(dataset.epoch_reader, 1, 1).begin(dataset.upcoming(), 32)
             pool.prefetch([SAMPLES - 2])
             pool.get(SAMPLES - 2)
     assert len(begun) <= 2 + 8 + 1
@@ -132,6 +133,6 @@ def test_nothing_is_fetched_so_where_the_cache_is_limited(data: Path, tmp_path: 
         )
         asked(options)
         reader = dataset.epoch_reader
-        reader.fetch_first(reader.upcoming(), 4, 2)
+        FirstFetches(reader, 2, 1).begin(reader.upcoming(), 4)
         reader.pool.close()
         assert asked(options) == (1, 0)

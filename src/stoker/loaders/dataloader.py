@@ -26,6 +26,7 @@ from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.batch_groups import ungroup
 from stoker.pipeline.collate import as_tensors, collate
+from stoker.pipeline.first_fetches import FirstFetches
 from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.loader_settings import note_settings
 from stoker.pipeline.stats.stats import StreamStats
@@ -190,14 +191,15 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
         self._interleaved = False
         left = 0 if self._pass is None else self._pass.yielded
         current = self._pass = _Pass(self._stream.upcoming(), self._stream.states_loaded, ahead=reads_ahead())
-        pid = os.getpid()
+        pid, first = os.getpid(), None
         if self.num_workers:
             # A worker has no connection to the store. Without workers the dataset compares by itself.
             self._stream.compare_ranks(current.start, left)
             if isinstance(self._stream, StreamingDataset) and not self._fetched_first:
                 # Before the workers are there: they would claim the shards first, and then make their connections.
                 self._fetched_first = True
-                self._stream.epoch_reader.fetch_first(current.start, self._stream.batch_size or 1, self.num_workers)
+                first = FirstFetches(self._stream.epoch_reader, self.num_workers, self.world.local_world_size)
+                first.begin(current.start, self._stream.batch_size or 1)
         columns = self.dataset if self.num_workers and isinstance(self.dataset, ColumnBatches) else None
         with contextlib.nullcontext() if columns is None else columns.grouping():
             batches = self._open = self._begin_iterating()
@@ -226,8 +228,8 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
                 self._open = None
             if pid != os.getpid():
                 _abandoned.append(batches)
-            if self.num_workers and isinstance(self._stream, StreamingDataset):
-                self._stream.epoch_reader.end_first()  # what has not begun is not needed any more
+            if first is not None:
+                first.end()  # what has not begun is not needed any more
             if self._pass is current:
                 self._end_look()
         waits.flush()

@@ -367,7 +367,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         note_settings("StreamingParquetLoader", {"batch_size=": self.batch_size, **self._traced})
         run = self._resume.run(point, data_rank)
         tell_of_remainder(run.plan, point, drops=self.remainder == "drop")
-        delivery = self._resume.deliver(point, run.plan, begun)
+        run_progress = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
         if isinstance(self._source, ParquetSource):
             self._source.share(worker.count * self._rank_finder.world.local_world_size)
@@ -378,14 +378,14 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             waits.begin()
             for batch in batches:
                 waits.end(batch.input_ids.shape[0])
-                delivery.batch()
+                run_progress.batch()
                 progress.batches += 1
                 self._counts.token_batch(batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens)
                 yield batch
-                delivery.check()
+                run_progress.check()
                 waits.begin()
         waits.flush()
-        delivery.finished = True
+        run_progress.finished = True
         if worker.token is None and self._progress is progress:
             self._exhausted = point.epoch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,17 +20,13 @@ from stoker.concurrency.spans.recorder import WaitClock, recorder
 from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import load_at_once
-from stoker.formats.mds.encodings.registry import others_registered
-from stoker.formats.registry import get_format, is_own
-from stoker.index.concat_index import ConcatIndex
-from stoker.lazy import cached_property
 from stoker.order.capabilities import shards_at_once
-from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.execution.executor import Executor
+from stoker.pipeline.execution.read_threads import ReadThreads
 from stoker.pipeline.iteration_checks import (
     check_as_begun,
     check_by_id,
@@ -53,7 +48,6 @@ from stoker.pipeline.state.rank_epochs import RankEpochs
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.stats.loader_settings import note_dataset
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_override, loading_steps, with_steps
-from stoker.policy import FETCHED_FOR_WORKER, FEW_LINES, parsers, processors
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
 from stoker.reading.sample_reader import SampleReader, SampleRows
@@ -88,6 +82,7 @@ class EpochReader(RankEpochs):
 
     Attributes:
         executor: chooses what executes the chunks of its iterations.
+        threads: chooses how many threads read ahead.
         decisions: those of tuners, of all processes; ``None``: nothing is tuned.
     """
 
@@ -116,6 +111,7 @@ class EpochReader(RankEpochs):
         super().__init__(resume, rank_finder, pool)
         self._ring = Ring()
         self.executor = Executor(settings, pool, self._ring)
+        self.threads = ReadThreads(settings, pool, self.others)
         self.decisions: DecisionLog | None = None
         self._tuner: Tuner | None = None
         if pool.options.tune == "auto":
@@ -163,13 +159,13 @@ class EpochReader(RankEpochs):
             override: changes samples as they are made, given their ids.
             keep_places: whether :data:`~stoker.reading.apply_chain.LEFT_OUT` stands for each bad sample that is left out.
         """
-        skip, delivery, pipeline = self._start(batch_size, by_sample=True, override=override)
+        skip, progress, pipeline = self._start(batch_size, by_sample=True, override=override)
         alone = LoaderWorker.detect().token is None and self._ranks == 1 and self._division is None
         check_sample_steps(self.settings, override, alone=alone, keeps_places=keep_places and self._division is None)
         leaves_out = bool(self.settings.leaves_out) and not keep_places
         if self._division is not None and self._division.kept is not None:
             samples = chain.from_iterable(part.samples for part in pipeline.sample_runs())
-            yield from deliver_kept(samples, delivery.plan, self._division, LoaderWorker.detect())
+            yield from deliver_kept(samples, progress.plan, self._division, LoaderWorker.detect())
             return
         division, ranks, number = self._division, self._ranks, 0
         waits = WaitClock()
@@ -179,14 +175,14 @@ class EpochReader(RankEpochs):
             number += 1
             if number >= _LOOK_AGAIN and not number & (number - 1):
                 check_as_begun(self._rank_finder, division, ranks, batch_size)
-            delivery.enter(part)
+            progress.enter(part)
             while True:
                 try:
                     # The state was taken inside the first batch: skip the samples of it that were delivered.
                     for _ in islice(part.samples, skip) if skip else ():
                         skip -= 1
                     # `yield from` costs nothing a sample; the run counts how many the consumer took.
-                    yield from delivery.present(part.samples) if leaves_out and part.gaps else part.samples
+                    yield from progress.present(part.samples) if leaves_out and part.gaps else part.samples
                     break
                 except Exception as error:  # noqa: BLE001 - raised again where it is final
                     try:
@@ -194,15 +190,15 @@ class EpochReader(RankEpochs):
                             raise
                         part = part.recover(part, error)  # noqa: PLW2901
                     except BaseException:
-                        delivery.failed()
+                        progress.failed()
                         raise
-                    delivery.go_on(part)
-            delivery.check()
+                    progress.go_on(part)
+            progress.check()
             waits.begin()
         if number < _LOOK_AGAIN:
             check_as_begun(self._rank_finder, division, ranks, batch_size)
         waits.flush()
-        delivery.finished = True
+        progress.finished = True
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """This rank's (and loader worker's) batches of the next epoch, as dicts of columns."""
@@ -213,7 +209,7 @@ class EpochReader(RankEpochs):
         return self._columns(batch_size, lambda pipeline: ([group] for group in pipeline.groups()))
 
     def _columns(self, batch_size: int, read: Callable[[Pipeline], Iterator[list[_Columns]]]) -> Iterator[_Columns]:
-        _, delivery, pipeline = self._start(batch_size, by_sample=False)
+        _, progress, pipeline = self._start(batch_size, by_sample=False)
         division, ranks, number, look = self._division, self._ranks, 0, 0
         waits = WaitClock()
         waits.begin()
@@ -223,9 +219,9 @@ class EpochReader(RankEpochs):
                 number += 1
                 if number >= _LOOK_AGAIN and not number & (number - 1):
                     check_as_begun(self._rank_finder, division, ranks, batch_size)
-                delivery.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
+                progress.batch(len(found.lengths) if isinstance(found, BatchGroup) else 1)
                 yield found
-                delivery.check()
+                progress.check()
                 if number >= look:
                     look = number + waits.at_hand()
                 del found
@@ -235,7 +231,7 @@ class EpochReader(RankEpochs):
             check_as_begun(self._rank_finder, division, ranks, batch_size)
         waits.at_hand()
         waits.flush()
-        delivery.finished = True
+        progress.finished = True
 
     def _start(
         self, batch_size: int, *, by_sample: bool, override: Override | None = None
@@ -276,7 +272,7 @@ class EpochReader(RankEpochs):
         if worker.token is None:
             self.compare_ranks(point, data_rank, self._resume.batches_before)
         run = self._run(point, data_rank, division)
-        threads = self._threads(worker, sharers, 0 if by_sample else run.plan.samples)
+        threads = self.threads.count(worker, sharers, 0 if by_sample else run.plan.samples)
         run_in = self.executor.plan(worker, threads, override)
         self._limit_open(sharers, 0 if run_in == "threads" else self.executor.processes)
         pipeline = self.pipeline(
@@ -293,25 +289,9 @@ class EpochReader(RankEpochs):
             override=override,
             run_again=partial(_run_again, self._resume, point, data_rank, division),
             # Samples that are made as they are asked for are made in the consumer's thread.
-            tune_threads=worker.token is None and bool(threads or not by_sample) and self.may_tune_threads(threads),
+            tune_threads=worker.token is None and bool(threads or not by_sample) and self.threads.may_tune(threads),
         )
         return point.partial or inside, self._resume.deliver(point, run.plan, begun), pipeline
-
-    def fetch_first(self, point: EpochPosition, batch_size: int, workers: int) -> None:
-        """Begin to fetch the first batches of DataLoader workers, which have no connection to the store before they run."""
-        self.pool.share(workers * self._rank_finder.world.local_world_size)
-        if not all(cache.for_others for cache in self.pool.caches) or not isinstance(self.sample_order, NativeOrder):
-            return
-        run = self.sample_order.run(point, self.data_rank(batch_size))
-        for batches in run.plan.chunks(workers * batch_size, 0, 1, 0):
-            shards = dict.fromkeys(run.order.locate(np.concatenate(batches[:workers]))[0].tolist())
-            self.pool.fetch(list(shards)[: FETCHED_FOR_WORKER * workers])
-            return
-
-    def end_first(self) -> None:
-        """Fetch no more for DataLoader workers, and keep nothing of it in memory: their iteration has ended."""
-        self.pool.fetch(())
-        self.pool.share(self._rank_finder.world.local_world_size)
 
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:
@@ -328,45 +308,6 @@ class EpochReader(RankEpochs):
         if run.plan.padding and run.plan.rank == 0 and self._resume.first_to_tell(_PADS):
             tell_of_padding(point.epoch, run.plan, self.sample_order)
         return run
-
-    def _threads(self, worker: LoaderWorker, sharers: int, in_batches: int) -> int:
-        """Number of threads that read ahead; ``in_batches`` are the samples to come where they are asked for in batches."""
-        if self.settings.read_threads is not None:
-            return self.settings.read_threads
-        if worker.token is not None:
-            return 0
-        if self.settings.only_tokenizes:
-            return 1  # one thread at a time does
-        if self.settings.calls_functions:
-            return min(8, math.ceil(processors(1)))
-        # Gathering takes less time than handing its result over from a thread; a transform may take any time, and text is
-        # parsed without Python's lock.
-        return parsers(sharers) if in_batches > FEW_LINES and self._has_text else 0
-
-    def may_tune_threads(self, threads: int) -> bool:
-        """Whether a tuner may change how many threads read, where so many do without it.
-
-        Code of others, which may not be thread-safe, is run by threads only where it is without a tuner. A tokenizer is
-        called by one thread at a time.
-        """
-        settings = self.settings
-        if settings.read_threads is not None or settings.only_tokenizes:
-            return False
-        return threads > 0 or not (settings.calls_functions or self._runs_foreign_code)
-
-    @cached_property
-    def _runs_foreign_code(self) -> bool:
-        """Whether decoding may call code that is not stoker's: another package's format, an encoding, or unpickling."""
-        if self.pool.options.allow_unsafe_types or others_registered():
-            return True
-        indexes = [self.pool.index, *(other.pool.index for other in self.others)]
-        return not all(is_own(shard.format) for index in indexes for shard in index.distinct_shards)
-
-    @cached_property
-    def _has_text(self) -> bool:
-        index = self.pool.index
-        parts = index.parts if isinstance(index, ConcatIndex) else (index,)
-        return any(len(part) and get_format(part.shards[0].format).text for part in parts)
 
     def pipeline(
         self,
@@ -412,7 +353,7 @@ class EpochReader(RankEpochs):
         check_positions(steps, run)
         if worker.token is not None:
             steps, override = loading_steps(steps), loading_override(override)
-        lines = as_columns and worker.token is None and not self.settings.calls_functions and self._has_text
+        lines = as_columns and worker.token is None and not self.settings.calls_functions and self.threads.parse_text
         amounts = replace(self.settings.amounts, sharers=sharers, lines=lines)
         settings = replace(
             self.settings, steps=steps, amounts=amounts, read_threads=threads, run_in=run_in, by_shard=self._is_wide()

@@ -21,7 +21,7 @@ from stoker.concurrency.spans.read_times import ReadTimes
 from stoker.concurrency.spans.recorder import Stage, join_recording, recorder, span
 from stoker.concurrency.spans.sample_clock import ShortSamples
 from stoker.concurrency.threads import Threads
-from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
+from stoker.formats.base import ReadOptions, ShardReader
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
 from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, small_shards_held, spare_bytes
@@ -123,7 +123,6 @@ class ShardPool:
         self._coming: dict[int, Future[_Opened]] = {}
         # Small shards that were asked for ahead.
         self._window = AheadWindow()
-        self._fetching: list[Future[None]] = []
         self.times = ReadTimes()
 
     def cache_of(self, shard: int) -> ShardCache:
@@ -229,25 +228,15 @@ class ShardPool:
         future = self._threads.submit_each(range(len(shards)), group.fetch, partial(self._objects_loaded, group))
         self._coming.update(dict.fromkeys(shards, future))
 
-    def fetch(self, shards: Iterable[int]) -> None:
-        """Begin to bring shards into caches that other processes read, in this order: none is opened here.
+    def fetch_for_others(self, shard: int) -> Future[None]:
+        """Begin to bring a shard into a cache that other processes read. It is not opened here."""
+        info, cache = self.index.shards[shard], self.cache_of(shard)
 
-        Those that an earlier call asked for are left out where they have not begun. Errors are not told: those who read the
-        shards meet them.
-        """
-        for future in self._fetching:
-            future.cancel()
-        self._fetching = []
-        size = 0
-        for shard in shards:
-            info, cache = self.index.shards[shard], self.cache_of(shard)
-            size += info.size
-            if size <= cache.for_others:
-                self._fetching.append(self._threads.submit(partial(self._fetch_for_others, cache, info)))
+        def fetch() -> None:
+            with span(Stage.FETCH, info.size, self.width.value):
+                cache.fetch_for_others(info)
 
-    def _fetch_for_others(self, cache: ShardCache, info: ShardInfo) -> None:
-        with span(Stage.FETCH, info.size, self.width.value):
-            cache.fetch_for_others(info)
+        return self._threads.submit(fetch)
 
     def _begin(self, groups: Iterable[list[int]]) -> None:
         """Have groups of shards opened, each by one thread. The lock is held."""

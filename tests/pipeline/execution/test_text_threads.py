@@ -14,7 +14,7 @@ import pytest
 
 from stoker import MDSWriter, ReadOptions, StreamingDataset, World
 from stoker.errors import CorruptDataError
-from stoker.pipeline import epoch_reader
+from stoker.pipeline.execution import read_threads
 from stoker.types import Batch
 
 ROWS = 6000
@@ -22,7 +22,7 @@ ROWS = 6000
 
 @pytest.fixture(autouse=True)
 def processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_reader, "FEW_LINES", 1000)
+    monkeypatch.setattr(read_threads, "FEW_LINES", 1000)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
 
 

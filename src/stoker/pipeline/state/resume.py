@@ -56,7 +56,7 @@ class ResumeState:
         self._clock = EpochClock()
         self._quarantine = None if quarantine is None else PinnedQuarantine(*quarantine, self._clock)
         self._in_worker = False
-        self._delivery: Progress | None = None
+        self._progress: Progress | None = None
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
         self._left: list[tuple[weakref.ref[Progress], int]] = []
         self._resumed: tuple[EpochPosition, int, int] | None = None
@@ -69,7 +69,7 @@ class ResumeState:
     @property
     def batches_before(self) -> int:
         """Batches that the iteration which this object began last has delivered."""
-        return 0 if self._delivery is None else self._delivery.samples // self._delivery.plan.batch_size
+        return 0 if self._progress is None else self._progress.samples // self._progress.plan.batch_size
 
     def first_to_tell(self, matter: int) -> bool:
         """Whether neither this object nor a copy of it in a DataLoader worker has told of a matter; from now on, one has."""
@@ -102,10 +102,10 @@ class ResumeState:
     def deliver(self, point: EpochPosition, plan: Plan, begun: int) -> Progress:
         """Make an iteration the one whose progress states describe."""
         self._left = [(left, count) for left, count in self._left if left() is not None]
-        if self._delivery is not None and not self._delivery.finished:
-            self._left.append((weakref.ref(self._delivery), self._delivery.samples))
-        self._delivery = Progress(point, plan, begun, self._clock if self._in_worker else None)
-        return self._delivery
+        if self._progress is not None and not self._progress.finished:
+            self._left.append((weakref.ref(self._progress), self._progress.samples))
+        self._progress = Progress(point, plan, begun, self._clock if self._in_worker else None)
+        return self._progress
 
     def state(self, point: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
         """The state at ``point``."""
@@ -143,10 +143,10 @@ class ResumeState:
                 "two iterations over this dataset take turns, and a state is of one: continue one of them alone, or use a "
                 "dataset object for each"
             )
-        delivery = self._delivery
-        if delivery is None:
+        progress = self._progress
+        if progress is None:
             return self._clock.peek()
-        return self.after_epoch(delivery.point, delivery.plan) if delivery.finished else delivery.here()
+        return self.after_epoch(progress.point, progress.plan) if progress.finished else progress.here()
 
     def after(self, samples: int, data_rank: DataRank, *, from_beginning: bool, ended: bool = False) -> EpochPosition:
         """The position to resume from, after ``samples`` of the epoch or, if not ``from_beginning``, of this run of it.
@@ -214,7 +214,7 @@ class ResumeState:
         if not self._clock.alone:
             # Workers iterate: the epoch that they are in is the last that has begun.
             return self._clock.started(self._clock.peek().epoch - 1)
-        return None if self._delivery is None else self._delivery.point
+        return None if self._progress is None else self._progress.point
 
     def state_after(
         self, start: EpochPosition, batches: int, data_rank: DataRank, *, ended: bool = False
@@ -258,12 +258,12 @@ class ResumeState:
 
     def worker_state(self, worker: LoaderWorker, data_rank: DataRank) -> dict[str, Any]:
         """The state of one DataLoader worker, for a loader that saves each worker's apart (torchdata's)."""
-        delivery = self._delivery
-        if delivery is None:
+        progress = self._progress
+        if progress is None:
             begun, batches, inside = self._resumed or (self._clock.peek(), 0, 0)
         else:
             # A loader's batches may have another size than the dataset's. A worker that has ended waits for the others.
-            begun, (batches, inside) = delivery.point, divmod(delivery.samples, delivery.plan.batch_size)
+            begun, (batches, inside) = progress.point, divmod(progress.samples, progress.plan.batch_size)
         part = WorkerPart(worker.number, worker.count, batches, inside)
         return {**self.state(begun, data_rank), "worker": part.as_dict(data_rank)}
 
@@ -331,11 +331,11 @@ class ResumeState:
     def _forget(self) -> None:
         """End all iterations that run; the next one begins where a state says."""
         self.loads += 1
-        for one in (self._delivery, *(left() for left, _ in self._left)):
+        for one in (self._progress, *(left() for left, _ in self._left)):
             if one is not None:
                 one.supersede()
-        self._delivery, self._left = None, []
+        self._progress, self._left = None, []
 
     def __getstate__(self) -> dict[str, Any]:
         # What was delivered here was not delivered by the copy.
-        return {**self.__dict__, "_delivery": None, "_left": []}
+        return {**self.__dict__, "_progress": None, "_left": []}

@@ -308,7 +308,7 @@ class PoolSource(SampleSource):
             as_columns=not one_by_one,
             run_again=again,
             notes=None if self.bad_samples is None else notes,
-            tune_threads=not one_by_one and self._reader.may_tune_threads(threads),
+            tune_threads=not one_by_one and self._reader.threads.may_tune(threads),
         )
 
     @contextmanager

@@ -1,0 +1,76 @@
+"""Chooses how many threads of a process read ahead of the consumer, and whether a tuner may change that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from stoker.cluster import LoaderWorker
+from stoker.formats.mds.encodings.registry import others_registered
+from stoker.formats.registry import get_format, is_own
+from stoker.index.concat_index import ConcatIndex
+from stoker.lazy import cached_property
+from stoker.pipeline.joins.other_dataset import OtherDataset
+from stoker.pipeline.transforms import EpochReaderSettings
+from stoker.policy import FEW_LINES, parsers, processors
+from stoker.reading.shard_pool import ShardPool
+
+
+class ReadThreads:
+    """Chooses how many threads read ahead.
+
+    Args:
+        settings: how samples are read.
+        pool: the dataset's shards.
+        others: datasets that are read next to it.
+    """
+
+    def __init__(self, settings: EpochReaderSettings, pool: ShardPool, others: Sequence[OtherDataset]) -> None:
+        self._settings, self._pool, self._others = settings, pool, others
+
+    def count(self, worker: LoaderWorker, sharers: int, in_batches: int) -> int:
+        """The threads of an iteration.
+
+        Args:
+            worker: this process.
+            sharers: processes on this node that read through the same cache.
+            in_batches: samples to come, where they are asked for in batches; else 0.
+        """
+        settings = self._settings
+        if settings.read_threads is not None:
+            return settings.read_threads
+        if worker.token is not None:
+            return 0
+        if settings.only_tokenizes:
+            return 1  # one thread at a time does
+        if settings.calls_functions:
+            return min(8, math.ceil(processors(1)))
+        # Gathering takes less time than handing its result over from a thread; a transform may take any time, and text is
+        # parsed without Python's lock.
+        return parsers(sharers) if in_batches > FEW_LINES and self.parse_text else 0
+
+    def may_tune(self, threads: int) -> bool:
+        """Whether a tuner may change how many threads read, where so many do without it.
+
+        Code of others, which may not be thread-safe, is run by threads only where it is without a tuner. A tokenizer is
+        called by one thread at a time.
+        """
+        settings = self._settings
+        if settings.read_threads is not None or settings.only_tokenizes:
+            return False
+        return threads > 0 or not (settings.calls_functions or self._run_foreign_code)
+
+    @cached_property
+    def parse_text(self) -> bool:
+        """Whether shards of the dataset are lines of text."""
+        index = self._pool.index
+        parts = index.parts if isinstance(index, ConcatIndex) else (index,)
+        return any(len(part) and get_format(part.shards[0].format).text for part in parts)
+
+    @cached_property
+    def _run_foreign_code(self) -> bool:
+        """Whether decoding may call code that is not stoker's: another package's format, an encoding, or unpickling."""
+        if self._pool.options.allow_unsafe_types or others_registered():
+            return True
+        indexes = [self._pool.index, *(other.pool.index for other in self._others)]
+        return not all(is_own(shard.format) for index in indexes for shard in index.distinct_shards)
