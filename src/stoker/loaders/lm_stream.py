@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, TypeAlias, Unpack, cast
+from typing import Any, Protocol, Unpack, cast
 
 from numpy.typing import DTypeLike
 
@@ -15,9 +14,7 @@ from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import Stage, span
-from stoker.concurrency.user_code import pass_exits
-from stoker.display import with_article
-from stoker.errors import ConfigError, StateError, TransformError
+from stoker.errors import ConfigError, StateError
 from stoker.loaders.dataset_methods.chained import ChainMethods, tokenized
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
@@ -26,7 +23,6 @@ from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.loaders.trainers.lightning_progress import follow_lightning, load_for_lightning
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
-from stoker.pipeline.joins.texts_stage import check_tokenized
 from stoker.pipeline.state.progress import superseded_error
 from stoker.pipeline.stats.loader_settings import note_settings
 from stoker.pipeline.stats.stats import StreamStats
@@ -36,12 +32,11 @@ from stoker.tokens.layouts.base import RowMaker, state_number
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.registry import LAYOUTS, LayoutName, make_layout
 from stoker.tokens.settings import LMOptions, LMSettings
+from stoker.tokens.sources.document_column import DocumentColumn, as_function
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Batch, Ids
 
 __all__ = ["DatasetLike", "LMStream"]
-
-Tokenize: TypeAlias = Callable[[Sequence[str]], Sequence[Any]]
 
 _AT_ONCE = 64
 # Marks are looked through for some that are not needed when there are so many.
@@ -153,13 +148,13 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
         self._column = column
         self._batch_size = batch_size
         self._tokenizes = tokenizer is not None
-        self._tokenize = None if tokenizer is None else _function_of(tokenizer)
-        if self._tokenize is not None and isinstance(dataset, ChainMethods):
-            made = tokenized(dataset, column, self._tokenize, self._settings.limit)
+        tokenize = None if tokenizer is None else as_function(tokenizer)
+        if tokenize is not None and isinstance(dataset, ChainMethods):
+            made = tokenized(dataset, column, tokenize, self._settings.limit)
             if made is not None:
-                dataset, self._tokenize = cast(DatasetLike, made), None
+                dataset, tokenize = cast(DatasetLike, made), None
         self._dataset = dataset
-        self._token_dtype = token_dtype
+        self._source = DocumentColumn(column, tokenize, token_dtype)
         self._endless = endless
         self._lookahead = lookahead
         self._maker: RowMaker | None = None
@@ -389,7 +384,7 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
                         self._marks.popleft()
                     else:
                         self._forget_before(self._maker.state_dict())
-                documents = self._documents(batch, number)
+                documents = self._source.documents(batch, number)
                 number += len(documents)
                 self._marks.append(_Mark(number, start, read))
                 yield documents
@@ -400,61 +395,3 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
                     f"epoch {start.epoch} has no documents for rank {self._dataset.world.rank}, and an endless stream would "
                     "look for the next one for ever: use fewer ranks, a smaller batch_size of the dataset or more data"
                 )
-
-    def _documents(self, batch: Batch, first: int) -> Ragged:
-        if not batch:  # all of its samples were left out, and none was read before
-            return Ragged.of([])
-        if self._column not in batch:
-            raise ConfigError(f"the dataset has no column {self._column!r}; it has {', '.join(batch)}")
-        column: Any = batch[self._column]
-        if self._tokenize is not None:
-            for number, text in enumerate(column, first):
-                if not isinstance(text, str):
-                    raise ConfigError(
-                        f"document {number} of this rank's iteration: column {self._column!r} holds "
-                        f"{'null' if text is None else f'a value of type {type(text).__name__}'}, and a tokenizer takes "
-                        "text: make text of it by the dataset's transform=, or leave such samples out by subset="
-                    )
-            column = _tokenized(self._tokenize, column, first)
-        return Ragged.of(column, dtype=self._token_dtype, name=self._column)
-
-
-def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any]:
-    """Token ids of each text; ``first`` is the number of the first among the documents of this rank's iteration."""
-    try:
-        found = tokenize(texts)
-    except BaseException as error:
-        pass_exits(error)
-        for number, text in enumerate(texts, first):
-            try:
-                tokenize([text])
-            except BaseException as alone:
-                pass_exits(alone)
-                raise _tokenizer_error(alone, f"document {number}") from alone
-        raise _tokenizer_error(error, f"documents {first} to {first + len(texts) - 1} together") from error
-    check_tokenized(found, texts)
-    return found
-
-
-def _tokenizer_error(error: BaseException, which: str) -> TransformError:
-    told = f"{which} of this rank's iteration: the tokenizer raised {type(error).__name__}: {error}"
-    if isinstance(error, AttributeError | TypeError):  # as one that takes a single text does
-        told += ". It is called with a list of texts, and returns a list of ids for each"
-    return TransformError(told)
-
-
-def _encoded(tokenizer: Any, texts: Sequence[str]) -> list[Sequence[int]]:
-    """The ids that a ``tokenizers.Tokenizer`` gives texts."""
-    return [found.ids for found in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
-
-
-def _function_of(tokenizer: Any) -> Tokenize:
-    """A function from texts to lists of ids."""
-    if hasattr(tokenizer, "encode_batch"):
-        return partial(_encoded, tokenizer)
-    if not callable(tokenizer):
-        raise ConfigError(
-            f"tokenizer is {with_article(type(tokenizer).__name__)}: expected a function from texts to lists of ids"
-        )
-    call: Tokenize = tokenizer
-    return call

@@ -1,0 +1,102 @@
+"""Token ids of the documents in a column of a dataset's batches, which a tokenizer makes of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from numpy.typing import DTypeLike
+
+from stoker.concurrency.user_code import pass_exits
+from stoker.display import with_article
+from stoker.errors import ConfigError, TransformError
+from stoker.pipeline.joins.texts_stage import check_tokenized
+from stoker.tokens.sources.ragged import Ragged
+from stoker.types import Batch
+
+Tokenize: TypeAlias = Callable[[Sequence[str]], Sequence[Any]]
+"""A function from texts to a list of ids for each."""
+
+
+class DocumentColumn:
+    """A column of token ids, or of texts.
+
+    Args:
+        name: of the column.
+        tokenize: for texts; ``None``: the column holds ids.
+        dtype: of ids that are ``bytes``.
+    """
+
+    def __init__(self, name: str, tokenize: Tokenize | None, dtype: DTypeLike | None) -> None:
+        self._name, self._tokenize, self._dtype = name, tokenize, dtype
+
+    def documents(self, batch: Batch, first: int) -> Ragged:
+        """The ids of a batch's documents; ``first`` is the number of the first in this rank's iteration.
+
+        Raises:
+            ConfigError: there is no such column, or it holds no texts for the tokenizer.
+            TransformError: the tokenizer failed; names the document.
+        """
+        if not batch:  # all of its samples were left out, and none was read before
+            return Ragged.of([])
+        if self._name not in batch:
+            raise ConfigError(f"the dataset has no column {self._name!r}; it has {', '.join(batch)}")
+        column: Any = batch[self._name]
+        if self._tokenize is not None:
+            for number, text in enumerate(column, first):
+                if not isinstance(text, str):
+                    raise ConfigError(
+                        f"document {number} of this rank's iteration: column {self._name!r} holds "
+                        f"{'null' if text is None else f'a value of type {type(text).__name__}'}, and a tokenizer takes "
+                        "text: make text of it by the dataset's transform=, or leave such samples out by subset="
+                    )
+            column = _tokenized(self._tokenize, column, first)
+        return Ragged.of(column, dtype=self._dtype, name=self._name)
+
+
+def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any]:
+    try:
+        found = tokenize(texts)
+    except BaseException as error:
+        pass_exits(error)
+        for number, text in enumerate(texts, first):
+            try:
+                tokenize([text])
+            except BaseException as alone:
+                pass_exits(alone)
+                raise _tokenizer_error(alone, f"document {number}") from alone
+        raise _tokenizer_error(error, f"documents {first} to {first + len(texts) - 1} together") from error
+    check_tokenized(found, texts)
+    return found
+
+
+def _tokenizer_error(error: BaseException, which: str) -> TransformError:
+    told = f"{which} of this rank's iteration: the tokenizer raised {type(error).__name__}: {error}"
+    if isinstance(error, AttributeError | TypeError):  # as one that takes a single text does
+        told += ". It is called with a list of texts, and returns a list of ids for each"
+    return TransformError(told)
+
+
+def as_function(tokenizer: Any) -> Tokenize:
+    """A tokenizer as a function.
+
+    Args:
+        tokenizer: a function, or a ``tokenizers.Tokenizer``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if hasattr(tokenizer, "encode_batch"):
+        return partial(_encoded, tokenizer)
+    if not callable(tokenizer):
+        raise ConfigError(
+            f"tokenizer is {with_article(type(tokenizer).__name__)}: expected a function from texts to lists of ids"
+        )
+    call: Tokenize = tokenizer
+    return call
+
+
+def _encoded(tokenizer: Any, texts: Sequence[str]) -> list[Sequence[int]]:
+    """The ids that a ``tokenizers.Tokenizer`` gives texts."""
+    return [found.ids for found in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
