@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,15 +46,24 @@ def samples_of_step(
         ConfigError: none of these ranks has so many batches.
     """
     found: list[tuple[Ids, Ids, Ids]] = []
-    most = 0
+    for rank, run in runs_with_step(run_of, ranks, step, epoch):
+        positions = next(run.plan.chunks(1, skip=step))[0]
+        found.append((np.full(len(positions), rank, np.int64), *run.order.locate(positions)))
+    numbers, shards, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return StepSamples(numbers, shards, rows, table.starts[shards] + rows)
+
+
+def runs_with_step(
+    run_of: Callable[[int], Run], ranks: Sequence[int], step: int, epoch: str
+) -> Iterator[tuple[int, Run]]:
+    """The ranks that have a batch in a step, with their batches; args and errors are those of :func:`samples_of_step`."""
+    found, most = False, 0
     for rank in ranks:
         run = run_of(rank)
         most = max(most, len(run.plan))
         if step < len(run.plan):
-            positions = next(run.plan.chunks(1, skip=step))[0]
-            found.append((np.full(len(positions), rank, np.int64), *run.order.locate(positions)))
+            found = True
+            yield rank, run
     if not found:
         whose = f"rank {ranks[0]}" if len(ranks) == 1 else "every rank"
         raise ConfigError(f"step {step} is not in {epoch}: {whose} has {most} steps there, numbered from 0")
-    numbers, shards, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return StepSamples(numbers, shards, rows, table.starts[shards] + rows)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.types import Array
 
 _MOST_BYTES: Final = 1 << 30
 """Of a file's arrays, uncompressed: 2 million steps and more."""
@@ -46,16 +49,23 @@ def steps_path(results: Path, rank: int, kind: str, repeat: int, epoch: int) -> 
     return results / "steps" / f"rank{rank:05d}-{kind}-{repeat}-{epoch}.npz"
 
 
-def read_steps(path: Path) -> RankSteps | None:
-    """A file of ``steps/``; ``None`` where it is missing, or not what a rank writes."""
+def read_arrays(path: Path, names: Sequence[str], most_bytes: int) -> dict[str, Array] | None:
+    """Arrays of an NPZ file; ``None`` where it is missing or broken, lacks one, or has more than ``most_bytes``."""
     try:
         with zipfile.ZipFile(path) as archive:  # what is small may say that it is large
-            if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
+            if sum(member.file_size for member in archive.infolist()) > most_bytes:
                 return None
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: np.asarray(archive[name]) for name in _NAMES}
+            return {name: np.asarray(archive[name]) for name in names}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, NotImplementedError, MemoryError):
         return None  # MemoryError: of a header that speaks of more than there is
+
+
+def read_steps(path: Path) -> RankSteps | None:
+    """A file of ``steps/``; ``None`` where it is missing, or not what a rank writes."""
+    arrays = read_arrays(path, _NAMES, _MOST_BYTES)
+    if arrays is None:
+        return None
     count = arrays["asked"].size
     for name, array in arrays.items():
         if array.dtype != np.int64 or array.ndim != 1 or (name != "block" and array.size != count):

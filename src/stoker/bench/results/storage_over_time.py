@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bench.measure.requests import NOT_TOLD
+from stoker.bench.measure.step_files import read_arrays
 from stoker.bench.measure.storage_series import COLUMNS, MOST_BINS
 from stoker.types import Array
 
@@ -88,14 +88,10 @@ def storage_series(paths: Sequence[Path], began: float, ended: float, epochs: in
 
 def read_series(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
     """Moments and counters of a rank's file; ``None`` where it is missing, or not what a rank writes."""
-    try:
-        with zipfile.ZipFile(path) as archive:  # what is small may say that it is large
-            if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
-                return None
-        with np.load(path, allow_pickle=False) as archive:
-            moments, counters = np.asarray(archive["moments"]), np.asarray(archive["counters"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError, NotImplementedError, MemoryError):
+    arrays = read_arrays(path, ("moments", "counters"), _MOST_BYTES)
+    if arrays is None:
         return None
+    moments, counters = arrays["moments"], arrays["counters"]
     if moments.dtype != np.float64 or counters.dtype != np.int64 or moments.ndim != 1 or not len(moments):
         return None
     if counters.shape != (len(moments), len(COLUMNS)) or not np.isfinite(moments).all() or (np.diff(moments) < 0).any():

@@ -15,11 +15,9 @@ from stoker.types import Ids
 PART_BITS = 42
 """A part position is ``part << PART_BITS | number``."""
 
-_NUMBER = (1 << PART_BITS) - 1
-
 
 class Rounds:
-    """Converts positions of an epoch of parts to part positions and back.
+    """Converts positions of an epoch of parts to part positions.
 
     Inside a round parts come larger ones first, equal ones by number. So the parts of a later round are always the first
     of those of an earlier, and rounds with the same number of parts form a band, in which division finds the round.
@@ -98,15 +96,6 @@ class Rounds:
         part = slot if self._order is None else self._order[slot]
         part_positions: Ids = part << PART_BITS | number
         return part_positions
-
-    def to_positions(self, part_positions: Ids) -> Ids:
-        """The inverse of :meth:`to_part_positions`."""
-        part, number = part_positions >> PART_BITS, part_positions & _NUMBER
-        slot = part if self._slots is None else self._slots[part]
-        band = np.searchsorted(self._first_rounds, number, side="right") - 1
-        inside = (number - self._first_rounds[band]) * self._wide[band] + slot
-        positions: Ids = inside + self._first_positions[band]
-        return positions
 
     def position_of_round(self, number: int) -> int:
         """The position at which a round begins: the samples of all earlier rounds; the total, if there is no such round."""

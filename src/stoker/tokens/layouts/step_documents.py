@@ -8,8 +8,8 @@ from contextlib import closing
 import numpy as np
 
 from stoker.cluster import LoaderWorker
-from stoker.errors import ConfigError
 from stoker.order.sample_order import Run
+from stoker.order.step import runs_with_step
 from stoker.reading.bad_samples import BadSampleNotes, OnBadSample
 from stoker.reading.sample_errors import SampleLocation
 from stoker.tokens.batch import LMBatch
@@ -45,16 +45,10 @@ def documents_of_step(
     Raises:
         ConfigError: none of these ranks has so many batches.
     """
-    found: list[Ids] = []
-    most = 0
-    for rank in ranks:
-        run = run_of(rank)
-        most = max(most, len(run.plan))
-        if step < len(run.plan):
-            found.append(np.unique(_batch(builder, run, step, batch_size, on_bad_sample).extents.documents))
-    if not found:
-        whose = f"rank {ranks[0]}" if len(ranks) == 1 else "every rank"
-        raise ConfigError(f"step {step} is not in {epoch}: {whose} has {most} steps there, numbered from 0")
+    found = [
+        np.unique(_batch(builder, run, step, batch_size, on_bad_sample).extents.documents)
+        for _, run in runs_with_step(run_of, ranks, step, epoch)
+    ]
     return np.concatenate(found)
 
 
