@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import time
 from collections import defaultdict
 from itertools import chain, islice
@@ -36,6 +37,8 @@ from stoker.errors import ConfigError
 from stoker.pipeline.stats.span_times import Activity, Intervals
 from stoker.pipeline.stats.trace import profile_traces
 from stoker.pipeline.stats.trace_files import SPAN, nest, read_recorded, read_trace
+from stoker.pipeline.stats.trace_folder import TraceFolder
+from support import run_script
 
 
 @pytest.fixture
@@ -340,6 +343,59 @@ def test_faults_are_told(data: Path, tmp_path: Path) -> None:
             profile_traces([tmp_path / "bad.json"])
     with pytest.raises(ConfigError, match="can not be read"):
         profile_traces([tmp_path / "none.json"])
+
+
+_NOT_LEFT = """
+import sys
+from stoker import StreamingDataset
+def batches():
+    dataset = StreamingDataset(sys.argv[1], batch_size=16)
+    with dataset.trace(sys.argv[2]):
+        yield from dataset.batches()
+reader = batches()
+next(reader)
+"""
+
+
+@pytest.mark.processes
+def test_a_trace_that_nobody_ends_is_written_at_exit(tmp_path: Path) -> None:
+    with MDSWriter({"id": "int"}, tmp_path / "plain") as out:
+        out.write_batch({"id": np.arange(100)})
+    path = tmp_path / "trace.json"
+    assert run_script(["-c", _NOT_LEFT, tmp_path / "plain", path]) == []
+    assert "decode" in stages(events_of(path))
+    assert not list(tmp_path.glob(".trace.json*"))
+
+
+@pytest.mark.processes
+def test_what_a_killed_process_left_of_a_trace_goes_with_the_next_one_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+
+    def begin_and_be_killed() -> None:
+        pid = os.fork()
+        if not pid:
+            try:
+                with Trace(path):
+                    with spans.span(Stage.WAIT):
+                        pass
+                    os.kill(os.getpid(), signal.SIGKILL)
+            finally:
+                os._exit(1)
+        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+
+    begin_and_be_killed()
+    (left,) = tmp_path.iterdir()
+    assert list(left.glob("*.spans"))
+    (tmp_path / ".trace.json.emptyone").mkdir()
+    others = [tmp_path / ".trace.json.backups_of_mine", tmp_path / ".trace.json.abcdefgh.json"]
+    for other in others:
+        other.mkdir()
+    lives = TraceFolder(path)
+    assert not left.exists()
+    with Trace(path):
+        assert lives.path.is_dir()
+    lives.remove()
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
 
 
 def test_a_recorder_without_room_stops_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

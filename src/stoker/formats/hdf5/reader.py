@@ -70,7 +70,7 @@ class _NotReadError(StokerError):
 
 
 class _ReadBefore:
-    """What was read of a source: so that no thread waits for a store while it has the lock of HDF5.
+    """A source as far as it was read before: so that no thread waits for a store while it has the lock of HDF5.
 
     Who reads begins anew when something is missing. So only a few blocks are read that way, and the rest as it comes.
     """

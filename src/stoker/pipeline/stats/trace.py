@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.concurrency.spans.recorder import Recorder, record, recorder
+from stoker.concurrency.threads import call_at_end
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
     from stoker.pipeline.stats.bottleneck import Profile
     from stoker.pipeline.stats.trace_files import TracedProcess, TraceFacts
+    from stoker.pipeline.stats.trace_folder import TraceFolder
 
 # All loaders can be traced, and few are: what is done with a trace is imported where it is.
 
 logger = logging.getLogger(__name__)
+
+# The trace that runs in this process.
+_running: Trace | None = None
+
+
+@cache
+def _write_at_end() -> None:
+    """Have the trace that runs at the interpreter's exit written: nobody left its block."""
+
+    def end() -> None:
+        if _running is not None:
+            _running.__exit__(None, None, None)
+
+    call_at_end(end)
 
 
 class Trace:
@@ -31,7 +46,10 @@ class Trace:
     At the end of the block the file is written: open it at https://ui.perfetto.dev. It has a span for each time that a thread
     lists, fetches, decompresses, opens, decodes, transforms, collates, sends or waits. DataLoader workers take part where
     they are started inside the block. Where the block ends with an error, the file ``partial.trace.json`` has what was
-    recorded until then, and an earlier ``trace.json`` stays as it is.
+    recorded until then, and an earlier ``trace.json`` stays as it is. Where nobody leaves the block, as that of a generator
+    that is not read to its end, the file is written at the interpreter's exit. What is recorded lies in a folder
+    ``.trace.json.*`` beside the file meanwhile: that of a process that was killed stays, until the next trace of that name
+    begins.
 
     >>> with stoker.Trace("trace.json") as trace:  # doctest: +SKIP
     ...     for batch in dataset.batches():
@@ -52,6 +70,7 @@ class Trace:
         self._given, self._world = Path(path), world
         self._text = os.fspath(path)
         self._recorder: Recorder | None = None
+        self._folder: TraceFolder | None = None
         self._origin = 0
         self._processes: list[TracedProcess] = []
         self._facts: TraceFacts | None = None
@@ -67,7 +86,9 @@ class Trace:
         return path.with_name(f"partial.{path.name}") if self._failed else path
 
     def __enter__(self) -> Self:
+        global _running
         from stoker.pipeline.stats.trace_files import TraceFacts
+        from stoker.pipeline.stats.trace_folder import TraceFolder
 
         running = recorder()
         if running is not None:
@@ -81,31 +102,38 @@ class Trace:
         if self.path.is_dir():  # not only told when all is recorded
             raise ConfigError(f"the trace {self.path} can not be written: a directory is there; name a file in it")
         try:
-            folder = tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+            self._folder = TraceFolder(self.path)
         except OSError as error:
             raise ConfigError(f"the trace {self.path} can not be written: {error.strerror or error}") from error
         self._facts = TraceFacts(self._world.rank, self._world.world_size, time.time_ns(), len(os.sched_getaffinity(0)))
         self._origin = time.perf_counter_ns()
-        self._recorder = Recorder(folder)
+        self._recorder = Recorder(os.fspath(self._folder.path))
         record(self._recorder)
+        _running = self
+        _write_at_end()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        global _running
         from stoker.pipeline.stats.trace_files import read_recorded, write_trace
 
         running, self._recorder = self._recorder, None
-        assert running is not None
+        if running is None:  # written at the interpreter's exit
+            return
         assert self._facts is not None
+        assert self._folder is not None
         if recorder() is running:
             record(None)
-        folder = Path(running.folder)
+        if _running is self:
+            _running = None
+        folder = self._folder.path
         if not folder.is_dir() or running.pid != os.getpid():  # a forked child leaves the block of its parent
             return
         self._failed = error is not None and not isinstance(error, GeneratorExit)
         try:
             running.close()
             self._processes = read_recorded(folder, self._facts.rank, self._origin)
-            write_trace(self.path, self._processes, self._facts)
+            write_trace(self.path, self._processes, self._facts, folder)
             if error is not None and self._failed:
                 error.add_note(f"the trace until then is in {self.path}")
         except OSError as problem:
@@ -114,7 +142,7 @@ class Trace:
                 raise ConfigError(said) from problem
             logger.warning("%s", said)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._folder.remove()
         if any(one.full for one in self._processes):
             logger.warning("the trace %s lacks its end: there were too many spans, or the disk is full", self.path)
 

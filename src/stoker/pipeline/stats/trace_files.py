@@ -143,19 +143,22 @@ def nest(spans: NDArray[Any]) -> None:
     spans["end"][list(cut)] = list(cut.values())
 
 
-def write_trace(path: Path, processes: Sequence[TracedProcess], facts: TraceFacts) -> None:
+def write_trace(path: Path, processes: Sequence[TracedProcess], facts: TraceFacts, folder: Path) -> None:
     """Write the trace as Perfetto and ``chrome://tracing`` read it; compressed where the name ends in ``.gz``.
+
+    Args:
+        path: the file, which appears whole.
+        processes: those that were traced.
+        facts: of the trace.
+        folder: where it is written before; one that is removed in any case.
 
     Raises:
         OSError: it can not be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with gzip.open(beside, "wt", 3) if path.suffix == ".gz" else open(beside, "w") as out:
-            _write(out, processes, facts)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    beside = folder / "written"
+    with gzip.open(beside, "wt", 3) if path.suffix == ".gz" else open(beside, "w") as out:
+        _write(out, processes, facts)
+    os.replace(beside, path)
 
 
 def _write(out: IO[str], processes: Sequence[TracedProcess], facts: TraceFacts) -> None:

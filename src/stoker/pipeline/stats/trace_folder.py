@@ -1,0 +1,91 @@
+"""The folder that a trace is recorded in, beside its file: removed at its end, or by the next trace of that file.
+
+It is called ``.NAME.`` and eight random letters. A file in it has an ``flock``, which the kernel drops with the process and
+those that it forked meanwhile. So a folder whose lock is free is that of a process that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+_LOCK: Final = "lock"
+_RANDOM: Final = re.compile("[a-z0-9_]{8}")
+
+
+class TraceFolder:
+    """A folder that nobody takes for one of a killed process while this object's process lives.
+
+    Args:
+        file: the trace's file. Folders of it that killed processes left are removed.
+
+    Attributes:
+        path: the folder.
+
+    Raises:
+        OSError: it can not be made.
+    """
+
+    def __init__(self, file: Path) -> None:
+        prefix = f".{file.name}."
+        with os.scandir(file.parent) as entries:
+            left = [
+                Path(entry.path)
+                for entry in entries
+                if entry.name.startswith(prefix) and _RANDOM.fullmatch(entry.name, len(prefix))
+            ]
+        for folder in left:
+            _remove_unless_locked(folder)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=file.parent))
+            descriptor = _lock(self.path)
+            if descriptor is not None:
+                self._descriptor = descriptor
+                return
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._descriptor)
+
+
+def _lock(folder: Path) -> int | None:
+    """The descriptor of a new folder's lock; ``None`` where another trace that has just begun has removed the folder."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:  # a file system without locks: nobody else gets it either, and removes anything
+        return descriptor
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(folder / _LOCK).st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)  # of a process that was killed before it had its lock, or tries again
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
