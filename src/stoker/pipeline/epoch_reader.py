@@ -186,9 +186,7 @@ class EpochReader(RankEpochs):
                     break
                 except Exception as error:  # noqa: BLE001 - raised again where it is final
                     try:
-                        if part.recover is None:
-                            raise
-                        part = part.recover(part, error)  # noqa: PLW2901
+                        part = pipeline.recover(part, error)  # noqa: PLW2901
                     except BaseException:
                         progress.failed()
                         raise

@@ -125,7 +125,12 @@ class Pipeline:
             return (reader.overridden(chunk, SampleRun.of(made)) for chunk, made in self._chunks(reader.samples))
         if self._ahead:
             return map(self._recovery.told_run, self._chunks(reader.good_samples))
-        return self._recovery.runs(self._chunks(self._recovery.begin))
+        return map(itemgetter(1), self._chunks(self._recovery.begin))
+
+    def recover(self, run: SampleRun, error: Exception) -> SampleRun:
+        """What is left of the samples that :meth:`sample_runs` gave last, after one has raised an error; see
+        :meth:`~stoker.pipeline.recovery.recovery.Recovery.recover`."""
+        return self._recovery.recover(run, error)
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order, as columns. With a transform its results are stacked into columns again."""

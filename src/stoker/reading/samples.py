@@ -34,14 +34,11 @@ class SampleRun:
         samples: the samples, each made when it is asked for.
         remaining: an iterator whose length hint is the number of samples not yet taken.
         gaps: whether something stands among them for samples that are left out, or that come several for one.
-        recover: makes a run of what is left after a sample has raised an error, with something in its place; raises the error
-            where it is final. ``None``: all errors are.
     """
 
     samples: Iterator[Any]
     remaining: Iterator[Any]
     gaps: bool = False
-    recover: Callable[[SampleRun, Exception], SampleRun] | None = None
 
     @classmethod
     def of(cls, samples: list[Any], *, gaps: bool = False) -> SampleRun:

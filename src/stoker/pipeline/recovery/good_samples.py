@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from stoker.errors import SampleError
@@ -21,16 +22,18 @@ class ImageNotLoadedError(Exception):
         self.error = error
 
 
-def loaded_image(sample: Any) -> Any:
-    """A sample with its images loaded.
+def with_loaded_images(samples: Iterator[Any]) -> Iterator[Any]:
+    """Samples with their images loaded, each when it is asked for.
 
     Raises:
         ImageNotLoadedError: one can not be.
     """
-    try:
-        return loaded(sample)
-    except Exception as error:
-        raise ImageNotLoadedError(error) from error
+    for sample in samples:
+        try:
+            loaded(sample)
+        except Exception as error:
+            raise ImageNotLoadedError(error) from error
+        yield sample
 
 
 class GoodSamples(NamedTuple):

@@ -255,9 +255,10 @@ class PoolSource(SampleSource):
     def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadSamples]:
         notes = BadSampleNotes()
         done = 0
-        for part in self._pipeline(run, again, notes, one_by_one=True).sample_runs():
+        pipeline = self._pipeline(run, again, notes, one_by_one=True)
+        for part in pipeline.sample_runs():
             while True:
-                found, part = _take(part, most)  # noqa: PLW2901
+                found, part = _take(pipeline, part, most)  # noqa: PLW2901
                 if not found:
                     break
                 first, done = max(done, skip), done + len(found)
@@ -337,15 +338,13 @@ class _CountingReader:
         return found._replace(values=as_batch(found.values)) if isinstance(found, GoodSamples) else as_batch(found)
 
 
-def _take(part: SampleRun, most: int) -> tuple[list[Any], SampleRun]:
-    """The next samples of a run, ``most`` or fewer, and what is left of it."""
+def _take(pipeline: Pipeline, part: SampleRun, most: int) -> tuple[list[Any], SampleRun]:
+    """The next samples of a run of a pipeline, ``most`` or fewer, and what is left of it."""
     found: list[Any] = []
     while True:
         try:
             found.extend(islice(part.samples, most - len(found)))  # what comes before an error is kept
-        except Exception as error:
-            if part.recover is None:
-                raise
-            part = part.recover(part, error)
+        except Exception as error:  # noqa: BLE001 - raised again where it is final
+            part = pipeline.recover(part, error)
         else:
             return found, part
