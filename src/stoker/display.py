@@ -66,10 +66,11 @@ def decimal_bytes_text(size: float) -> str:
 def with_article(noun: str) -> str:
     """A noun, such as the name of a type, with its article.
 
-    >>> with_article("int"), with_article("str")
-    ('an int', 'a str')
+    >>> with_article("int"), with_article("str"), with_article("LMStream")
+    ('an int', 'a str', 'an LMStream')
     """
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+    vowels = "AEFHILMNORSX" if noun[:2].isupper() else "AEIOUaeiou"  # capitals are spoken one by one
+    return f"{'an' if noun[:1] in tuple(vowels) else 'a'} {noun}"
 
 
 def escape(text: str, keep: str = "") -> str:

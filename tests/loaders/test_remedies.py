@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import itertools
+import pickle
 import re
 import sys
 import types
@@ -15,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from loader_kinds import LOADERS, make_loader
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, random_split
 
 import stoker
 from stoker import (
@@ -176,7 +179,7 @@ def test_a_sum_says_what_to_write(dataset: StreamingDataset, tmp_path: Path, kin
     one = made(kind, tmp_path)
     sums: list[Callable[[], Any]] = [lambda: one + one, lambda: one + dataset, lambda: sum([one, one])]
     for add in sums:
-        with pytest.raises(ConfigError, match=f"^a {kind} can not be added to another with"):
+        with pytest.raises(ConfigError, match=f"^an? {kind} can not be added to another with"):
             add()
 
 
@@ -201,6 +204,64 @@ def test_what_a_sum_is_told_to_be_instead_is_there(tmp_path: Path) -> None:
     assert sum(len(batch.input_ids) for batch in StreamingParquetLoader(files, seq_len=4, batch_size=2)) == 8
     mapped, selected = Chain().map(dict), Chain().select(["id"])
     assert Chain([*mapped.steps, *selected.steps]) == Chain().map(dict).select(["id"])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LOADERS if kind not in ("StreamingDataset", "LocalDataset")])
+def test_by_number_where_nothing_has_a_number(tmp_path: Path, kind: str) -> None:
+    """So end also torch's ``Subset``, ``random_split`` and samplers, and a ``DataLoader`` around a loader."""
+    one = make_loader(kind, tmp_path)
+    subset: Callable[..., Any] = Subset  # whose types say nothing of iterating
+    split: Callable[..., Any] = random_split
+    tries: list[Callable[[], Any]] = [
+        lambda: one[0],
+        lambda: one[0:2],
+        lambda: one["id"],
+        lambda: list(subset(one, [0])),
+        lambda: [list(part) for part in split(one, [0.5, 0.5])],
+        lambda: ConcatDataset([one, one])[0],
+    ]
+    if not isinstance(one, IterableDataset):
+        tries.append(lambda: list(DataLoader(one)))
+    else:
+        tries.pop()  # torch refuses it before it asks
+    for use in tries:
+        with pytest.raises(ConfigError, match=rf"^an? {kind} has nothing by number, as {kind}\[i\]: iterate over it"):
+            use()
+    with pytest.raises(ConfigError, match=rf"^an? {kind} is read forwards: "):
+        reversed(one)
+    assert len(list(one)) == len(one) == 4
+
+
+@pytest.mark.parametrize("kind", ["StreamingDataset", "LocalDataset"])
+def test_by_number_where_samples_have_ids(tmp_path: Path, kind: str) -> None:
+    one = make_loader(kind, tmp_path)
+    subset: Callable[..., Any] = Subset
+    split: Callable[..., Any] = random_split
+    assert [sample["id"] for sample in subset(one, [3, 1])] == [3, 1]
+    assert sorted(sample["id"] for part in split(one, [5, 3]) for sample in part) == list(range(8))
+    with pytest.raises(TypeError, match=r"got 'id' \(str\); a column of some samples is dataset.read\(ids\)\['id'\]"):
+        one["id"]
+    assert one.read([2, 3])["id"].tolist() == [2, 3]  # as the message says
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_copies_read_by_themselves(tmp_path: Path, kind: str) -> None:
+    """What was delivered here was not delivered there; of a StreamingShardLoader it was, which hands work out."""
+    one = make_loader(kind, tmp_path)
+    whole = len(one)
+    copies: list[Callable[[Any], Any]] = [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it)), copy.copy]
+    for copied in copies:
+        running = iter(one)
+        next(running)
+        other = copied(one)
+        assert len(list(other)) == whole - (kind == "StreamingShardLoader")
+        assert len(list(running)) == whole - 1
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_iterators_are_teed(tmp_path: Path, kind: str) -> None:
+    first, second = itertools.tee(make_loader(kind, tmp_path))
+    assert str(list(first)) == str(list(second))
 
 
 def test_backwards_is_by_id(dataset: StreamingDataset) -> None:

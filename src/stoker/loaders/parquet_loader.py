@@ -110,6 +110,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
     """
 
     instead_of_sum = "give the files of all to one StreamingParquetLoader, in a list"
+    instead_of_index = "iterate over it; a StreamingDataset of the same files has documents by id, dataset[i]"
 
     @checked(
         decode_threads="it is read=ReadOptions(read_threads=...)",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
 from stoker.arguments import checked
 from stoker.arguments.other_libraries import OtherLibraries
 from stoker.cluster import World
+from stoker.display import with_article
+from stoker.errors import ConfigError
 from stoker.loaders.pickled import PickledByVersion
 from stoker.order.global_batches import WorkerRemainder
 from stoker.pipeline.stats.stats import StreamStats
@@ -87,6 +89,22 @@ class Loader(Protocol[_Item_co]):
 
 class CloseOnExit(PickledByVersion, OtherLibraries):
     """A base of stoker's loaders: ``close()`` is called at the end of a ``with`` block, and what they do can be traced."""
+
+    instead_of_index: ClassVar[str] = (
+        "iterate over it; the StreamingDataset that it reads has samples by id, dataset[i]"
+    )
+    """The remedy that the error of ``loader[i]`` names."""
+
+    if not TYPE_CHECKING:
+        # torch's datasets have both, which fail with words of torch's; Subset and random_split come here, too.
+        def __getitem__(self, _: object) -> NoReturn:
+            raise ConfigError(
+                f"{with_article(type(self).__name__)} has nothing by number, as {type(self).__name__}[i]: "
+                f"{self.instead_of_index}"
+            )
+
+        def __reversed__(self) -> NoReturn:
+            raise ConfigError(f"{with_article(type(self).__name__)} is read forwards: {self.instead_of_index}")
 
     @property
     def world(self) -> World:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.arguments import checked
+from stoker.arguments.messages import shown
 from stoker.cluster import World
 from stoker.errors import ConfigError
 from stoker.formats.unstacked import as_batch
@@ -56,7 +57,8 @@ class SamplesById:
             return self._samples(self._ids(index))
         # A truth value has an __index__, too.
         if isinstance(index, bool) or not hasattr(index, "__index__"):
-            raise TypeError(f"an index is an int, a slice or an array of ints, got {type(index).__name__}")
+            told = f"; a column of some samples is dataset.read(ids)[{index!r}]" if isinstance(index, str) else ""
+            raise TypeError(f"an index is an int, a slice or an array of ints, got {shown(index)}{told}")
         number = operator.index(index)
         return self.get_item(number + self._table.total if -self._table.total <= number < 0 else number)
 
