@@ -146,3 +146,11 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("stoker.order.selection.selection.permute", turn)
     monkeypatch.setattr("stoker.order.selection.selection.unpermute", turn_back)
+
+
+@pytest.fixture
+def awake_tuners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuners are there from the first step of reading on, also where it is not seen yet whether they are needed."""
+    from stoker.pipeline.tuning.late_tuner import LateTuner
+
+    monkeypatch.setattr(LateTuner, "sleeps", lambda *_, **__: False)

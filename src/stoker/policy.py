@@ -190,6 +190,9 @@ STEP_SECONDS: Final = 0.04
 """A step of reading is cut where its samples would take longer, as seen, to be read or until the consumer has had them: steps
 are what threads take one after the other, what waits for its last shard, and what waits in memory. One costs some 50 µs."""
 
+LITTLE_WAITING: Final = 0.03
+"""A consumer that waits for less than this part of its time is the bottleneck: the tuner changes nothing."""
+
 MOST_TIMES_AHEAD: Final = 8
 """The tuner looks ahead no further than this many times what is usual, where that takes no memory of the process."""
 

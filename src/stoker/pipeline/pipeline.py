@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span
@@ -34,9 +35,13 @@ from stoker.types import Batch
 
 if TYPE_CHECKING:  # most iterations need neither
     from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun, ReadMethod
-    from stoker.pipeline.tuning.tuner import TunedRun, Tuner
+    from stoker.pipeline.tuning.late_tuner import LateTuner
+    from stoker.pipeline.tuning.tuner import TunedRun
 
 _T = TypeVar("_T")
+
+_NEVER: Final = sys.maxsize
+"""A time (``perf_counter_ns``) that does not come."""
 
 # After it, this many times as much is located as is delivered, until the whole lookahead is located.
 _GROWTH = 4
@@ -80,7 +85,7 @@ class Pipeline:
         one_by_one: bool = False,
         as_columns: bool = False,
         override: Override | None = None,
-        tuner: Tuner | None = None,
+        tuner: LateTuner | None = None,
         tune_threads: bool = False,
     ) -> None:
         self._pool, self._run = pool, run
@@ -98,6 +103,7 @@ class Pipeline:
         self._lookahead = settings.amounts.lookahead(batch_size)
         self._chunk = settings.amounts.chunk(batch_size, one_by_one=one_by_one and not settings.takes_chunks)
         self._tuner = None if settings.by_shard else tuner
+        self._step_samples = sys.maxsize
         self._tunes_threads = tune_threads and not alone and settings.run_in != "processes"
         # Functions that run in the consumer's thread may draw from generators of it: the same numbers in each run.
         self._cuts = bool(self._ahead or self._tunes_threads or not (settings.calls_functions or override))
@@ -167,26 +173,31 @@ class Pipeline:
         # One chunk is delivered while the next one is read.
         self._pool.expect(needed.keys(), 2 * self._chunk_bytes)
         execute = partial(self._counted, read)
-        tuned = self._begin_tuning()
+        tuner, tuned, due = self._tuner, None, _NEVER
+        if tuner is not None:
+            if tuner.sleeps(self._settings.amounts, ahead=self._ahead):
+                due = tuner.due
+            else:
+                tuned = self._begin_tuning(tuner)
         runner: Runner[_T]
         if self._settings.run_in != "threads":
             task = partial(self._task, cast("ReadMethod", read.__name__))
             runner = self._executor.runner(execute, self._settings.run_in, self._threads, task, self._run_again)
-        elif self._threads or (tuned is not None and self._tunes_threads):
+        elif self._threads or (tuner is not None and self._tunes_threads):
             runner = InThreads(execute, self._threads if tuned is None else tuned.threads)
         else:
             runner = InTurn(execute)
         self.runner = runner
         if tuned is not None:
-            tuned.runner = runner
             self._tune(tuned, runner)
+            due = tuned.due
         running: deque[tuple[Chunk, Callable[[], _T]]] = deque()
         try:
             whole = read in (self._reader.group, self._reader.good_batch) and self._reader.stored
             ready = self._read_by_shard(whole) if self._settings.by_shard else self._fetched_ahead(needed)
             # Groups of workers stay whole, as all of them cut all batches alike.
-            if tuned is not None and self._cuts and not (self._worker_takes_groups or self._others.active):
-                ready = self._cut(ready, needed, tuned)
+            if tuner is not None and self._cuts and not (self._worker_takes_groups or self._others.active):
+                ready = self._cut(ready, needed)
             for chunk in chain(ready, repeat(None)):
                 if chunk is not None:
                     running.append((chunk, runner.submit(chunk)))
@@ -195,19 +206,26 @@ class Pipeline:
                 while running and (chunk is None or len(running) > runner.ahead):
                     done, take = running.popleft()
                     begun = time.perf_counter_ns()
-                    if tuned is not None and begun >= tuned.due:
+                    if begun >= due and tuned is not None:
                         tuned.takes()
                     found = take()
                     now = time.perf_counter_ns()
                     waited = now - begun
                     counts.waited(waited)
-                    if tuned is not None:
-                        if now < tuned.due:
-                            tuned.samples += len(done.rows)
-                            tuned.waited += waited
-                            tuned.last = now
-                        elif tuned.took(len(done.rows), waited, found, full=self._is_full):
-                            self._tune(tuned, runner)
+                    if now >= due:
+                        if tuned is not None:
+                            if tuned.took(len(done.rows), waited, found, full=self._is_full):
+                                self._tune(tuned, runner)
+                            due, self._step_samples = tuned.due, tuned.step_samples
+                        elif tuner is not None:
+                            if tuner.wakes():
+                                tuned = self._begin_tuning(tuner)
+                                self._tune(tuned, runner)
+                            due = tuner.due if tuned is None else tuned.due
+                    elif tuned is not None:
+                        tuned.samples += len(done.rows)
+                        tuned.waited += waited
+                        tuned.last = now
                     yield done, found
                     del found, take  # frees their memory for the next chunk
                     # Shards that no chunk ahead needs may be closed.
@@ -227,26 +245,25 @@ class Pipeline:
             self._others.close()
             self._pool.expect(())
 
-    def _cut(self, chunks: Iterator[Chunk], needed: dict[int, int], tuned: TunedRun) -> Iterator[Chunk]:
+    def _cut(self, chunks: Iterator[Chunk], needed: dict[int, int]) -> Iterator[Chunk]:
         """The chunks, those in parts that would take long to read or to be consumed."""
         for chunk in chunks:
-            if len(chunk.rows) <= tuned.step_samples or len(chunk.lengths) == 1:
+            if len(chunk.rows) <= self._step_samples or len(chunk.lengths) == 1:
                 yield chunk
                 continue
-            parts = cut_chunk(chunk, tuned.step_samples, len(self._pool.index))
+            parts = cut_chunk(chunk, self._step_samples, len(self._pool.index))
             for shard in chain.from_iterable(part.distinct for part in parts):
                 needed[shard] += 1
             for shard in chunk.distinct:
                 needed[shard] -= 1
             yield from parts
 
-    def _begin_tuning(self) -> TunedRun | None:
-        if self._tuner is None:
-            return None
+    def _begin_tuning(self, tuner: LateTuner) -> TunedRun:
         settings, worker = self._settings, self._worker
         processes = self._executor.first_processes if settings.run_in != "threads" else 0
-        tuned = self._tuner.begin(
+        tuned = tuner.tuner.begin(
             settings.amounts,
+            budget=tuner.budget(settings.amounts.sharers, worker),
             batch_size=self._run.plan.batch_size,
             chunk_bytes=self._chunk_bytes,
             threads=self._threads if settings.run_in != "processes" else 0,
@@ -260,7 +277,8 @@ class Pipeline:
         return tuned
 
     def _tune(self, tuned: TunedRun, runner: Runner[_T]) -> None:
-        self._lookahead = tuned.lookahead
+        tuned.runner = runner
+        self._lookahead, self._step_samples = tuned.lookahead, tuned.step_samples
         runner.keep_ready(tuned.chunks_ahead)
         workers = tuned.processes if runner.in_processes else tuned.threads
         if runner.workers != workers and not runner.changing:

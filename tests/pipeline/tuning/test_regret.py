@@ -25,6 +25,8 @@ from stoker.pipeline.tuning.regret import Regret
 from stoker.pipeline.tuning.ticks import Tick
 from stoker.pipeline.tuning.tuner import Tuner
 
+pytestmark = pytest.mark.usefixtures("awake_tuners")
+
 
 class Hostile(Simulated):
     """Reading that waits, and that any change makes four times as slow."""
@@ -182,8 +184,9 @@ def test_a_tick_ends_when_its_trial_has_cost_what_it_may(
         next(batches)
         reader = dataset.epoch_reader
         assert reader._tuner is not None
-        run_of = reader._tuner.begin(
+        run_of = reader._tuner.tuner.begin(
             reader.settings.amounts,
+            budget=1 << 20,
             batch_size=4,
             chunk_bytes=8,
             threads=0,

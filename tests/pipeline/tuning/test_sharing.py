@@ -16,9 +16,11 @@ from stoker import MDSWriter, ReadOptions, StreamingConfig, StreamingDataLoader,
 from stoker.cluster import LoaderWorker
 from stoker.formats.mds.encodings import Encoding, register_encoding
 from stoker.formats.mds.encodings import registry as encodings
-from stoker.pipeline.tuning import tuner as tuners
+from stoker.pipeline.tuning import late_tuner
 from stoker.pipeline.tuning.knobs import Knob, KnobRange
 from stoker.pipeline.tuning.tuner import Tuner
+
+pytestmark = pytest.mark.usefixtures("awake_tuners")
 
 AUTO = ReadOptions(tune="auto")
 
@@ -99,7 +101,7 @@ def test_functions_of_a_shard_loader_and_unpickling_get_no_threads(data: Path, m
 def test_workers_and_ranks_share_a_machine(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2 workers of each of 2 ranks on 2 processors: a quarter of the memory each, and no threads or processes."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(tuners, "tuned_memory", lambda sharers: (1 << 30) // sharers)
+    monkeypatch.setattr(late_tuner, "tuned_memory", lambda sharers: (1 << 30) // sharers)
     given: list[Any] = []
 
     def rules(self: Tuner, ranges: Any, memory: Any) -> RandomRules:
@@ -112,15 +114,17 @@ def test_workers_and_ranks_share_a_machine(data: Path, monkeypatch: pytest.Monke
         reader = dataset.epoch_reader
         assert reader._tuner is not None
         for number in range(2):
-            reader._tuner.begin(
+            worker = LoaderWorker(number, 2, token=1)
+            reader._tuner.tuner.begin(
                 replace(reader.settings.amounts, sharers=4),
+                budget=reader._tuner.budget(4, worker),
                 batch_size=8,
                 chunk_bytes=1 << 20,
                 threads=0,
                 tune_threads=False,
                 processes=0,
                 tune_processes=False,
-                worker=LoaderWorker(number, 2, token=1),
+                worker=worker,
             )
     assert [memory.budget for _, memory, _ in given] == [1 << 28] * 2
     assert [processors for *_, processors in given] == [1.0] * 2

@@ -25,10 +25,12 @@ from stoker import (
 from stoker.errors import ConfigError
 from stoker.pipeline.tuning.changes import JudgedChange, TrialOutcome, Why
 from stoker.pipeline.tuning.controller import Controller
-from stoker.pipeline.tuning.decisions import DecisionLog
+from stoker.pipeline.tuning.decision_log import DecisionLog
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.ticks import Tick
 from stoker.pipeline.tuning.tuner import Rules, TunedRun, Tuner
+
+pytestmark = pytest.mark.usefixtures("awake_tuners")
 
 SAMPLES = 3000
 
@@ -254,7 +256,7 @@ def test_epochs_of_a_twentieth_of_a_second_are_tuned(tmp_path: Path, monkeypatch
             assert sum(len(batch["n"]) for batch in dataset.batches()) == 24
             if number == 1:  # on a busy machine these two may be measured in parts
                 assert dataset.epoch_reader._tuner is not None
-                begun = dataset.epoch_reader._tuner._samples
+                begun = dataset.epoch_reader._tuner.tuner._samples
             if any(one.kept and one.setting == "read_threads" for one in dataset.stats().tuning):
                 break
         [first, *_] = [one for one in dataset.stats().tuning if one.kept and one.setting == "read_threads"]
@@ -304,8 +306,8 @@ def test_an_epoch_keeps_what_the_one_before_found(data: Path, monkeypatch: pytes
     monkeypatch.setattr(Tuner, "begin", seen)
     with StreamingDataset(data, batch_size=16, read=ReadOptions(tune="auto")) as dataset:
         next(dataset.batches())
-        tuner = dataset.epoch_reader._tuner
-        assert tuner is not None
+        assert dataset.epoch_reader._tuner is not None
+        tuner = dataset.epoch_reader._tuner.tuner
         rules = tuner._rules
         assert isinstance(rules, Controller)
         rules.values[Knob.READ_THREADS] = 2

@@ -132,6 +132,11 @@ class Counts(SharedRows):
             self._time(row, nanoseconds)
             row[Count.WAIT_TIME] += nanoseconds
 
+    @property
+    def waited_here(self) -> int:
+        """Nanoseconds for which consumers in this process have waited so far."""
+        return int(self._mine()[Count.WAIT_TIME])
+
     @staticmethod
     def _time(row: memoryview, nanoseconds: int) -> None:
         now = time.monotonic_ns()

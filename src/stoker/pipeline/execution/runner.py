@@ -129,7 +129,8 @@ class InThreads(Generic[_T]):
 
     def __init__(self, execute: Callable[[Chunk], _T], workers: int) -> None:
         self._execute = execute
-        self._threads = Threads(workers, "read")
+        # Made when the first of them is: most iterations that may have some need none.
+        self._threads = Threads(workers, "read") if workers else None
         self.workers = workers
         self._ready = 1
 
@@ -153,12 +154,16 @@ class InThreads(Generic[_T]):
         """See :class:`Runner`."""
 
     def run(self, action: Callable[[], _S]) -> Future[_S]:
-        """Have something else done by a thread, in its turn."""
+        """Have something else done by a thread, in its turn. There is one at least."""
+        assert self._threads is not None
         return self._threads.submit(action)
 
     def resize(self, workers: int) -> None:
         """See :class:`Runner`; 0 is as with ``workers=0``."""
-        self._threads.resize(workers)
+        if self._threads is not None:
+            self._threads.resize(workers)
+        elif workers:
+            self._threads = Threads(workers, "read")
         self.workers = workers
 
     def keep_ready(self, chunks: int) -> None:
@@ -167,4 +172,5 @@ class InThreads(Generic[_T]):
 
     def close(self) -> None:
         """See :class:`Runner`. A thread ends when it has done what it is at."""
-        self._threads.close(patience=0.0)
+        if self._threads is not None:
+            self._threads.close(patience=0.0)

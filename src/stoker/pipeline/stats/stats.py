@@ -14,7 +14,8 @@ from stoker.errors import ConfigError
 from stoker.pipeline.execution.execution import Execution
 
 if TYPE_CHECKING:
-    from stoker.pipeline.tuning.decisions import DecisionLog, TuningDecision
+    from stoker.pipeline.tuning.decision_log import DecisionLog
+    from stoker.pipeline.tuning.decisions import TuningDecision
 
 PERCENTILES: Final = (50, 90, 99)
 _OF_BUFFER: Final = (Count.BUFFER_HITS, Count.BUFFER_MISSES, Count.BUFFER_WAIT)

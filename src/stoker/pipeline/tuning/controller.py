@@ -23,10 +23,7 @@ from stoker.pipeline.tuning.changes import JudgedChange, TrialOutcome, Why
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.regret import Regret
 from stoker.pipeline.tuning.ticks import Tick, Window
-from stoker.policy import PROCESS_BYTES
-
-_LITTLE: Final = 0.03
-"""A consumer that waits for less than this part of its time is the bottleneck: nothing is changed."""
+from stoker.policy import LITTLE_WAITING, PROCESS_BYTES
 
 _GAIN: Final = 0.02
 """The part of the time of a sample that a change has to save."""
@@ -258,7 +255,7 @@ class Controller:
 
     def _search(self) -> None:
         window = self._window
-        if window.waiting < _LITTLE:
+        if window.waiting < LITTLE_WAITING:
             self._begin_rest(window, _MOST_REST)
             return
         steps = next(self._choices(window), None)
@@ -309,7 +306,7 @@ class Controller:
     def _look(self, tick: Tick) -> None:
         """Rest, until it is time for another search or the waiting has changed for several ticks."""
         waiting = tick.waited / max(1e-9, tick.seconds)
-        by = _LITTLE if self._rested_at < _LITTLE else _CHANGED
+        by = LITTLE_WAITING if self._rested_at < LITTLE_WAITING else _CHANGED
         self._odd = self._odd + 1 if waiting > self._rested_at + by else 0
         self._resting -= 1
         if self._odd >= _LEAST_TICKS:

@@ -15,7 +15,7 @@ from stoker.pipeline.columns import bytes_of
 from stoker.pipeline.execution.runner import Runner
 from stoker.pipeline.tuning.changes import JudgedChange
 from stoker.pipeline.tuning.controller import Controller
-from stoker.pipeline.tuning.decisions import DecisionLog
+from stoker.pipeline.tuning.decision_log import DecisionLog
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.ticks import Tick
 from stoker.policy import (
@@ -26,7 +26,6 @@ from stoker.policy import (
     most_read_processes,
     most_read_threads,
     processors,
-    tuned_memory,
 )
 from stoker.reading.shard_pool import ShardPool
 
@@ -41,9 +40,9 @@ _LOOKED_AT: Final = 64
 """Of so many steps of reading that are looked at, and of each tick's, the first is looked at for its bytes."""
 
 _SHORT_STEP: Final = 250_000
-_LOOK: Final = 2_000_000
-"""Nanoseconds of a step below which the next ones are only counted, until so many have passed. While the tuner rests, all
-are until the end of a tick."""
+_LOOK: Final = 5_000_000
+"""Nanoseconds of a step below which the next ones are only counted, until so many have passed, or the part of a tick that
+gives as many looks as it needs. While the tuner rests, all are until the end of a tick."""
 
 _SHORT_EPOCH: Final = 1_000_000_000
 """Nanoseconds of an epoch below which the next is measured as a whole, or several of them: their beginnings, where the
@@ -106,6 +105,8 @@ class _Sums:
         self.samples = self.chunks = self.time = self.waited = self.computed = 0
         self.read = self.awaited = self.own = self.looked = 0
         self.full = self.downloads = 0.0
+        self.thread, self.delayed = -1, 0
+        """Times of the consumer's thread when it was first looked at; negative: it was not."""
 
 
 class Tuner:
@@ -114,11 +115,17 @@ class Tuner:
     Args:
         pool: the open shards.
         log: lists its decisions.
+
+    Attributes:
+        far: whether any shard is fetched.
+        kept: sums of short epochs, which are no tick yet.
+        epoch_time: nanoseconds of the latest epoch.
+        chunk_bytes, step_samples: see :class:`TunedRun`, as they were at its end.
     """
 
     def __init__(self, pool: ShardPool, log: DecisionLog) -> None:
         self._pool, self._log = pool, log
-        self._budgets: dict[int, int] = {}
+        self.far = any(cache.store is not None for cache in pool.caches)
         self._given: tuple[Mapping[Knob, KnobRange], MemoryUse, float, int | None] | None = None
         self._rules: Rules | None = None
         # A number, not the run: it refers to this tuner, and a circle would keep the pool's files open.
@@ -132,6 +139,7 @@ class Tuner:
         self,
         amounts: ReadAmounts,
         *,
+        budget: int,
         batch_size: int,
         chunk_bytes: int,
         threads: int,
@@ -144,6 +152,7 @@ class Tuner:
 
         Args:
             amounts: what it reads ahead untuned.
+            budget: bytes that it may use.
             batch_size: of its rank.
             chunk_bytes: bytes of a step of reading, about.
             threads: that read ahead at the beginning.
@@ -153,15 +162,12 @@ class Tuner:
             worker: this process.
         """
         sharers, width = amounts.sharers, self._pool.width
-        memory = MemoryUse(
-            self._budget(sharers, worker), max(1, chunk_bytes), amounts.sample_bytes if amounts.held else 0
-        )
-        far = any(cache.store is not None for cache in self._pool.caches)
+        memory = MemoryUse(budget, max(1, chunk_bytes), amounts.sample_bytes if amounts.held else 0)
         ranges = {
             Knob.READ_THREADS: KnobRange(threads, most_read_threads(sharers), step=2, fixed=not tune_threads),
             Knob.CHUNKS_AHEAD: KnobRange(1, MOST_CHUNKS_AHEAD, fixed=not (threads or tune_threads)),
             Knob.PREDOWNLOAD: _lookahead(amounts, batch_size, memory),
-            Knob.DOWNLOAD_THREADS: KnobRange(0, sys.maxsize, fixed=width.fixed is not None or not far),
+            Knob.DOWNLOAD_THREADS: KnobRange(0, sys.maxsize, fixed=width.fixed is not None or not self.far),
             Knob.READ_PROCESSES: KnobRange(
                 processes, max(processes, most_read_processes(sharers)), fixed=not tune_processes
             ),
@@ -179,17 +185,6 @@ class Tuner:
         self._epochs += 1
         return TunedRun(self, self._latest, self._rules, self._pool, self.kept if whole else None)
 
-    def most_chunk(self, amounts: ReadAmounts, worker: LoaderWorker) -> int:
-        """Samples that a step of reading may have: an eighth of the memory."""
-        return max(1, self._budget(amounts.sharers, worker) // max(1, amounts.sample_bytes) // 8)
-
-    def _budget(self, sharers: int, worker: LoaderWorker) -> int:
-        """Bytes that this process may use; what was free when it began, as tuning changes that."""
-        if sharers not in self._budgets:
-            given = self._pool.options.tuned_bytes
-            self._budgets[sharers] = max(1, given // worker.count) if given else tuned_memory(sharers)
-        return self._budgets[sharers]
-
     def rules(self, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> Rules:
         """New rules for a pipeline."""
         return Controller(ranges, memory, math.inf if self._given is None else self._given[2])
@@ -205,13 +200,6 @@ class Tuner:
         worker = None if self._given is None else self._given[3]
         for change in rules.observe(tick):
             self._log.add(change, samples=self._samples, seconds=self._seconds, worker=worker)
-
-    def __getstate__(self) -> dict[str, object]:
-        # A spawned process begins anew; a pipeline that runs here does not run there.
-        return {"_pool": self._pool, "_log": self._log}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__init__(state["_pool"], state["_log"])  # type: ignore[misc]
 
 
 class TunedRun:
@@ -242,11 +230,10 @@ class TunedRun:
         self._before = -self._sums.time
         self._usual = 0.0
         self._idle, self._rests = rules.idle, rules.rests
-        self._far = any(cache.store is not None for cache in pool.caches)
         self._in_processes: bool | None = None
         self.step_samples, self._chunk_bytes = tuner.step_samples, tuner.chunk_bytes
         self._apply(rules.values)
-        self._own = self._thread = self._delayed = 0
+        self._own = self._computed = 0
         self._asked = False
         self.samples = self.waited = 0
         self._limit()
@@ -255,6 +242,7 @@ class TunedRun:
     def _limit(self) -> None:
         """Note when the next tick ends."""
         self._ends = round(1e9 * self._rules.tick_seconds)
+        self._look = min(_LOOK, self._ends // self._rules.tick_chunks)
         most, each = self._rules.tick_limit
         self._most, self._most_each = 1e9 * most, 1e9 * each
         # Where the consumer's thread reads, and others might: it is measured what it computes.
@@ -264,9 +252,8 @@ class TunedRun:
         """Begin to count from here."""
         times = self._pool.times
         self._read, self._read_samples, self._awaited = times.read, times.samples, times.awaited
-        self._computed = time.process_time_ns() if first else self.runner.processor_time
-        if self._clocked:
-            self._thread, self._delayed = time.thread_time_ns(), displaced_time()
+        if not self._rests:
+            self._computed = time.process_time_ns() if first else self.runner.processor_time
         self._from = self.last = time.perf_counter_ns()
         self.due = self.last + self._ends - self._sums.time if self._rests else 0
 
@@ -289,6 +276,8 @@ class TunedRun:
         """Note that the consumer asks for a chunk."""
         self._asked = True
         if self._clocked:
+            if self._sums.thread < 0:
+                self._sums.thread, self._sums.delayed = time.thread_time_ns(), displaced_time()
             self._own = time.thread_time_ns()
 
     def took(self, samples: int, waited: int, found: object, *, full: bool) -> bool:
@@ -321,7 +310,7 @@ class TunedRun:
         sums.waited += waited
         left = _TOO_LONG * _SHORT_EPOCH - self._before if self._whole else self._ends
         left -= sums.time
-        self.due = now + (left if self._rests else min(left, _LOOK) if busy + waited < _SHORT_STEP else 0)
+        self.due = now + (left if self._rests else min(left, self._look) if busy + waited < _SHORT_STEP else 0)
         self._limit_step(sums)
         if not self._idle:
             if not sums.chunks % _LOOKED_AT:
@@ -364,7 +353,7 @@ class TunedRun:
 
         Where the consumer reads what is at hand, nobody shares the work, and nothing waits: smaller steps cost its time.
         """
-        if not (self.runner.workers or self._far):
+        if not (self.runner.workers or self._tuner.far):
             self.step_samples = sys.maxsize
             return
         times = self._pool.times
@@ -382,7 +371,8 @@ class TunedRun:
         sums, times = self._sums, self._pool.times
         sums.read += times.read - self._read
         sums.awaited += times.awaited - self._awaited
-        sums.computed += self.runner.processor_time - self._computed
+        if not self._rests:
+            sums.computed += self.runner.processor_time - self._computed
         return sums
 
     def _tick(self, sums: _Sums) -> None:
@@ -408,8 +398,8 @@ class TunedRun:
         """The part of the waiting in which the consumer's own thread had a processor, or waited for one."""
         if not sums.own:
             return 0.0
-        had = max(1, time.thread_time_ns() - self._thread)
-        wanted = had + max(0, displaced_time() - self._delayed)
+        had = max(1, time.thread_time_ns() - sums.thread)
+        wanted = had + max(0, displaced_time() - sums.delayed)
         return min(1.0, sums.own * wanted / had / max(1, sums.looked))
 
     def _apply(self, values: Mapping[Knob, int]) -> None:

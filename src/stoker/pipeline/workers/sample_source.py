@@ -42,7 +42,7 @@ from stoker.types import Batch, Ids
 
 if TYPE_CHECKING:
     from stoker.pipeline.execution.chunk_process import MakeRun, ReadMethod
-    from stoker.pipeline.tuning.decisions import DecisionLog
+    from stoker.pipeline.tuning.decision_log import DecisionLog
 
 
 def in_order(shards: Ids) -> list[int]:
