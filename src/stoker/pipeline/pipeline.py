@@ -134,7 +134,7 @@ class Pipeline:
         return map(itemgetter(1), self._chunks(self._recovery.begin))
 
     def recover(self, run: SampleRun, error: Exception) -> SampleRun:
-        """What is left of the samples that :meth:`sample_runs` gave last, after one has raised an error; see
+        """The rest of the samples that :meth:`sample_runs` gave last, after one has raised an error; see
         :meth:`~stoker.pipeline.recovery.recovery.Recovery.recover`."""
         return self._recovery.recover(run, error)
 

@@ -74,7 +74,7 @@ class Recovery:
         return self._begin(chunk, 0)
 
     def recover(self, run: SampleRun, error: Exception) -> SampleRun:
-        """What is left of the samples of the chunk that was begun last, with something in the place of one.
+        """The rest of the samples of the chunk that was begun last, with something in the place of one.
 
         Args:
             run: the samples, as :meth:`begin` or this gave them.

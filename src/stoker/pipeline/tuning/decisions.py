@@ -1,4 +1,4 @@
-"""What a tuner decided, as it is listed."""
+"""Decisions of a tuner, as they are listed."""
 
 from __future__ import annotations
 
