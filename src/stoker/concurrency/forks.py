@@ -7,6 +7,11 @@ held from then on only where the locks that ``logging`` and ``h5py`` take before
 import. What begins to be imported all the same, in the moment before the fork, is imported anew in the child.
 
 The lock of ``h5py`` comes before those of ``logging``: who has it may write a line of log, as a file that h5py reads from.
+
+Threads of stoker's pools are not stopped between two pieces of work instead, which would spare these names. A piece is a
+fetch, which takes as long as its store does, or a function of a user's, which may wait for what the forking thread holds; the
+first batches of DataLoader workers are fetched while these are forked; and threads of users import and log, too. Tried with 4
+workers and stores that answer after 0.3 and 2 s, the first batch came after 1.25 and 6.3 s in place of 0.53 and 2.3 s.
 """
 
 from __future__ import annotations
