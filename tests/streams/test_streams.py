@@ -104,7 +104,7 @@ def test_an_empty_stream_takes_no_shards(tmp_path: Path) -> None:
 def test_one_stream_is_what_a_dataset_without_streams_is(three: list[Stream]) -> None:
     streams = open_streams(three[:1])
     assert streams.index is streams.locations[0].index
-    assert streams.fingerprints == {"a": streams.index.fingerprint}
+    assert streams.names == ("a",)
 
 
 def test_the_fingerprint_tells_streams_and_their_order_apart(three: list[Stream]) -> None:

@@ -248,7 +248,7 @@ class Index(ShardList):
         return f"<Index of {len(self.shards)} shards, {self.samples} samples>"
 
 
-def load_index(store: Store, key: str = INDEX_NAME) -> Index:
+def load_index(store: Store) -> Index:
     """Read and check a dataset's index.
 
     Raises:
@@ -256,7 +256,8 @@ def load_index(store: Store, key: str = INDEX_NAME) -> Index:
         StorageError: it has more than 1 GiB.
         IndexFileError: it is not a valid index.
     """
-    return Index.from_json(store.get(key, max_bytes=MOST_BYTES), store.url_of(key), sizes=sizes_in(store, key))
+    data = store.get(INDEX_NAME, max_bytes=MOST_BYTES)
+    return Index.from_json(data, store.url_of(INDEX_NAME), sizes=sizes_in(store))
 
 
 def sizes_in(store: Store, key: str = INDEX_NAME) -> Sizes:

@@ -246,11 +246,6 @@ class Streams:
         return np.cumsum([0, *(location.index.samples for location in self.locations)], dtype=np.int64)
 
     @property
-    def fingerprints(self) -> dict[str, str]:
-        """Stream name to the fingerprint of its index."""
-        return {name: location.index.fingerprint for name, location in zip(self.names, self.locations, strict=True)}
-
-    @property
     def near(self) -> bool:
         """Whether all shards are read where they are, with nothing to fetch or decompress."""
         return all(location.cache.store is None and not location.index.compressed for location in self.locations)

@@ -36,9 +36,9 @@ def pieces_of(stretches: list[EpochPhase]) -> EpochMixture:
     )
 
 
-@given(schedule=schedules(), epoch_size=st.integers(1, 60), multiple=st.sampled_from([1, 1, 4]))
-def test_epochs_read_on_where_the_one_before_left_off(schedule: Schedule, epoch_size: int, multiple: int) -> None:
-    timeline = schedule.timeline(NAMES, epoch_size, multiple=multiple)
+@given(schedule=schedules(), epoch_size=st.integers(1, 60))
+def test_epochs_read_on_where_the_one_before_left_off(schedule: Schedule, epoch_size: int) -> None:
+    timeline = schedule.timeline(NAMES, epoch_size)
     epochs = 2 + -(-timeline.starts[-1] // epoch_size)
     codes = np.concatenate([pieces_of(timeline.phases(epoch)).codes(np.arange(epoch_size)) for epoch in range(epochs)])
     # Up to the last whole period, each stream was read from its beginning without a gap.
@@ -52,7 +52,6 @@ def test_epochs_read_on_where_the_one_before_left_off(schedule: Schedule, epoch_
         for stream in range(3):
             assert np.array_equal(np.sort(numbers[streams == stream]), np.arange(begun[stream]))
     assert last == end
-    assert all(start % multiple == 0 for start in timeline.starts)
 
 
 @given(schedule=schedules(), epoch_size=st.integers(1, 200))
@@ -74,9 +73,8 @@ def test_interpolation_goes_in_equal_steps_from_point_to_point() -> None:
     assert timeline.counts == ((100, 0), (80, 20), (60, 40), (40, 60), (200, 800))
 
 
-def test_steps_are_no_shorter_than_a_batch() -> None:
+def test_steps_are_no_shorter_than_a_sample() -> None:
     schedule = Schedule.parse({0: {"a": 1}, 100: {"a": 2}}, interpolate=1000)
-    assert schedule.timeline(["a"], 10, multiple=32).starts == (0, 32, 64, 96)
     assert len(schedule.timeline(["a"], 10).starts) == 101
 
 

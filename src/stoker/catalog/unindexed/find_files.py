@@ -254,17 +254,16 @@ def _head(store: Store, key: str) -> ObjectInfo:
     return file_info(key, status)
 
 
-def side_by_side(work: Sequence[Callable[[], _T]], name: str, most: int = _THREADS) -> list[_T]:
+def side_by_side(work: Sequence[Callable[[], _T]], name: str) -> list[_T]:
     """Results of some calls that wait for storage, in order; the first error is raised, and what waits is dropped.
 
     Args:
         work: the calls.
         name: of the threads.
-        most: how many threads.
     """
     if len(work) < 2:
         return [action() for action in work]
-    threads = Threads(min(most, len(work)), name)
+    threads = Threads(min(_THREADS, len(work)), name)
     try:
         return [future.result() for future in [threads.submit(action) for action in work]]
     finally:

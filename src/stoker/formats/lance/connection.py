@@ -57,7 +57,6 @@ class LanceFacts:
         blobs: columns of blobs, which are read one by one.
         unread: columns whose values are not read, and why.
         mark: another for another content.
-        storage_version: version of the file format.
     """
 
     version: int
@@ -66,7 +65,6 @@ class LanceFacts:
     blobs: tuple[str, ...]
     unread: Mapping[str, str]
     mark: str
-    storage_version: str
 
 
 class LanceConnection:
@@ -217,7 +215,6 @@ def _facts_of(dataset: Any) -> LanceFacts:
         tuple(blobs),
         unread,
         digest.hexdigest(),
-        str(dataset.data_storage_version),
     )
 
 

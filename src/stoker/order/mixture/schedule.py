@@ -50,31 +50,27 @@ class Schedule:
             read.append((parse_count(time) if epochs is None else f"{time}".strip().lower(), _weights(time, weights)))
         return cls(tuple(read), interpolate)
 
-    def timeline(
-        self, names: Sequence[str], epoch_size: int, origin: CountingOrigin | None = None, multiple: int = 1
-    ) -> Timeline:
+    def timeline(self, names: Sequence[str], epoch_size: int, origin: CountingOrigin | None = None) -> Timeline:
         """The phases for streams of these names.
 
         Args:
             names: names of the streams, in order.
             epoch_size: positions in an epoch.
             origin: where counting begins. Default: the beginning of training.
-            multiple: phases begin at multiples of it, earlier than written by less than that: of the samples of a batch,
-                where a batch must not have two phases.
 
         Raises:
             ConfigError: names that are not streams, streams that are not named, or times that do not rise.
         """
         for time, weights in self.points:
             _check_names(time, [name for name, _ in weights], names)
-        times = self._times(epoch_size, multiple)
+        times = self._times(epoch_size)
         begin = 0 if origin is None else origin.samples
         starts: list[int] = []
         counts: list[tuple[int, ...]] = []
         proportions = [_proportions(names, weights) for _, weights in self.points]
         for (first, last), (now, then) in zip(pairwise(times), pairwise(proportions), strict=True):
-            steps = max(1, min(self.interpolate, (last - first) // multiple))
-            ends = [first + (last - first) * step // steps // multiple * multiple for step in range(steps + 1)]
+            steps = max(1, min(self.interpolate, last - first))
+            ends = [first + (last - first) * step // steps for step in range(steps + 1)]
             for step, (start, end) in enumerate(pairwise(ends)):
                 if max(start, begin) < end:
                     part = Fraction(step, steps)
@@ -98,18 +94,18 @@ class Schedule:
         points = tuple((time, tuple(weights.items())) for time, weights in value["points"])
         return cls(points, value["interpolate"])
 
-    def _times(self, epoch_size: int, multiple: int) -> list[int]:
+    def _times(self, epoch_size: int) -> list[int]:
         """The points' times in samples."""
-        exact = [_samples(time, epoch_size) for time, _ in self.points]
-        if exact[0]:
+        times = [_samples(time, epoch_size) for time, _ in self.points]
+        if times[0]:
             raise ConfigError(f"the first point of a schedule must be at 0, got {self.points[0][0]!r}")
-        for number, (time, following) in enumerate(pairwise(exact)):
+        for number, (time, following) in enumerate(pairwise(times)):
             if following <= time:
                 raise ConfigError(
                     f"the points of a schedule must be in order: {self.points[number + 1][0]!r} does not come after "
                     f"{self.points[number][0]!r}"
                 )
-        return [time // multiple * multiple for time in exact]
+        return times
 
 
 def _check_names(time: int | str, given: Sequence[str], names: Sequence[str]) -> None:

@@ -248,18 +248,17 @@ class Without(_ByNumber):
     Args:
         parent: what is chosen from.
         ids: as for :class:`Listed`; those that the parent lacks change nothing.
-        checked: as for :class:`Listed`.
 
     Raises:
         ConfigError: an id is listed twice or is not in the table.
     """
 
-    def __init__(self, parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool = False) -> None:
+    def __init__(self, parent: TableSelection, ids: Sequence[int] | NDArray[np.integer]) -> None:
         self.table = parent.table
-        super().__init__(parent, AllBut(_dense_numbers(parent, ids, checked)))
+        super().__init__(parent, AllBut(_dense_numbers(parent, ids)))
 
 
-def _dense_numbers(parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool) -> Ids:
+def _dense_numbers(parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool = False) -> Ids:
     """The parent's dense numbers of those of ``ids`` that it has, rising."""
     sorted_ids = np.asanyarray(ids) if checked else _checked(ids, parent.table.total)
     if isinstance(parent, Everything):

@@ -11,7 +11,7 @@ import copyreg
 import io
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -121,11 +121,11 @@ def unpack_error(data: bytes) -> BaseException:
     return error
 
 
-def first_refused(values: Sequence[Any], pickles: Callable[[Any], Any] = pickle.dumps) -> int | None:
+def first_refused(values: Sequence[Any]) -> int | None:
     """The first of some values that can not be pickled."""
     for number, value in enumerate(values):
         try:
-            pickles(value)
+            pickle.dumps(value)
         except Exception:  # noqa: BLE001 - any class may refuse
             return number
     return None
