@@ -251,6 +251,17 @@ def test_a_null_token_is_named(tmp_path: Path) -> None:
         list(loader(tmp_path))
 
 
+def test_a_null_token_is_named_where_a_row_group_has_as_many_nulls_as_rows(tmp_path: Path) -> None:
+    write_parquet(
+        tmp_path / "a.parquet", [[[5, None]], [[7, 8, 9]]], pa.list_(pa.int32())
+    )  # a row and a null: no empty list
+    with pytest.raises(FormatError, match=r"row group 0: column 'input_ids', row 0: token 1 is null"):
+        list(loader(tmp_path))
+    skipping = loader(tmp_path, layout="pad", on_bad_sample="skip")
+    assert [token for batch in skipping for token in batch.input_ids.ravel().tolist() if token > 4] == [7, 8, 9]
+    assert skipping.stats().bad_samples == 1
+
+
 def test_a_damaged_page_is_an_error_where_its_batches_would_come(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     rows = [[k] * 50 for k in range(1, 41)]

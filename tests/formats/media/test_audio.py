@@ -45,6 +45,20 @@ def test_positions_in_files_with_loss_are_exact(kind: str, subtype: str) -> None
         assert np.allclose(found, every[first : first + len(found)], atol=2e-3), start
 
 
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+@pytest.mark.parametrize("samples", [1, 5, 87, 960, 3000])
+def test_sounds_of_a_single_page_are_exact_and_end_where_they_end(subtype: str, samples: int) -> None:
+    ramp = (np.arange(samples)[:, None] % 97 / 97 - 0.5).astype(np.float32)
+    data = sound_file(ramp, 48000, "OGG", subtype)
+    every, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    sound = Audio(data)
+    for first in [0, samples // 3, samples - 1]:
+        found = sound.clip(first / 48000, (samples - first) / 48000)
+        assert np.allclose(found, every[first:], atol=2e-3), first
+    with pytest.raises(ClipError, match="beyond the end of the sound"):
+        sound.clip(0, (samples + 1) / 48000)
+
+
 @pytest.mark.parametrize(("container", "codec"), [("mp4", "aac"), ("adts", "aac"), ("mp4", "alac")])
 def test_sounds_that_ffmpeg_decodes_have_exact_positions(container: str, codec: str) -> None:
     data = encoded_sound(sweep(48000), container, codec)

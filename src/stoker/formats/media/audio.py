@@ -27,6 +27,10 @@ _EXTRA: Final = "stoker[audio]"
 _FILTER: Final = 1024
 # Seconds before a clip at which decoding by FFmpeg begins: a frame of AAC needs the one before it, of MP3 the last 511 bytes.
 _LEAD: Final = 1.0
+# Most samples of a sound in Opus that is decoded as a whole: a page holds a second.
+_SHORT: Final = 48_000
+# Most samples of a packet of Vorbis.
+_PACKET: Final = 8192
 # Seconds by which the times of frames may be rounded without there being a gap.
 _ROUNDED: Final = 0.002
 
@@ -195,6 +199,9 @@ class _SndFile:
             raise self._failed(error) from error
         found = self._open
         self._samples: int = found.frames
+        # libsndfile's seek ends at other samples in Opus of a single page. So of short sounds all is decoded at once.
+        short = found.subtype == "OPUS" and found.frames <= _SHORT
+        self._whole = self._read(0, self._samples) if short else None
         self.facts = AudioFacts(
             found.frames / found.samplerate, found.samplerate, found.channels, found.frames, found.format
         )
@@ -205,6 +212,9 @@ class _SndFile:
     def read(self, first: int, end: int) -> NDArray[np.float32]:
         if end > self._samples:
             raise _too_short(self._where, end, self._samples, self.facts.rate)
+        return self._read(first, end) if self._whole is None else self._whole[first:end].copy()
+
+    def _read(self, first: int, end: int) -> NDArray[np.float32]:
         try:
             self._open.seek(first)
             found: NDArray[np.float32] = self._open.read(end - first, dtype="float32", always_2d=True)
@@ -232,6 +242,9 @@ class _FFmpeg:
         self._file = OpenStream(source, "audio")
         codec = self._file.stream.codec_context
         self.facts = AudioFacts(self._file.seconds, codec.sample_rate, codec.channels, None, codec.name)
+        # Ogg's last page tells how many of the decoded samples count.
+        ogg = self._file.format == "ogg" and self._file.seconds is not None and self._file.alone
+        self._last = round((self._file.seconds or 0) * codec.sample_rate) if ogg else None
 
     def close(self) -> None:
         self._file.close()
@@ -256,11 +269,17 @@ class _FFmpeg:
         if lead <= 0 or file.format == "ogg" or not file.seek(file.origin + math.floor(lead / rate / file.tick)):
             file.restart()
         at: int | None = None
+        late = 0
         for frame in file.frames():
-            told = self._number(frame)
+            told = self._number(frame) - late
+            if at is None and file.format == "ogg" and 0 < told <= _PACKET:
+                # Of a sound in a single page FFmpeg takes the first packet, which gives no samples, for one that does.
+                late, told = told, 0
             # A container may round times: what follows closely follows at once.
             begin = told if at is None or abs(told - at) > _ROUNDED * rate else at
             at = begin + frame.samples
+            if self._last is not None:
+                at = max(begin, min(at, self._last))
             low, high = max(begin, first), min(at, end)
             if low < high:
                 data = np.concatenate([part.to_ndarray() for part in planes.resample(frame)], axis=1).T

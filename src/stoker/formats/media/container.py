@@ -75,6 +75,11 @@ class OpenStream:
         name: str = self._container.format.name
         return name
 
+    @property
+    def alone(self) -> bool:
+        """Whether the file has no other stream."""
+        return len(self._container.streams) == 1
+
     def close(self) -> None:
         """Close the file."""
         self._container.close()

@@ -191,6 +191,8 @@ class ParquetSource:
             nulls[number] = group.file.chunks[group.index, 0, NULLS]
         tokens = token_counts(index, self.column)
         rows = index.sizes - nulls
+        # As many nulls as rows, and tokens none the less: some nulls are tokens. With a document the row group is read.
+        rows[(rows == 0) & (tokens > 0)] = 1
         if (unknown := np.flatnonzero(tokens < 0)).size:
             rows[unknown], tokens[unknown] = self._count(unknown)
         if self._salvage and (nulled := np.flatnonzero(rows < 0)).size:
