@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -77,3 +78,17 @@ def test_docstrings_say_what_a_thing_is_or_does() -> None:
         if text.split()[0] in ("What", "How", "Which", "Where", "Who", "Whose")
     ]
     assert odd == []
+
+
+def test_references_in_docstrings_lead_to_what_is_there() -> None:
+    paths = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
+    texts = {name.removesuffix(".__init__"): path.read_text() for name, path in paths.items()}
+    found = {one for text in texts.values() for one in re.findall(r":\w+:`~?(stoker(?:\.\w+)+)`", text)}
+    assert len(found) > 200
+    missing = []
+    for reference in found:
+        module = max((name for name in texts if f"{reference}.".startswith(f"{name}.")), key=len)
+        rest = reference.removeprefix(module).split(".")[1:]
+        if rest and not re.search(rf"\b{rest[0]}\b", texts[module]):
+            missing.append(reference)
+    assert missing == []

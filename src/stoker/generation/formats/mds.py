@@ -22,7 +22,7 @@ from stoker.types import Ids
 
 
 class MDSLayout(GeneratedLayout):
-    """A shard; its index is written by :mod:`stoker.generation.index`."""
+    """A shard; its index is written by :mod:`stoker.generation.marker`."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         super().__init__(spec)

@@ -185,7 +185,7 @@ class MegatronSource(_Mapped):
         paths: of a ``.bin`` or ``.idx`` file, or of both without the ending, or a list of them; or a directory of such.
 
     Raises:
-        ObjectNotFoundError, CorruptDataError: as :class:`~stoker.tokens.sources.raw.MegatronFile`.
+        ObjectNotFoundError, CorruptDataError: as :class:`~stoker.tokens.sources.megatron.MegatronFile`.
     """
 
     @checked
