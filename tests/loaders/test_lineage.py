@@ -102,27 +102,38 @@ def test_the_ids_of_a_step_are_those_that_are_delivered(data: Path, seed: int) -
     compare(opened(ranks), chance.choice(opened(ranks)))
     compare(opened(ranks), StreamingDataset(**chosen), World(0, ranks, ranks))
     stopped = opened(ranks)[0]
-    list(islice(stopped.batches(), chance.randrange(6)))
+    before = [[*map(int, batch.get("id", []))] for batch in islice(stopped.batches(), chance.randrange(6))]
     resumed, teller = opened(later), chance.choice(opened(later))
     for one in (*resumed, teller):
         one.load_state_dict(stopped.state_dict())
-    compare(resumed, teller)
+    after = compare(resumed, teller)
+    if later == ranks and teller.epoch_reader.upcoming().position:
+        delivered = [*before, *after]
+        for n in some_of(len(delivered)):
+            assert teller_ids(teller, n, 0, 0, skips=stopped.leaves_out) == delivered[n]
 
 
-def compare(datasets: list[StreamingDataset], teller: StreamingDataset, world: World | None = None) -> None:
-    """Read two epochs on all ranks: each knows its own batches, and one that reads nothing, of any world, knows all."""
-    skips = datasets[0].leaves_out
+def teller_ids(teller: StreamingDataset, *asked: Any, skips: str | bool, **how: Any) -> list[int]:
+    ids: list[int] = teller.ids_of(*asked, **how).tolist()
+    return [one for one in ids if one not in BAD] if skips else ids
+
+
+def compare(datasets: list[StreamingDataset], teller: StreamingDataset, world: World | None = None) -> list[list[int]]:
+    """Read two epochs on all ranks: each knows its own batches, and one that reads nothing, of any world, knows all.
+
+    Returns what rank 0 read of the first of them.
+    """
 
     def told(*asked: Any) -> list[int]:
-        ids: list[int] = teller.ids_of(*asked, world_size=world).tolist()
-        return [one for one in ids if one not in BAD] if skips else ids
+        return teller_ids(teller, *asked, skips=datasets[0].leaves_out, world_size=world, since_resume=True)
 
-    epoch = datasets[0].next_epoch
+    epoch, first = datasets[0].next_epoch, list[list[int]]()
     for number in (epoch, epoch + 1):
         read = [
             [[*map(int, batch.get("id", []))] for batch in told_by_itself(one, rank)]
             for rank, one in enumerate(datasets)
         ]
+        first = first or read[0]
         for rank, batches in enumerate(read):
             for n in some_of(len(batches)):
                 assert told(n, rank, number) == batches[n]
@@ -131,16 +142,46 @@ def compare(datasets: list[StreamingDataset], teller: StreamingDataset, world: W
         if len(read[0]) > 1:
             together = [one for batches in read for one in (batches[1] if len(batches) > 1 else [])]
             assert told(1, None, number) == together
+    return first
 
 
 def told_by_itself(dataset: StreamingDataset, rank: int) -> Iterator[Any]:
     for n, batch in enumerate(dataset.batches()):
         if n in (0, 1, 4):
-            ids = dataset.ids_of(n, rank).tolist()
+            ids = dataset.ids_of(n, rank, since_resume=True).tolist()
             assert list(batch.get("number", [])) == list(batch.get("id", []))
             assert dataset.epoch_reader.quarantine is None or set(ids).isdisjoint(QUARANTINED)
             assert [one for one in ids if not (dataset.leaves_out and one in BAD)] == list(batch.get("id", []))
         yield batch
+
+
+def test_steps_after_a_resume_are_counted_from_the_epochs_beginning(data: Path) -> None:
+    def opened(ranks: int, batch_size: int = 8) -> StreamingDataset:
+        return StreamingDataset(local=data / "a", batch_size=batch_size, shuffle=True, world=World(0, ranks, ranks))
+
+    first = opened(2)
+    told = [first.ids_of(step).tolist() for step in range(12)]
+    list(islice(first.batches(), 5))  # 80 samples
+    for ranks, batch_size in ((2, 8), (4, 4), (1, 16)):
+        resumed = opened(ranks, batch_size)
+        resumed.load_state_dict(first.state_dict())
+        batches = resumed.batches()
+        for begun in (False, True):
+            assert [sorted(resumed.ids_of(step)) for step in range(12)] == list(map(sorted, told))
+            assert sorted(resumed.ids_of(0, since_resume=True)) == sorted(told[5])
+            if not begun:
+                assert [*map(int, next(batches)["id"])] == resumed.ids_of(5, 0).tolist()
+        with pytest.raises(ConfigError, match=r"step 13 is not in epoch 0: .* has 13 steps"):
+            resumed.ids_of(13)
+    other = opened(4, 8)
+    other.load_state_dict(first.state_dict())
+    assert sorted(other.ids_of(1)) == sorted(told[2] + told[3])
+    for step in (2, 3, 4):
+        with pytest.raises(ConfigError, match=r"resumed at position 80.*4 ranks with batch_size 8.*since_resume=True"):
+            other.ids_of(step)
+    assert sorted(other.ids_of(0, since_resume=True)) == sorted(told[5] + told[6])
+    assert other.ids_of(82, epoch=0, world_size=1, batch_size=1).tolist()[0] in told[5]
+    assert len(other.ids_of(3, epoch=1)) == 32
 
 
 def some_of(count: int) -> list[int]:

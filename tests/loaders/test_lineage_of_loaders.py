@@ -150,13 +150,14 @@ def test_a_shard_loader_tells_the_samples_of_each_step(data: Path, config: dict[
         ranks[0].ids_of(0, 3)
 
 
-def test_it_counts_from_where_it_was_restored(data: Path) -> None:
+def test_it_counts_from_the_epochs_beginning_also_where_it_was_restored(data: Path) -> None:
     (first,) = loaders(data, 1)
-    list(islice(first, 5))
+    before = [numbers(batch) for batch in islice(first, 5)]
     (again,) = loaders(data, 1)
     again.load_state_dict(first.state_dict())
     read = [numbers(batch) for batch in again]
-    assert [again.ids_of(step).tolist() for step in range(len(read))] == read
+    assert [again.ids_of(step).tolist() for step in range(5 + len(read))] == before + read
+    assert [again.ids_of(step, since_resume=True).tolist() for step in range(len(read))] == read
     assert again.ids_of(0, epoch=1).tolist() == first.ids_of(0, epoch=1).tolist()
 
 
@@ -228,8 +229,8 @@ def test_they_are_told_while_an_epoch_is_read_and_after_a_resume(tokens: Path) -
         assert sorted(set(batch.document_ids.ravel().tolist()) - {-1}) == loader.ids_of(step).tolist() == expected[step]
     (resumed,) = token_loaders(tokens, 1)
     resumed.load_state_dict(loader.state_dict())
-    assert resumed.ids_of(0).tolist() == expected[4]
-    assert resumed.ids_of(0, epoch=0).tolist() == expected[4]
+    assert [resumed.ids_of(step, epoch=0).tolist() for step in (0, 3, 4, 5)] == [expected[n] for n in (0, 3, 4, 5)]
+    assert resumed.ids_of(0, since_resume=True).tolist() == expected[4]
     assert [sorted(set(batch.document_ids.ravel().tolist()) - {-1}) for batch in batches] == expected[4:]
 
 

@@ -235,22 +235,25 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
     # -- lineage ---------------------------------------------------------------------------------------------------
 
     @checked
-    def ids_of(self, step: int, rank: int | None = None, epoch: int | None = None) -> Ids:
+    def ids_of(
+        self, step: int, rank: int | None = None, epoch: int | None = None, *, since_resume: bool = False
+    ) -> Ids:
         """The numbers of the documents of which a step's rows have tokens, as ``batch.document_ids`` has them.
 
         Where documents begin shows in their row groups: those of this step are read, whatever comes before it.
 
         Args:
-            step: number of the batch, from 0. In the epoch that was begun last it is counted from where its iteration
-                began, which after a resume is where the state was taken; in other epochs from their beginning.
+            step: number of the batch, from 0, counted from the epoch's beginning.
             rank: of those that read different rows; default: all, one after the other.
             epoch: number of the epoch; default: the one that was begun last, or that the next iteration begins.
+            since_resume: count ``step`` from where the iteration of that epoch began: after a resume, where the state was
+                taken.
 
         Returns:
             int64, rising within each rank.
 
         Raises:
-            ConfigError: there is no such step, rank or epoch.
+            ConfigError: there is no such step, rank or epoch, or no such number after a resume with other global batches.
         """
         mine = self._data_rank()
         if step < 0 or (epoch is not None and epoch < 0):
@@ -262,12 +265,13 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             point = EpochPosition(epoch)
         return documents_of_step(
             self._builder,
-            lambda number: self._resume.run(point, replace(mine, rank=number)),
+            lambda at, number: self._resume.run(at, replace(mine, rank=number)),
             range(mine.world_size) if rank is None else [rank],
+            point,
             step,
             self.batch_size,
             None if self._bad_samples is None else self._bad_samples.on_bad_sample,
-            f"epoch {point.epoch}",
+            since_resume=since_resume,
         )
 
     def where(self, document: int) -> SampleLocation:

@@ -257,24 +257,27 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit
         return True
 
     @checked
-    def ids_of(self, step: int, rank: int | None = None, epoch: int | None = None) -> Ids:
+    def ids_of(
+        self, step: int, rank: int | None = None, epoch: int | None = None, *, since_resume: bool = False
+    ) -> Ids:
         """The ids of the samples in a batch of any rank, from the order or the plan alone: nothing is read.
 
         Args:
-            step: number of the batch, from 0, counted from where the epoch was begun: after a checkpoint of its middle was
-                restored, from there; with ``global_batch_size`` always from its beginning.
+            step: number of the batch, from 0, counted from the epoch's beginning.
             rank: default: all, one after the other.
             epoch: its number; default: :attr:`epoch`.
+            since_resume: count ``step`` from where a checkpoint of the epoch's middle was restored; not by a plan.
 
         Returns:
             int64, shape ``(n,)``: as in ``dataset[id]``, or rows of arrays.
 
         Raises:
-            ConfigError: there is no such step, rank or epoch; samples come one by one; or it is leased work, or a replay.
+            ConfigError: there is no such step, rank or epoch, or no such number after a resume with other global batches;
+                samples come one by one; or it is leased work, or a replay.
         """
         if step < 0 or (epoch is not None and epoch < 0):
             raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
-        return self._worker.source.step_samples(step, rank, epoch)
+        return self._worker.source.step_samples(step, rank, epoch, since_resume=since_resume)
 
     # -- stats, end ------------------------------------------------------------------------------------------------
 

@@ -86,7 +86,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--step",
         type=integer(0),
         metavar="N",
-        help="show what the ranks get in this step, numbered from 0, and no more",
+        help="show what the ranks get in this step, numbered from 0 from the epoch's beginning, and no more",
+    )
+    output.add_argument(
+        "--since-resume", action="store_true", help="with --step and --resume: steps are numbered from where it resumes"
     )
     output.add_argument("--rank", type=integer(0), metavar="R", help="with --step: of this rank alone")
     output.add_argument("--samples", action="store_true", help="with --step: each sample; default: the shards")
@@ -103,6 +106,8 @@ def run(chosen: argparse.Namespace) -> None:
     Raises:
         StokerError: there is no such dataset, or the arguments do not go together.
     """
+    if chosen.since_resume and (chosen.step is None or chosen.resume is None):
+        raise ConfigError("--since-resume is for --step with --resume: leave it out")
     if chosen.size is not None or chosen.predict:
         if chosen.step is not None or chosen.samples or chosen.rank is not None:
             raise ConfigError("--step, --rank and --samples are not for predictions: leave them out")

@@ -23,7 +23,6 @@ from stoker.pipeline.build_order import OrderOptions, make_order
 from stoker.pipeline.state.state import read_state
 from stoker.policy import ReadAmounts
 from stoker.simulate import Shards
-from stoker.simulate.settings import RankRun
 from stoker.storage import join_url, open_store
 from stoker.streams.quarantine import Quarantine, check_quarantine
 from stoker.streams.streams import Stream, Streams
@@ -63,7 +62,8 @@ class OpenedRun:
     Attributes:
         shards: the shards.
         table: where the ids of each shard begin.
-        rank_run: order and plan of each rank.
+        run_at: order and plan of each rank from a position on.
+        position: where the epoch begins, or is resumed.
         settings: everything that is in force, by name, for people.
         num_canonical_nodes: C of the order; 0 where ranks own parts of the data.
         lookahead: samples of a rank that it looks ahead.
@@ -72,11 +72,16 @@ class OpenedRun:
 
     shards: Shards
     table: ShardTable
-    rank_run: RankRun
+    run_at: Callable[[int, int, EpochPosition], Run]
+    position: EpochPosition
     settings: Mapping[str, Any]
     num_canonical_nodes: int
     lookahead: int
     shard_url: Callable[[int], str]
+
+    def rank_run(self, rank: int, world_size: int) -> Run:
+        """Order and plan of a rank."""
+        return self.run_at(rank, world_size, self.position)
 
 
 def open_location(args: RunArgs) -> tuple[str, DatasetLocation]:
@@ -127,9 +132,9 @@ def open_run(args: RunArgs) -> OpenedRun:
         options, sample_order, position = _resumed(args, streams, options, quarantine)
     left_out = None if quarantine is None else quarantine.left_out(index.table, shard_url, position.epoch)
 
-    def rank_run(rank: int, world_size: int) -> Run:
+    def run_at(rank: int, world_size: int, at: EpochPosition) -> Run:
         data_rank = DataRank(rank, world_size, args.ranks, args.batch_size)
-        run = sample_order.run(position, data_rank)
+        run = sample_order.run(at, data_rank)
         return run if left_out is None else run_without(run, index.table, left_out)
 
     lookahead = _lookahead(args, index)
@@ -153,7 +158,7 @@ def open_run(args: RunArgs) -> OpenedRun:
         "predownload": lookahead,
     }
     canonical = 0 if options.partition.static else int(order.get("num_canonical_nodes") or args.nodes)
-    return OpenedRun(Shards.of(index), index.table, rank_run, said, canonical, lookahead, shard_url)
+    return OpenedRun(Shards.of(index), index.table, run_at, position, said, canonical, lookahead, shard_url)
 
 
 def partition_of(args: RunArgs) -> Partition:

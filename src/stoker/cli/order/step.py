@@ -27,11 +27,12 @@ def show_step(chosen: argparse.Namespace) -> None:
     if chosen.rank is not None and chosen.rank >= world:
         raise ConfigError(f"--rank {chosen.rank}: expected 0 to {world - 1}")
     found = samples_of_step(
-        lambda rank: opened.rank_run(rank, world),
+        lambda at, rank: opened.run_at(rank, world, at),
         opened.table,
         range(world) if chosen.rank is None else [chosen.rank],
+        opened.position,
         chosen.step,
-        f"what is read of epoch {opened.settings['epoch']}",
+        since_resume=chosen.since_resume,
     )
     urls = {shard: opened.shard_url(shard) for shard in np.unique(found.shards).tolist()}
     if chosen.samples:

@@ -123,6 +123,7 @@ class SamplesById:
         rank: int | None = None,
         epoch: int | None = None,
         *,
+        since_resume: bool = False,
         world_size: int | World | None = None,
         batch_size: int | None = None,
     ) -> Ids:
@@ -136,10 +137,12 @@ class SamplesById:
         >>> dataset.where(dataset.ids_of(340, rank=2)[0])  # doctest: +SKIP
 
         Args:
-            step: number of the batch, from 0. In the epoch that was begun last it is counted from where its iteration
-                began, which after a resume is where the state was taken; in other epochs from their beginning.
+            step: number of the batch, from 0, counted from the epoch's beginning in batches of this world, as ``SkipSteps``
+                counts.
             rank: of those that read different samples; default: all, one after the other.
             epoch: number of the epoch; default: the one that was begun last, or that the next iteration begins.
+            since_resume: count ``step`` from where the iteration of that epoch began: after a resume, where the state was
+                taken.
             world_size: how many ranks read different samples, of another run of these settings, which would begin or resume
                 where this one did. Where the order depends on nodes, they have as many ranks as here; or give a
                 :class:`~stoker.cluster.world.World`, whose ``local_world_size`` says it. Default: this world.
@@ -149,13 +152,14 @@ class SamplesById:
             int64, shape ``(batch_size,)``, or ``(ranks * batch_size,)`` without ``rank``; fewer in an epoch's last batch.
 
         Raises:
-            ConfigError: there is no such step, rank or epoch.
+            ConfigError: there is no such step, rank or epoch, or no such number after a resume with other global batches.
         """
         if step < 0 or (epoch is not None and epoch < 0):
             raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
-        return self._epoch_reader.step(step, rank, epoch, batch_size or self.batch_size or 1, world_size).ids
+        size = batch_size or self.batch_size or 1
+        return self._epoch_reader.step(step, rank, epoch, size, world_size, since_resume=since_resume).ids
 
     def _check_length_told(self) -> None:
         """Warn of a dataset around this one that may take this rank's length for the number of samples. Once."""

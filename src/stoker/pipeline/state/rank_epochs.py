@@ -72,17 +72,25 @@ class RankEpochs:
         return self.sample_order.run(point, self.data_rank(batch_size)).plan
 
     def step(
-        self, step: int, rank: int | None, epoch: int | None, batch_size: int, world: World | int | None = None
+        self,
+        step: int,
+        rank: int | None,
+        epoch: int | None,
+        batch_size: int,
+        world: World | int | None = None,
+        *,
+        since_resume: bool = False,
     ) -> StepSamples:
         """The samples of a step.
 
         Args:
-            step: batches before it.
+            step: batches before it in the epoch.
             rank: of those that read different samples; ``None``: all, one after the other.
             epoch: its number; see :meth:`~stoker.pipeline.state.resume.ResumeState.latest`.
             batch_size: of a rank.
             world: of another run: how many ranks read different samples, on nodes of as many as here, or a world that says
                 that too; ``None``: this one.
+            since_resume: steps are counted from where the epoch was resumed.
 
         Raises:
             ConfigError: there is no such rank, or no such step.
@@ -94,12 +102,12 @@ class RankEpochs:
             )
         point = self._resume.latest(epoch, mine, begun_here=world is None)
         return samples_of_step(
-            lambda number: self._resume.run(point, replace(mine, rank=number)),
+            lambda at, number: self._resume.run(at, replace(mine, rank=number)),
             self.pool.index.table,
             range(mine.world_size) if rank is None else [rank],
+            point,
             step,
-            f"epoch {point.epoch}"
-            + (f" from position {point.position} on, where it was resumed" if point.position else ""),
+            since_resume=since_resume,
         )
 
     def _data_rank_of(self, world: World | int | None, batch_size: int) -> DataRank:

@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 
 from stoker.cluster import LoaderWorker
-from stoker.order.sample_order import Run
+from stoker.order.sample_order import EpochPosition, Run
 from stoker.order.step import runs_with_step
 from stoker.reading.bad_samples import BadSampleNotes, OnBadSample
 from stoker.reading.sample_errors import SampleLocation
@@ -21,33 +21,32 @@ from stoker.types import Ids
 
 def documents_of_step(
     builder: BlockBuilder,
-    run_of: Callable[[int], Run],
+    run_of: Callable[[EpochPosition, int], Run],
     ranks: Sequence[int],
+    point: EpochPosition,
     step: int,
     batch_size: int,
     on_bad_sample: OnBadSample | None,
-    epoch: str,
+    *,
+    since_resume: bool = False,
 ) -> Ids:
     """Numbers of the documents of which ranks have tokens in a step: the row groups of these batches are decoded.
 
     Args:
         builder: makes batches.
-        run_of: gives a rank's batches.
-        ranks: at least one.
-        step: batches before it.
+        run_of, ranks, point, step, since_resume: as of :func:`~stoker.order.step.samples_of_step`.
         batch_size: rows in a batch of a rank.
         on_bad_sample: what becomes of rows that can not be read; ``None``: they are errors.
-        epoch: the epoch in words, for errors.
 
     Returns:
         int64, rising within a rank, one rank after the other.
 
     Raises:
-        ConfigError: none of these ranks has so many batches.
+        ConfigError: there is no such step.
     """
     found = [
-        np.unique(_batch(builder, run, step, batch_size, on_bad_sample).extents.documents)
-        for _, run in runs_with_step(run_of, ranks, step, epoch)
+        np.unique(_batch(builder, run, before, batch_size, on_bad_sample).extents.documents)
+        for _, run, before in runs_with_step(run_of, ranks, point, step, since_resume=since_resume)
     ]
     return np.concatenate(found)
 

@@ -95,7 +95,7 @@ class LockstepSource(RangeSource):
         self._begin(self._point.next_epoch())
         self._origin = self._point
 
-    def step_samples(self, step: int, rank: int | None, epoch: int | None) -> Ids:
+    def step_samples(self, step: int, rank: int | None, epoch: int | None, *, since_resume: bool = False) -> Ids:
         """See the base class."""
         if self._config.batch_size is None:
             raise ConfigError(
@@ -107,12 +107,12 @@ class LockstepSource(RangeSource):
             point = EpochPosition(epoch)
         point = settled(self.sample_order, point, self._data_rank)
         return samples_of_step(
-            lambda number: self.sample_order.run(point, replace(self._data_rank, rank=number)),
+            lambda at, number: self.sample_order.run(at, replace(self._data_rank, rank=number)),
             self._sample_source.table,
             ranks,
+            point,
             step,
-            f"epoch {point.epoch}"
-            + (f" from position {point.position} on, where it was resumed" if point.position else ""),
+            since_resume=since_resume,
         ).ids
 
     # -- checkpoints -----------------------------------------------------------------------------------------------

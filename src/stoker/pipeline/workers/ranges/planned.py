@@ -112,9 +112,11 @@ class PlannedSource(RangeSource):
     def ended(self, at: int) -> bool:
         return at >= self._current.plan.end
 
-    def step_samples(self, step: int, rank: int | None, epoch: int | None) -> Ids:
+    def step_samples(self, step: int, rank: int | None, epoch: int | None, *, since_resume: bool = False) -> Ids:
         """See the base class: by the plan as it stands, from the epoch's beginning."""
         ranks, plan = self._check_rank(rank), self._current.plan
+        if since_resume:
+            raise ConfigError("ids_of: since_resume: by a plan steps are counted from the epoch's beginning alone")
         if epoch is not None and epoch != self.epoch:
             raise ConfigError(
                 f"ids_of: epoch={epoch}: the plan is that of epoch {self.epoch}, and may be changed before another"

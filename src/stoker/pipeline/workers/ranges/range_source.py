@@ -159,7 +159,14 @@ class RangeSource(ABC):
             StateError: it is of another dataset, order or settings; says what differs.
         """
 
-    def step_samples(self, step: int, rank: int | None, epoch: int | None) -> Ids:  # noqa: ARG002 - nobody knows
+    def step_samples(
+        self,
+        step: int,  # noqa: ARG002 - nobody knows
+        rank: int | None,  # noqa: ARG002
+        epoch: int | None,  # noqa: ARG002
+        *,
+        since_resume: bool = False,  # noqa: ARG002
+    ) -> Ids:
         """The ids of the samples in a step; see :meth:`stoker.StreamingShardLoader.ids_of`.
 
         Raises:
