@@ -13,7 +13,7 @@ from typing import Final
 from stoker.bench.mlperf.check_runs import check_checkpoints, check_training
 from stoker.bench.mlperf.code_image import POINTER, POOL_MARK, recorded_hash, tree_hash
 from stoker.bench.mlperf.editions import EDITIONS, RANKS, Edition, MlperfDivision
-from stoker.bench.mlperf.submitted import SubmissionFault, Workspace, dig, folders, head_of
+from stoker.bench.mlperf.read_runs import SubmissionFault, Workspace, dig, folders, head_of
 from stoker.bench.mlperf.system import description_faults, read_description
 from stoker.errors import ConfigError, FormatError
 from stoker.storage.files.file_errors import file_errors

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from stoker.bench.mlperf.editions import CHECKPOINTS, GROUPS, LEAST_PER_HOST, RANKS, SUBSET_RANKS
 from stoker.bench.mlperf.parameters import may_override
-from stoker.bench.mlperf.submitted import (
+from stoker.bench.mlperf.read_runs import (
     SubmissionFault,
     SubmittedRun,
     Workspace,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stoker.cli.running import ExitCode, add_json, add_results, print_json
 
 if TYPE_CHECKING:
-    from stoker.bench.mlperf.submitted import SubmissionFault
+    from stoker.bench.mlperf.read_runs import SubmissionFault
 
 _EDITIONS = ("v3", "v2")
 _ORIGIN = (

@@ -15,7 +15,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.located import Chunk
-from stoker.pipeline.execution.execution import Execution
+from stoker.pipeline.execution.choice import Execution
 from stoker.pipeline.execution.runner import InThreads, Runner
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_steps
 from stoker.reading.shard_pool import ShardPool

@@ -24,7 +24,7 @@ from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.columns import batch_length, stack_samples
 from stoker.pipeline.epoch_reader import EpochReader
-from stoker.pipeline.execution.execution import Execution
+from stoker.pipeline.execution.choice import Execution
 from stoker.pipeline.execution.runner import Runner
 from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.pipeline import Pipeline
