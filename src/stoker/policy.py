@@ -146,7 +146,7 @@ FEW_LINES: Final = 1 << 15
 """Lines of text that are parsed in less time than it pays to begin threads for."""
 
 TOKENS_AHEAD: Final = 1 << 26
-"""Tokens ahead of the block that is decoded that are fetched meanwhile, where they come from afar."""
+"""Tokens ahead of the block that is decoded that are fetched meanwhile, where they come from remote storage."""
 
 # Bytes and samples that are read in one step: enough that NumPy's per-call costs vanish, few enough to stay in the
 # processor's cache.

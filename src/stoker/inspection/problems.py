@@ -62,7 +62,7 @@ class VerifyReport:
         problems: what is wrong now, in the order of the shards.
         strange: keys of files below the root that belong to no shard; not a problem in itself.
         notes: what was not checked, and why.
-        repaired: what was mended, a sentence each.
+        repaired: what was repaired, a sentence each.
         stopped: whether there were too many problems to go on.
         seconds: it took.
     """

@@ -1,4 +1,4 @@
-"""Mending what can be mended from elsewhere, without a moment in which there is less than before."""
+"""Repairs what can be fetched again from elsewhere, without a moment in which there is less than before."""
 
 from __future__ import annotations
 
