@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from s3server import Bucket
 from stoker import StreamingDataset
-from stoker.errors import ConfigError, CorruptDataError, IndexFileError
+from stoker.errors import ConfigError, CorruptDataError, DecodeError, IndexFileError
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.text import line_index as textlines
 from stoker.formats.text.csv import split_line
@@ -229,6 +229,50 @@ def test_damaged_text_is_named(name: str, text: str, options: dict[str, Any], me
     (tmp_path / f"a.{name}").write_text(text)
     with pytest.raises(CorruptDataError, match=message):
         rows(tmp_path, name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "options", "message"),
+    [
+        ("csv", b"7,8", {}, r"a\.csv: sample {row}: expected 3 values, found 2"),
+        ("csv", b"7,8,9,10", {}, r"a\.csv: sample {row}: expected 3 values, found 4"),
+        ("csv", b"7,\xff,8", {}, r"a\.csv: sample {row}"),
+        ("csv", b"7,8", {"header": False}, r"a\.csv: sample {row}: expected 3 values, found 2"),
+        ("json", b'{"x": 1, "y"', {}, r"a\.json: sample {row}: not JSON"),
+        ("json", b"7", {}, r"a\.json: sample {row}: expected a JSON object"),
+    ],
+)
+@pytest.mark.parametrize("row", [0, 7, 1500])
+def test_a_line_that_does_not_fit_is_a_bad_sample_wherever_it_is(
+    name: str, line: bytes, options: dict[str, Any], message: str, row: int, tmp_path: Path
+) -> None:
+    good = [b"%d,%d.5,t" % (n, n) if name == "csv" else b'{"x": %d, "y": 0.5}' % n for n in range(2000)]
+    lines = [*good[:row], line, *good[row + 1 :]]
+    head = [b"x,y,z"] if name == "csv" and not options else []
+    (tmp_path / f"a.{name}").write_bytes(b"\n".join([*head, *lines]) + b"\n")
+    settings: dict[str, Any] = {"remote": tmp_path, "format": name, "format_options": options, "batch_size": 100}
+    first = "column_0" if options else "x"
+    left = list(StreamingDataset(**settings, on_bad_sample="skip"))
+    assert [sample[first] for sample in left] == [n for n in range(2000) if n != row]
+    with pytest.raises(DecodeError, match=message.replace("{row}", str(row))):
+        list(StreamingDataset(**settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "message"),
+    [
+        ("csv", "1,2,3,4", r"a\.csv: sample 0 has 4 values for 3 columns: 600 of the first 1,000 do not fit"),
+        ("json", "x=1", r"a\.json: sample 0 is not JSON: .*; 600 of the first 1,000 are none.*columns"),
+    ],
+)
+def test_a_file_of_which_most_does_not_fit_is_an_error_where_it_is_opened(
+    name: str, bad: str, message: str, tmp_path: Path
+) -> None:
+    good = "1,2,3" if name == "csv" else '{"x": 1}'
+    lines = [*(["x,y,z"] if name == "csv" else []), *[bad] * 600, *[good] * 4000]
+    (tmp_path / f"a.{name}").write_text("\n".join(lines))
+    with pytest.raises(CorruptDataError, match=message):
+        StreamingDataset(remote=tmp_path, format=name)
 
 
 @pytest.mark.parametrize(

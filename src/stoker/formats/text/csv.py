@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -92,10 +93,11 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
     Settings: ``columns`` (kinds by name: ``str``, ``int`` or ``float``; or all names, in order, where there is no header),
     ``header`` (whether the first line has the names, default true), ``quote`` (default ``"``; empty for none) and
     ``separator`` (default the format's). Kinds that are not given are found out from the first 1000 lines.
+    A few of these that have more or fewer values than there are columns, or no UTF-8, tell nothing: they are bad samples.
     ``piece_bytes``: size of the shards, 32 MiB.
 
     Raises:
-        CorruptDataError: the file's first lines are not of one width.
+        CorruptDataError: most of the file's first lines do not have as many values as there are columns, or a quote is wrong.
         ConfigError: settings that make no sense, or a first line that may be a sample.
     """
     only_settings(settings, SETTINGS, name)
@@ -110,7 +112,9 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
         return HeaderFacts(0, {"columns": {}, "names": [], "separator": separator, "quote": quote})
     rows = [_split(line, separator, quote, number, source.where) for number, line in enumerate(lines)]
     if header:
-        names, rows = rows[0], rows[1:]
+        names, *rows = rows
+        if names is None:
+            raise CorruptDataError(f"{source.where}: its first line, with the names of columns, is not UTF-8")
         if "header" not in settings and all(map(_NUMBER.fullmatch, names)) and names != [*map(str, range(len(names)))]:
             raise ConfigError(
                 f"{source.where}: its first line holds numbers alone, {separator.join(names)[:40]}: if it is a sample, say "
@@ -118,7 +122,9 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
             )
         start = second
     elif isinstance(chosen, Mapping):
-        names = list(chosen) or [f"column_{number}" for number in range(len(rows[0]))]
+        widths = Counter(len(row) for row in rows if row is not None)
+        usual = widths.most_common(1)[0][0] if widths else 1
+        names = list(chosen) or [f"column_{number}" for number in range(usual)]
     else:
         names, chosen = list(chosen), {}
     kinds = _kinds(names, rows, chosen, source.where)
@@ -141,25 +147,31 @@ def _dialect(settings: Mapping[str, Any], name: str, separator: str | None) -> t
     return separator, quote
 
 
-def _split(line: bytes, separator: str, quote: str, number: int, where: str) -> list[str]:
+def _split(line: bytes, separator: str, quote: str, number: int, where: str) -> list[str] | None:
+    """The values of a line; ``None`` where it is not UTF-8."""
     try:
-        return split_line(line.decode(), separator, quote)
+        text = line.decode()
+    except UnicodeDecodeError:
+        return None
+    try:
+        return split_line(text, separator, quote)
     except ValueError as error:
         raise CorruptDataError(f"{where}: line {number}: {error}") from None
 
 
-def _kinds(names: list[str], rows: list[list[str]], chosen: Any, where: str) -> dict[str, str]:
+def _kinds(names: list[str], rows: Sequence[list[str] | None], chosen: Any, where: str) -> dict[str, str]:
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise CorruptDataError(
             f"{where}: two columns are called {twice!r}: rename one in the first line. If that line is a sample, say so: "
             'format_options={"header": False}'
         )
-    for number, row in enumerate(rows):
-        if len(row) != len(names):
-            raise CorruptDataError(
-                f"{where}: sample {number} has {counted(len(row), 'value')} for {len(names)} columns"
-            )
+    good = [row for row in rows if row is not None and len(row) == len(names)]
+    if 2 * len(good) < len(rows):  # not some bad samples, but another file than it was taken for
+        number, row = next((number, row) for number, row in enumerate(rows) if row is None or len(row) != len(names))
+        told = "is not UTF-8" if row is None else f"has {counted(len(row), 'value')} for {len(names)} columns"
+        many = f": {len(rows) - len(good):,} of the first {len(rows):,} do not fit" if len(rows) > 1 else ""
+        raise CorruptDataError(f"{where}: sample {number} {told}{many}")
     if not isinstance(chosen, Mapping):
         raise ConfigError(
             f"format_options columns={chosen!r}: where the first line has the names, these are types by name, such as "
@@ -170,7 +182,7 @@ def _kinds(names: list[str], rows: list[list[str]], chosen: Any, where: str) -> 
             raise ConfigError(f"columns: {column!r}: {unknown_name('kind', kind, KINDS)}")
         if column not in names:
             raise ConfigError(f"{where}: {unknown_name('column', column, names)}")
-    return {column: chosen.get(column) or _kind([row[index] for row in rows]) for index, column in enumerate(names)}
+    return {column: chosen.get(column) or _kind([row[index] for row in good]) for index, column in enumerate(names)}
 
 
 def _kind(texts: Sequence[str]) -> str:

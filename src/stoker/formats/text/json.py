@@ -164,11 +164,12 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
 
     Settings: ``columns`` (keys to read, to ``str``, ``int``, ``float``, ``bool`` or ``json``, which is anything). By default
     these are found out from the first 1000 lines; what is not of one kind there, or missing, is ``json``. A line further on
-    that has other keys is then an error when it is read.
+    that has other keys is then an error when it is read. A few lines that are no JSON objects tell nothing: they are bad
+    samples.
     ``piece_bytes``: size of the shards, 32 MiB.
 
     Raises:
-        CorruptDataError: a line is no JSON object.
+        CorruptDataError: most of these lines are no JSON objects, or one is other JSON.
         ConfigError: settings that make no sense.
     """
     only_settings(settings, SETTINGS, "json")
@@ -199,23 +200,30 @@ def agree_on_json(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping
 def _infer(lines: Sequence[bytes], where: str) -> dict[str, str]:
     kinds: dict[str, set[str | None]] = {}
     counts: dict[str, int] = {}
+    bad: list[str] = []
     for number, line in enumerate(lines):
         try:
             sample = json.loads(line)
         except (ValueError, RecursionError) as error:
-            remedy = lines_remedy(line)
-            told = remedy or (
-                f'{str(error)[:200]}. With the types of keys in format_options={{"columns": {{...}}}} only this sample is bad'
-            )
-            raise CorruptDataError(f"{where}: sample {number} is not JSON: {told}") from None
-        if not isinstance(sample, dict) and (remedy := lines_remedy(line)):
-            raise CorruptDataError(f"{where}: sample {number}: {remedy}")
+            sample, told = None, f"sample {number} is not JSON: {str(error)[:200]}"
+        else:
+            told = f"sample {number}: expected a JSON object, found {describe(sample)}"
         if not isinstance(sample, dict):
-            raise CorruptDataError(f"{where}: sample {number}: expected a JSON object, found {describe(sample)}")
+            if remedy := lines_remedy(line):  # not a bad sample, but a file that has to be made otherwise
+                raise CorruptDataError(f"{where}: {told.partition(': ')[0]}: {remedy}")
+            bad.append(told)
+            continue
         for name, value in sample.items():
             kinds.setdefault(name, set()).add(_kind(value))
             counts[name] = counts.get(name, 0) + 1
-    return {name: _wider(found | ({None} if counts[name] < len(lines) else set())) for name, found in kinds.items()}
+    good = len(lines) - len(bad)
+    if 2 * good < len(lines):
+        many = f"; {len(bad):,} of the first {len(lines):,} are none" if len(lines) > 1 else ""
+        raise CorruptDataError(
+            f"{where}: {bad[0]}{many}. With the types of keys in "
+            'format_options={"columns": {...}} only these samples are bad'
+        )
+    return {name: _wider(found | ({None} if counts[name] < good else set())) for name, found in kinds.items()}
 
 
 def _kind(value: Any) -> str:
