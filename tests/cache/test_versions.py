@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import shutil
 import threading
 import time
@@ -290,6 +291,34 @@ def test_a_writer_that_leaves_the_index_for_last_is_noticed(bucket: Bucket, tmp_
         store.put(path.name, path.read_bytes())
     with pytest.raises(DatasetChangedError, match="written after the dataset was opened"):
         tags(dataset)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("cache", ["disk", "memory"])
+@pytest.mark.parametrize("pause", [0, 1.1])
+def test_a_shard_that_is_replaced_in_a_store_just_after_the_opening_is_noticed(
+    bucket: Bucket, tmp_path: Path, cache: Any, pause: float
+) -> None:
+    where: dict[str, Any] = {"storage_options": bucket.storage_options}
+    many: dict[str, Any] = {"hashes": (), "samples": 10 * SAMPLES}
+    write(f"{bucket.url}/data", 1, **many, **where)
+    write(str(tmp_path / "new"), 2, **many)
+    time.sleep(pause)  # the store tells seconds: in one and the same, the ETag tells
+    local: dict[str, Any] = {"local": tmp_path / "cache"} if cache == "disk" else {}
+    dataset = StreamingDataset(remote=f"{bucket.url}/data", **local, cache=cache, predownload=1, **where)
+    rows = iter(dataset)
+    assert next(rows)["tag"] == 1
+    (watch,) = [one.watch for one in dataset.epoch_reader.pool.caches]
+    copy = pickle.loads(pickle.dumps(watch))
+    assert watch is not None
+    assert watch._listed is not None
+    assert watch._listed._await()
+    assert copy._listed._await() in (None, watch._listed._await())
+    store = open_store(f"{bucket.url}/data", bucket.storage_options)
+    shard = sorted((tmp_path / "new").glob("*.mds"))[-2]
+    store.put(shard.name, shard.read_bytes())  # the index is as it was
+    with pytest.raises(DatasetChangedError, match=rf"{shard.name} is not the object that was there at the opening"):
+        list(rows)
 
 
 @pytest.mark.s3

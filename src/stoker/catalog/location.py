@@ -19,6 +19,7 @@ from stoker.digests import sha256
 from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.index.index import INDEX_NAME, Index, load_index
+from stoker.index.listed_versions import ListedVersions
 from stoker.index.side_index import SideIndex
 from stoker.index.version import IndexVersion, LoadedIndex, VersionWatch, opening_time, read_index
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
@@ -199,7 +200,9 @@ def open_indexed(
     side = None if settings.in_memory else _side_index(home, origin.url)
     loaded, directory, fresh = _load(store, base, origin, lambda store: load(store, side))
     index = loaded.index
-    cache = make_cache(directory, store, settings, index.file_sizes, VersionWatch(store, loaded.version, opened))
+    untold = fresh and not (loaded.version.hashed or loaded.version.files)
+    watch = VersionWatch(store, loaded.version, opened, ListedVersions(store) if untold else None)
+    cache = make_cache(directory, store, settings, index.file_sizes, watch)
     if cache.keeps:
         directory.hold()
         _keep_index(index, cache, directory)

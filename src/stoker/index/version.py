@@ -27,6 +27,7 @@ from stoker.errors import (
 )
 from stoker.formats.common.hashing import fastest_hash
 from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, sizes_in
+from stoker.index.listed_versions import ListedVersions
 from stoker.index.side_index import SideIndex
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.recorded_versions import version_of_files
@@ -167,10 +168,12 @@ class VersionWatch:
         store: where the dataset is.
         version: what was opened.
         opened: when, see :func:`opening_time`: before the index was read.
+        listed: versions of the store's objects at the opening, where the index has none.
     """
 
-    def __init__(self, store: Store, version: IndexVersion, opened: int) -> None:
+    def __init__(self, store: Store, version: IndexVersion, opened: int, listed: ListedVersions | None = None) -> None:
         self.version = version
+        self._listed = listed
         self._store = store
         self._opened = opened
         local = is_local(store.url) is not None
@@ -217,6 +220,9 @@ class VersionWatch:
                 "" if self._skew else ", or only its status, as by chmod or a hard link, and there is no hash to tell"
             )
             self.changed(f"{where} was written after the dataset was opened, while its {INDEX_NAME} is as it was{also}")
+        recent = info.modified >= self._opened - self._skew
+        if recent and self._listed is not None and self._listed.is_known_otherwise(self._store, info):
+            self.changed(f"{where} is not the object that was there at the opening: its ETag or time is another")
 
     def is_newer(self, info: ObjectInfo) -> bool:
         """Whether a file was written after both the dataset's opening and its index."""
