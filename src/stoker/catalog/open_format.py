@@ -35,6 +35,16 @@ _CHUNKS: Final = "litdata"
 _NO_OPTIONS: Final = "format_options= go with a format= of files that are read as they are"
 
 
+def refuse_options(where: str, options: Mapping[str, Any] | None) -> None:
+    """See that a dataset with an index is given no options of files without one.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if options:
+        raise ConfigError(f"{where} has an {INDEX_NAME}, and {_NO_OPTIONS}: leave them out")
+
+
 def check_format(
     format: str | None,  # noqa: A002 - the name that users write
     remote: Files | None,

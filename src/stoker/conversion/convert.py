@@ -125,7 +125,7 @@ def convert(
     check_work(processes, shard_samples)
     settings = settings_of(to, compression, hashes, size_limit, shard_samples)
     parts = parts_of(split)
-    order: str = "global" if shuffle is True else shuffle or "none"
+    order: str = "global" if shuffle is True else "none" if shuffle is False else shuffle
     if order not in SHUFFLES:
         raise ConfigError(f"shuffle={order!r} is unknown; known: {', '.join(SHUFFLES)}")
     function = load_transform(transform)

@@ -97,6 +97,8 @@ def _parts_of(
 
 def _stores(out: UrlOrPair, options: StorageOptions | None, timeout: float) -> list[Store]:
     urls = out if isinstance(out, tuple) else (out,)
+    if not urls:
+        raise ConfigError("merge_index: the root is empty, (): give a directory or URL, or a pair of both")
     return [_open(url, options, timeout) for url in urls]
 
 

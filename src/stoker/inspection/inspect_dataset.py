@@ -13,6 +13,7 @@ from typing import Any, Final
 from stoker.arguments import checked
 from stoker.cache.base import CacheSettings
 from stoker.catalog.detect import dataset_url, detect
+from stoker.catalog.open_format import refuse_options
 from stoker.catalog.tables.lance import find_lance, open_lance
 from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.tables.open_table import find_version
@@ -90,6 +91,7 @@ def inspect(
         name = found.format or _INDEXED
     with tempfile.TemporaryDirectory(prefix="stoker-inspect-") as scratch:
         if name == _INDEXED:
+            refuse_options(text, format_options)
             store = open_store(text, options)
             return _indexed(store, load_index(store), FileReader(store, Path(scratch)), samples)
         settings, table = dict(format_options or {}), None

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from stoker.arguments import checked
 from stoker.catalog.detect import dataset_url, detect
+from stoker.catalog.open_format import refuse_options
 from stoker.catalog.unindexed.files_location import source_of
 from stoker.catalog.unindexed.find_files import as_file
 from stoker.catalog.unindexed.open_files import unindexed_format
@@ -107,6 +108,8 @@ def verify(
         raise ConfigError("deep=True and quick=True: choose one")
     if max_problems < 1 or (threads is not None and threads < 1):
         raise ConfigError(f"max_problems={max_problems}, threads={threads}: at least 1")
+    if memory < 1:
+        raise ConfigError(f"memory={memory}: at least 1 byte")
     if local is not None and engine == "ray":
         raise ConfigError(
             "engine='ray' checks data that all nodes reach, and a cache is of one node: leave engine= away"
@@ -153,12 +156,15 @@ def verify(
             return verify_cache(
                 text, local, format_name(format), dict(format_options or {}), options, checker_of, check, repair=repair
             )
-        name = format_name(format) or detect(text, options).format or _INDEXED
+        name = format_name(format)
+        if name is None:
+            name = detect(text, options).format or _INDEXED
         if name != _INDEXED:
             source = as_file(source_of(text), partial(open_store, options=options), unindexed_format(name))
             checker = checker_of(source.root)
             told = source.told if source.keys or source.given else ""
             return check(plan_unindexed(checker, source, name, format_options or {}), checker, told=told)
+        refuse_options(text, format_options)
         checker = checker_of(text)
         index, plan = plan_index(checker)
         repaired: tuple[str, ...] = ()

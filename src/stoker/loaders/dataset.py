@@ -392,9 +392,11 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             Column name to array of shape ``(n, ...)`` for fixed-width columns, else to a list; n is ``batch_size`` but in
             the last batch. Arrays are the caller's own.
         """
-        size = batch_size or self.batch_size
+        size = self.batch_size if batch_size is None else batch_size
         if size is None:
             raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
+        if size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {size}")
         self.check_columns_allowed("batches()")
         return self._epoch_reader.batches(size)
 

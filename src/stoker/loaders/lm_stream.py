@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Unpack, cast
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
@@ -124,6 +125,10 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        if lookahead < 1:
+            raise ConfigError(f"lookahead must be at least 1 document, got {lookahead}")
+        if token_dtype is not None and np.dtype(token_dtype).kind not in "iu":
+            raise ConfigError(f"token_dtype={token_dtype!r}: tokens are integers, like uint16")
         self._settings = LMSettings(seq_len, **options)
         self._layout = make_layout(layout, self._settings, too_long)
         self._rows = self._layout.document_rows

@@ -108,7 +108,7 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
             "sampling_method": options.sampling_method,
             "sampling_granularity": options.sampling_granularity,
             "batching_method": options.batching_method,
-            "partition_algo": options.partition_algo or "relaxed",
+            "partition_algo": "relaxed" if options.partition_algo is None else options.partition_algo,
         },
         {name: location.url for name, location in zip(streams.names, streams.locations, strict=True)},
     )

@@ -164,6 +164,8 @@ class StepMethods:
             ConfigError: two columns would have one name, or this is a dataset that has no such column, or in the middle of an
                 epoch.
         """
+        if "" in columns.values():
+            raise ConfigError(f"rename({dict(columns)!r}): a column's name must not be empty")
         if len(set(columns.values())) < len(columns):
             raise ConfigError(f"rename({dict(columns)!r}) gives two columns one name")
         return self._and(Step("rename", "rename", columns=tuple(columns.items())))
@@ -201,6 +203,8 @@ class StepMethods:
         Raises:
             ConfigError: this is a dataset that has such a column, or in the middle of an epoch.
         """
+        if not column:
+            raise ConfigError("enumerate(''): a column's name must not be empty")
         return self._and(Step("enumerate", "enumerate", columns=(column,)))
 
     @checked
@@ -281,6 +285,8 @@ def _other(given: OtherSource, method: str, name: str | None) -> Other:
 
 
 def _name_of(function: Callable[..., Any], name: str | None) -> str:
+    if name == "":
+        raise ConfigError("name='': give a name, or leave it out")
     return str(name or getattr(function, "__qualname__", type(function).__qualname__))
 
 

@@ -94,7 +94,8 @@ class Writer(ABC):
         waiting: int = 0,
         on_failed: Callable[[], None] | None = None,
     ) -> None:
-        threads = options.get("max_workers") or _DEFAULT_THREADS
+        given = options.get("max_workers")
+        threads = _DEFAULT_THREADS if given is None else given
         if threads < 1:
             raise ConfigError(f"max_workers={threads}: at least 1")
         self._closed: str | None = None
@@ -260,7 +261,7 @@ def check_hash_names(hashes: str | Sequence[str] | None) -> list[str]:
 
 def check_size_limit(value: int | str | None) -> int | None:
     """A shard's limit in bytes; one that makes no sense is a :class:`~stoker.errors.ConfigError`."""
-    limit = parse_bytes(value) if value else 0
+    limit = 0 if value is None else parse_bytes(value)
     if limit > MAX_OFFSET:
         raise ConfigError(f"size_limit={value!r}: a shard's offsets hold less than 4 GiB")
     return limit or None

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Final, Unpack
 
 from stoker.arguments import checked
+from stoker.errors import ConfigError
 from stoker.formats.text.json_shards import JSONEncoder
 from stoker.formats.text.xsv_shards import SEPARATORS, XSVEncoder
 from stoker.writing.base import WriterOptions
@@ -211,6 +212,8 @@ class TarWriter(_FormatWriter):
         first: int | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
+        if first is not None and first < 0:
+            raise ConfigError(f"first={first}: the number of a sample, at least 0")
         super().__init__(columns, out, remote, **options)
         encoder: Any = self._encoder
         encoder.begin(self.samples_written if first is None else first, self.samples_written)

@@ -12,7 +12,7 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.arguments import checked
+from stoker.arguments import check_argument, checked
 from stoker.arguments.messages import shown
 from stoker.cluster import World
 from stoker.errors import ConfigError
@@ -95,16 +95,19 @@ class SamplesById:
             columns: names to read; default, those of the dataset.
 
         Raises:
-            ConfigError: ``columns`` is a string.
+            ConfigError: ``columns`` is no list of names, or is empty.
         """
-        if isinstance(columns, str):
-            raise ConfigError(f"columns must be a list of names; for a single one, write columns=[{columns!r}]")
+        if columns is not None:
+            columns = check_argument(f"{type(self).__name__}.read", "columns", Sequence[str], columns)
+            if not len(columns):
+                raise ConfigError("columns is empty: name at least one, or leave it out for all")
         wanted = self._epoch_reader.settings.columns if columns is None else columns
         shards, rows = self._table.locate(self._ids(ids))
         if not len(rows):
             return {name: [] for name in (wanted or self._streams.index.columns)}
         return as_batch(read_samples(self._epoch_reader.pool, shards, rows, wanted))
 
+    @checked
     def where(self, sample_id: int) -> SampleLocation:
         """The URL, shard, row and stream of a sample.
 

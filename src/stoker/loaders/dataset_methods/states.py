@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.arguments import checked
+from stoker.arguments import check_argument, checked
 from stoker.loaders.dataset_methods.overrides import asked_by_loader, loader_state
 from stoker.loaders.trainers.composer_progress import ended_by_composer
 from stoker.order.protocols import Plan
@@ -119,6 +119,9 @@ class DatasetStates:
             StateError: it belongs to another dataset, or to other order settings, or this world can not resume from there;
                 says what differs.
         """
+        change_streams = check_argument(
+            f"{type(self).__name__}.load_state_dict", "change_streams", bool, change_streams
+        )
         self._epoch_reader.load(state, self.batch_size, change_streams=change_streams)
         self._resumed_between = self.upcoming() == self.upcoming().epoch_begin()
 

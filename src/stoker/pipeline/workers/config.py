@@ -217,6 +217,11 @@ class StreamingConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be an integer from {least}, got {value!r}")
+        for name in ("smallest", "largest", "grid", "multiple"):
+            if getattr(self.coordination, name) < 1:
+                raise ConfigError(
+                    f"coordination: {name} must be at least 1 sample, got {getattr(self.coordination, name)}"
+                )
         if self.replication_factor > self.world_size:
             raise ConfigError(
                 f"replication_factor {self.replication_factor} exceeds world_size {self.world_size}: there are not so many "

@@ -126,6 +126,8 @@ def tokenize(
         raise ConfigError(
             f"processes={processes}, row_group_tokens={row_group_tokens}, file_tokens={file_tokens}: at least 1"
         )
+    if not output_column or column == "":
+        raise ConfigError(f"column={column!r}, output_column={output_column!r}: a column's name must not be empty")
     job, vocab_size = make_job(tokenizer, append_eos, add_special_tokens)
     texts = find_texts(src, column=column, strict=strict)
     about = {

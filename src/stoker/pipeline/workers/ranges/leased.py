@@ -270,6 +270,11 @@ class LeasedSource(RangeSource):
                 "Adaptive(rebalance_threshold=...)"
             )
         size = config.batch_size or 1
+        if settings.multiple not in (1, size):
+            raise ConfigError(
+                f"the coordinator's settings have multiple={settings.multiple}, which is the config's batch_size, {size}: "
+                "leave it out"
+            )
         settings = settings._replace(
             threshold=adaptive.rebalance_threshold,
             multiple=size,

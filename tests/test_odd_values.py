@@ -1,0 +1,117 @@
+"""Values that were taken without a word, or ended in an error of Python's own, are stoker's errors, which name them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker import (
+    Adaptive,
+    Chain,
+    LMStream,
+    MDSWriter,
+    StreamingConfig,
+    StreamingDataset,
+    StreamingShardLoader,
+    convert,
+    inspect,
+    merge_index,
+    open_writer,
+    verify,
+)
+from stoker.coordination.history.records import CoordinationSettings
+from stoker.errors import StokerError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("odd") / "data"
+    with MDSWriter({"id": "int", "tokens": "ndarray:uint16:4"}, out) as writer:
+        writer.write_batch({"id": np.arange(8), "tokens": np.ones((8, 4), np.uint16)})
+    return out
+
+
+def leased(data: Path, **settings: Any) -> None:
+    config = StreamingConfig(
+        partition=Adaptive(),
+        coordinator=f"sqlite://{data}.sqlite",
+        batch_size=2,
+        coordination=CoordinationSettings(**settings),
+    )
+    next(iter(StreamingShardLoader(StreamingDataset(data), config)))
+
+
+ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "batches(0)": (
+        lambda data: StreamingDataset(data, batch_size=2).batches(0),
+        "batch_size must be at least 1, got 0",
+    ),
+    "read(columns=number)": (
+        lambda data: StreamingDataset(data).read([1], columns=5),  # type: ignore[arg-type]
+        r"StreamingDataset.read: columns must be a list of strings, got 5",
+    ),
+    "read(columns=[])": (lambda data: StreamingDataset(data).read([1], columns=[]), "columns is empty"),
+    "where(text)": (
+        lambda data: StreamingDataset(data).where("1"),  # type: ignore[arg-type]
+        "StreamingDataset.where: sample_id must be an int",
+    ),
+    "where([])": (
+        lambda data: StreamingDataset(data).where([]),  # type: ignore[arg-type]
+        "StreamingDataset.where: sample_id must be an int",
+    ),
+    "load_state_dict(change_streams=text)": (
+        lambda data: StreamingDataset(data).load_state_dict({}, change_streams="no"),  # type: ignore[arg-type]
+        "StreamingDataset.load_state_dict: change_streams must be",
+    ),
+    "partition_algo": (lambda data: StreamingDataset(data, partition_algo=""), "partition_algo=''"),
+    "map(name='')": (lambda _: Chain().map(dict, name=""), "name=''"),
+    "enumerate('')": (lambda _: Chain().enumerate(""), "name must not be empty"),
+    "rename to nothing": (lambda _: Chain().rename({"id": ""}), "name must not be empty"),
+    "lookahead": (
+        lambda data: LMStream(StreamingDataset(data), "tokens", 2, 4, lookahead=0),
+        "lookahead must be at least 1 document, got 0",
+    ),
+    "token_dtype": (
+        lambda data: LMStream(StreamingDataset(data), "tokens", 2, 4, token_dtype="float32"),
+        "token_dtype='float32': tokens are integers",
+    ),
+    "merge_index(())": (lambda _: merge_index(()), r"the root is empty, \(\)"),
+    "convert(shuffle='')": (lambda data: convert(data, f"{data}-to", shuffle=""), "shuffle='' is unknown"),
+    "verify(format='')": (lambda data: verify(data, format=""), "''"),
+    "verify(memory=0)": (lambda data: verify(data, memory=0), "memory=0: at least 1 byte"),
+    "verify(format_options=)": (
+        lambda data: verify(data, format_options={"filters": []}),
+        "has an index.json, and format_options= go with",
+    ),
+    "inspect(format_options=)": (
+        lambda data: inspect(data, format_options={"filters": []}),
+        "has an index.json, and format_options= go with",
+    ),
+    "max_workers=0": (lambda data: MDSWriter({"id": "int"}, f"{data}-to", max_workers=0), "max_workers=0: at least 1"),
+    "size_limit=''": (lambda data: MDSWriter({"id": "int"}, f"{data}-to", size_limit=""), "'' is not"),
+    "first=-1": (lambda data: open_writer("tar", {"txt": "str"}, f"{data}-to", first=-1), "first=-1"),
+    "coordination(smallest=0)": (lambda data: leased(data, smallest=0), "coordination: smallest must be at least 1"),
+    "coordination(multiple=5)": (
+        lambda data: leased(data, multiple=5),
+        "multiple=5, which is the config's batch_size, 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_value_is_named(data: Path, name: str) -> None:
+    use, told = ODD[name]
+    with pytest.raises(StokerError, match=told):
+        use(data)
+    assert not Path(f"{data}-to").exists()
+
+
+def test_numbers_of_numpy_are_numbers(data: Path) -> None:
+    dataset = StreamingDataset(data, batch_size=2)
+    assert dataset.where(np.int64(3)).row == 3  # type: ignore[arg-type]
+    assert len(next(iter(dataset.batches(np.int64(4))))["id"]) == 4  # type: ignore[arg-type]
+    assert list(dataset.read([1], columns=("id",))["id"]) == [1]
