@@ -66,7 +66,6 @@ from stoker.storage import open_store
 from stoker.streams.streams import Stream
 
 BATCH = 48
-Ways = dict[str, tuple[Callable[..., int], tuple[Any, ...]]]
 
 
 def workload(files: int, samples: int, *settings: str) -> Resolved:

@@ -25,8 +25,6 @@ from stoker.concurrency.request_counts import (
 from stoker.concurrency.request_observer import ServedBy, observe, observer
 from stoker.storage.files.mapped import map_file
 
-MOST = {LATENCIES: 1 << 40, SIZES: 1 << 48}
-
 
 @pytest.mark.parametrize("buckets", [LATENCIES, SIZES, LogBuckets(10, 2, 192)])
 def test_a_bucket_holds_the_values_from_its_start_to_the_next(buckets: LogBuckets) -> None:
