@@ -125,6 +125,8 @@ def test_a_loop_that_reads_imports_no_tuner(data: Path) -> None:
     code = (
         "import sys\n"
         "from stoker import ReadOptions, StreamingDataset\n"
+        "from stoker.pipeline.tuning import late_tuner\n"
+        "late_tuner.FIRST = 1 << 60\n"
         f"with StreamingDataset({str(data)!r}, batch_size=8, read=ReadOptions(tune='auto')) as dataset:\n"
         "    for _ in range(3):\n"
         "        assert sum(len(batch['n']) for batch in dataset.batches()) == 400\n"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -102,6 +103,7 @@ def test_workers_and_ranks_share_a_machine(data: Path, monkeypatch: pytest.Monke
     """2 workers of each of 2 ranks on 2 processors: a quarter of the memory each, and no threads or processes."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(late_tuner, "tuned_memory", lambda sharers: (1 << 30) // sharers)
+    monkeypatch.setattr(late_tuner, "_reading", WeakSet())
     given: list[Any] = []
 
     def rules(self: Tuner, ranges: Any, memory: Any) -> RandomRules:
@@ -132,6 +134,29 @@ def test_workers_and_ranks_share_a_machine(data: Path, monkeypatch: pytest.Monke
         assert ranges[Knob.READ_THREADS].fixed
         assert ranges[Knob.READ_PROCESSES].fixed
         assert ranges[Knob.CHUNKS_AHEAD].fixed
+
+
+def test_datasets_of_a_process_share_its_memory(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are read at once; one that is dropped makes room for the next."""
+    monkeypatch.setattr(late_tuner, "tuned_memory", lambda sharers: 1200 // sharers)
+    monkeypatch.setattr(late_tuner, "_reading", WeakSet())
+
+    def begun(**read: Any) -> StreamingDataset:
+        dataset = StreamingDataset(data, batch_size=8, read=replace(AUTO, **read))
+        next(dataset.batches())
+        return dataset
+
+    def budget(dataset: StreamingDataset) -> int:
+        tuner = dataset.epoch_reader._tuner
+        assert tuner is not None
+        return tuner.budget(1, LoaderWorker())
+
+    first, second, third = begun(), begun(), begun()
+    assert [budget(one) for one in (first, second, third)] == [1200, 600, 400]
+    assert budget(begun(tune_memory=5000)) == 5000
+    del second, third
+    assert budget(first) == 1200
+    assert budget(begun()) == 600
 
 
 def test_runs_that_stop_in_a_trial_resume_with_the_same_samples(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

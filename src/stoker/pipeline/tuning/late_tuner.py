@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Final
 
 from stoker.cluster import LoaderWorker
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 FIRST: Final = 1_000_000_000
 _MOST: Final = 16_000_000_000
 """Nanoseconds after which it is first seen whether a tuner is needed; twice as many each time that it is not, up to these."""
+
+
+_reading: Final[weakref.WeakSet[LateTuner]] = weakref.WeakSet()
+"""Those of the readers of this process that are at work."""
 
 
 class LateTuner:
@@ -87,15 +92,19 @@ class LateTuner:
         self.due = self._from + self._wait
 
     def budget(self, sharers: int, worker: LoaderWorker) -> int:
-        """Bytes that this process may use; what was free when it was asked first, as tuning changes that.
+        """Bytes that this reader may use: of what was free when it was asked first, as tuning changes that.
+
+        Of some readers of a process the first has what a process may use, the second half as much, the third a third: so
+        many of them together have no more than a few times that, also where all begin at once.
 
         Args:
             sharers: processes on this node that read through the same cache.
             worker: this process.
         """
         if sharers not in self._budgets:
+            _reading.add(self)
             given = self._pool.options.tuned_bytes
-            self._budgets[sharers] = max(1, given // worker.count) if given else tuned_memory(sharers)
+            self._budgets[sharers] = max(1, given // worker.count) if given else tuned_memory(sharers * len(_reading))
         return self._budgets[sharers]
 
     def most_chunk(self, amounts: ReadAmounts, worker: LoaderWorker) -> int:
