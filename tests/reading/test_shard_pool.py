@@ -53,3 +53,45 @@ def test_a_shard_of_two_files_is_opened_where_those_in_use_fill_the_limit(tmp_pa
     assert sum(path.stat().st_size for path in held) > limit
     with Users() as users:
         assert not any(map(users.uses, held))
+
+
+def test_threads_open_more_shards_than_are_kept(tmp_path: Path) -> None:
+    """Each gets readers of the shards that it asks for, while the others open and drop them."""
+    make_dataset(tmp_path / "data", 60, size_limit=600)
+    pool = StreamingDataset(tmp_path / "data")._epoch_reader.pool
+    shards = len(pool.index)
+    assert shards > 8
+    pool.most_open = 4
+    readers = [pool.get(shard) for shard in range(shards)]
+    assert len(pool._open.readers) == 4
+    failed: list[Exception] = []
+
+    def read(step: int) -> None:
+        try:
+            for number in range(2000):
+                # Mostly shards that are open, whose use is noted without the pool's lock.
+                shard = number * step % shards if number % 8 == 0 else number % 4
+                assert pool.get(shard).where == readers[shard].where
+                assert 0 <= pool.ready(range(shards)) <= shards
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=read, args=(step,)) for step in (3, 5, 7, 11)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(pool._open.readers) <= 5
+    pool.close()
+
+
+def test_the_reader_that_was_used_longest_ago_is_dropped_first(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "data", 20, size_limit=600)
+    pool = StreamingDataset(tmp_path / "data")._epoch_reader.pool
+    pool.most_open = 3
+    for shard in (0, 1, 2, 0):
+        pool.get(shard)
+    pool.get(3)
+    assert list(pool._open.readers) == [2, 0, 3]
+    pool.close()

@@ -180,7 +180,7 @@ class MemoryCache(ShardCache):
     def used(self, shards: Iterable[ShardInfo]) -> int:
         names = {file.basename for info in shards for file in info.raw}
         with self._lock:
-            return sum(held.nbytes for name, held in self._shards.items() if name in names)
+            return sum(held.nbytes for name in names if (held := self._shards.get(name)) is not None)
 
     # -- fetching --------------------------------------------------------------------------------------------------
 

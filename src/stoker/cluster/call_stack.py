@@ -16,6 +16,9 @@ from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType, TracebackType
 from typing import Any, Final
 
+from stoker.concurrency.global_lock import has_global_lock
+from stoker.errors import ConfigError
+
 __all__ = ["asks_to_call", "called_from", "callers", "module_of"]
 
 _CALLS: Final = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
@@ -45,9 +48,22 @@ def callers(wanted: Callable[[str], bool]) -> Iterator[FrameType]:
 
     Args:
         wanted: of the others only those of modules with such names.
+
+    Raises:
+        ConfigError: this is not the main thread, such a module is loaded, and this Python has no global lock: the variables
+            of functions that other threads run can not be looked at.
     """
     yield from _stack(sys._getframe(1))
     if threading.get_ident() != threading.main_thread().ident:
+        if not has_global_lock():
+            loaded = [name for name in list(sys.modules) if wanted(name)]
+            if not loaded:
+                return
+            raise ConfigError(
+                f"a dataset is read in the thread {threading.current_thread().name!r}, {loaded[0]} is imported, and this "
+                "Python has no global lock: whether that package divides or numbers what is read here can not be seen. "
+                "Read in the main thread, or run with PYTHON_GIL=1"
+            )
         yield from _read_for(wanted)
 
 

@@ -28,6 +28,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
+from stoker.concurrency.weak_sets import alive
+
 
 class Forkable(Protocol):
     """An object with threads, futures or locks."""
@@ -47,7 +49,7 @@ _FORKABLE: Final[weakref.WeakSet[Forkable]] = weakref.WeakSet()
 
 def _reset_all() -> None:
     failed: list[Exception] = []
-    for one in list(_FORKABLE):
+    for one in alive(_FORKABLE):
         try:
             one.after_fork()
         except Exception as error:  # noqa: BLE001 - the others are reset all the same
@@ -129,7 +131,8 @@ def _let_lock_of_h5py() -> None:
 
 def _importing() -> dict[str, int]:
     """Modules that are imported now, and the identity of the thread that imports each."""
-    owners = [(name, getattr(reference(), "owner", None)) for name, reference in tuple(_LOCKS.items())]
+    # A list is made in one go also where Python has no lock of its own: other threads begin to import meanwhile.
+    owners = [(name, getattr(reference(), "owner", None)) for name, reference in list(_LOCKS.items())]
     return {name: owner for name, owner in owners if owner is not None}
 
 

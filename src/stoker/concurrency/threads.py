@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.spans.thread_times import displaced_time
+from stoker.concurrency.weak_sets import alive
 from stoker.errors import StokerError
 
 _T = TypeVar("_T")
@@ -370,11 +371,11 @@ def call_at_end(action: Callable[[], None]) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    for pool in list(_pools):
+    for pool in alive(_pools):
         pool.close()
     # Those of pools that were closed without patience, or let go.
     deadline = time.monotonic() + _PATIENCE
-    for thread in list(_started):
+    for thread in alive(_started):
         thread.join(max(0.0, deadline - time.monotonic()))
     for action in _at_end:
         action()

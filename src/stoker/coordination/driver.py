@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.weak_sets import alive
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, WaitTimeoutError, stayed_away
 from stoker.coordination.membership import ProtocolClock
@@ -220,7 +221,7 @@ class Driver:
 
 def _abandon_all() -> None:
     # A thread that is inside an engine's client while the interpreter is taken down can crash it.
-    for driver in list(_drivers):
+    for driver in alive(_drivers):
         driver.abandon()
 
 

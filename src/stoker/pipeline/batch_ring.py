@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.concurrency.shared.file import SharedFile, spawning
+from stoker.concurrency.weak_sets import alive
 
 _REGIONS: Final = 128
 _REGION_BYTES: Final = 512 << 20
@@ -260,17 +261,17 @@ def _lock_of(region: int, slot: int) -> int:
 
 
 def _before_fork() -> None:
-    for ring in list(_rings.values()):
+    for ring in alive(_rings):
         ring.before_fork()
 
 
 def _after_fork_in_parent() -> None:
-    for ring in list(_rings.values()):
+    for ring in alive(_rings):
         ring.after_fork_in_parent()
 
 
 def _after_fork_in_child() -> None:
-    for ring in list(_rings.values()):
+    for ring in alive(_rings):
         ring.after_fork_in_child()
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.spans.recorder import Stage, recorder
+from stoker.concurrency.weak_sets import alive
 
 END: Final = object()
 """Returned by a worker's ``next`` at the end of an epoch. ``None`` may be a sample: a transform may return it."""
@@ -200,5 +201,5 @@ _open: weakref.WeakSet[PrefetchBuffer[Any]] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    for one in list(_open):
+    for one in alive(_open):
         one.close()

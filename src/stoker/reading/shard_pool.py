@@ -138,10 +138,7 @@ class ShardPool:
         """
         reader = self._open.readers.get(shard)
         if reader is not None and self._open.due.get(shard, 0.0) > time.monotonic():
-            try:  # noqa: SIM105 - suppress() takes longer than all else here
-                self._open.readers.move_to_end(shard)
-            except KeyError:  # another thread has just dropped it
-                pass
+            self._open.used.append(shard)
             return reader
         while True:
             mine: Future[_Opened] = Future()
@@ -293,7 +290,7 @@ class ShardPool:
 
     def ready(self, shards: Collection[int]) -> int:
         """The number of these shards that are open."""
-        return len(self._open.readers.keys() & shards)
+        return sum(map(self._open.readers.__contains__, shards))  # which other threads may add to meanwhile
 
     @contextlib.contextmanager
     def counted(self, shards: Ids, distinct: Collection[int]) -> Iterator[None]:
@@ -376,9 +373,10 @@ class ShardPool:
     def close(self) -> None:
         """Stop fetching ahead and drop all readers."""
         self._threads.close()
-        self._window.reset()
-        self._coming.clear()
-        self._open.clear()
+        with self._lock:
+            self._window.reset()
+            self._coming.clear()
+            self._open.clear()
         for cache in self.caches:
             cache.close()
 

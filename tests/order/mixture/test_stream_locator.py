@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import tracemalloc
 
 import numpy as np
@@ -162,3 +164,28 @@ def test_a_node_reads_the_shards_of_its_canonical_nodes_of_every_stream() -> Non
         positions = np.concatenate([batch for chunk in BatchPlan(0, 4096, 8, rank, 4, 4).chunks(64) for batch in chunk])
         shards, _ = order.locate(positions)
         assert np.unique(shards).size == 16
+
+
+def test_threads_locate_samples_of_more_streams_than_are_kept() -> None:
+    """As those do that look for samples in the places of others, while the order goes on."""
+    locator = StreamLocator(Rows, [0], keep=2)
+    before, failed = sys.getswitchinterval(), list[Exception]()
+
+    def locate(first: int) -> None:
+        try:
+            for number in range(first, first + 3000):
+                shards, rows = locator.locate(np.array([number % 5 << NUMBER_BITS | 25], np.int64))
+                assert (int(shards[0]), int(rows[0])) == (1000 * (number % 5) + 2, 5)
+        except Exception as error:
+            failed.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=locate, args=(first,)) for first in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert failed == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,16 +35,17 @@ _M = TypeVar("_M", bound=MediaDecoder[Any])
 class _OpenDecoders:
     """Decoders that nobody uses now, by the number of their handle; the least recently used first.
 
-    There is no lock, which a finalizer could find held by its own thread: each step is one operation of a dict.
+    There is no lock, which a finalizer could find held by its own thread: each step is one operation of a dict. (Those of
+    an ``OrderedDict`` need one where Python has none of its own.)
     """
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[int, Closable] = OrderedDict()
+        self._idle: dict[int, Closable] = {}
         reset_in_children(self)
 
     def after_fork(self) -> None:
         """See :class:`~stoker.concurrency.forks.Forkable`: a decoder of the parent stays the parent's."""
-        self._idle = OrderedDict()
+        self._idle = {}
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -58,12 +58,9 @@ class _OpenDecoders:
         self._idle[number] = decoder
         if before is not None:
             before.close()
-        while len(self._idle) > MOST_DECODERS:
-            try:
-                _, oldest = self._idle.popitem(last=False)
-            except KeyError:  # other threads took them
-                return
-            oldest.close()
+        if len(self._idle) > MOST_DECODERS:
+            for oldest in list(self._idle)[:-MOST_DECODERS]:
+                self.drop(oldest)
 
     def drop(self, number: int) -> None:
         decoder = self._idle.pop(number, None)

@@ -6,7 +6,6 @@ A stream, or a part of one, is an endless sequence: its samples pass after pass 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
@@ -36,7 +35,7 @@ class NumberedStream(Protocol):
 
 
 class StreamLocator:
-    """Several streams, made when they are first read.
+    """Several streams, made when they are first read. Several threads may locate single samples at once.
 
     Args:
         make: makes the stream of a number. It is called again for a stream that was dropped, so it must be pure.
@@ -52,7 +51,7 @@ class StreamLocator:
         self._make = make
         self._offsets: Ids = np.array(shard_offsets, dtype=np.int64)
         self._keep = max(_KEPT, self._offsets.size) if keep is None else keep
-        self._made: OrderedDict[int, NumberedStream] = OrderedDict()
+        self._made: dict[int, NumberedStream] = {}  # the least recently used first
         # By stream: samples of a pass, 0 where that is not known yet; and two passes, with their numbers among the
         # concatenated ones. -1: the pass is located alone.
         self._sizes: Ids = np.zeros(0, dtype=np.int64)
@@ -172,13 +171,14 @@ class StreamLocator:
 
     def _stream(self, number: int) -> tuple[NumberedStream, int]:
         """A stream, made where need be, and number of its first shard."""
-        stream = self._made.get(number)
+        # Each step is one operation of a dict: threads that look for samples in the places of others come here, too, and
+        # at worst a stream is made twice.
+        stream = self._made.pop(number, None)
         if stream is None:
-            while len(self._made) >= self._keep:
-                self._made.popitem(last=False)
-            stream = self._made[number] = self._make(number)
-        else:
-            self._made.move_to_end(number)
+            for oldest in list(self._made)[: max(0, len(self._made) + 1 - self._keep)]:
+                self._made.pop(oldest, None)
+            stream = self._make(number)
+        self._made[number] = stream
         return stream, int(self._offsets[number % self._offsets.size])
 
 

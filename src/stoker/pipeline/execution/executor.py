@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from stoker.cluster import LoaderWorker
+from stoker.concurrency.global_lock import has_global_lock
 from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.pipeline.batch_ring import Ring
@@ -89,7 +90,7 @@ class Executor:
         """The reason for which nothing is to be measured; empty: there is none."""
         if not self._settings.calls_functions:
             return "the dataset has no functions to run"
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        if not has_global_lock():
             return "this Python has no global lock, so that threads run functions at once"
         if override is not None:
             return "a method of a subclass makes the samples, in the thread that asks for them"

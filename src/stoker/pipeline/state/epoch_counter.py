@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.shared.file import SharedFile, spawning
+from stoker.concurrency.weak_sets import alive
 from stoker.errors import ConfigError
 from stoker.order.sample_order import EpochPosition
 
@@ -319,7 +320,7 @@ class EpochClock:
 
 
 def _part_all() -> None:
-    for one in list(_CLOCKS):
+    for one in alive(_CLOCKS):
         one.part_from_parent()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection
 from typing import Final
 
@@ -21,13 +21,19 @@ logger = logging.getLogger(__name__)
 _TRUSTED: Final = 0.05
 # Readers that one opening looks at for some to drop, so that it costs the same however many are open.
 _LOOKED_AT: Final = 16
+# Uses that are noted until the next opening; earlier ones are forgotten.
+_NOTED: Final = 1 << 12
 
 
 class OpenReaders:
     """Readers by shard number, the least recently used first. Its user holds a lock around each method.
 
+    Without it, a reader may be looked up, and :attr:`used` added to: an ``OrderedDict`` that two threads change at once is
+    damaged where Python has no lock of its own.
+
     Attributes:
-        readers: the readers.
+        readers: the readers, in the order of their use but for what :attr:`used` tells.
+        used: shards that were used since the last opening, in that order.
         due: when the files of each open shard are to be looked at again, by ``time.monotonic``.
         needed: shards that are needed soon, as a collection that may go on changing: these are kept longest.
         held: bytes of open shards that are held in memory although the cache has them.
@@ -35,6 +41,7 @@ class OpenReaders:
 
     def __init__(self) -> None:
         self.readers: OrderedDict[int, ShardReader] = OrderedDict()
+        self.used: deque[int] = deque(maxlen=_NOTED)
         self.due: dict[int, float] = {}
         self.needed: Collection[int] = ()
         self.held = 0
@@ -53,7 +60,7 @@ class OpenReaders:
             self.close(shard)
             return None
         self.due[shard] = time.monotonic() + _TRUSTED
-        self.readers.move_to_end(shard)
+        self.used.append(shard)
         return reader
 
     def check(self, shard: int) -> None:
@@ -75,13 +82,14 @@ class OpenReaders:
             self.due[shard] = time.monotonic() + _TRUSTED if loaded.maps else math.inf
             self._held_sizes[shard] = loaded.held
             self.held += loaded.held
-        self.readers.move_to_end(shard)
+        self.used.append(shard)
         return kept
 
     def keep_unmapped(self, shard: int, reader: ShardReader) -> None:
         """Keep the reader of a shard that is not open, whose bytes are its own: nothing is mapped that could be cut."""
         self.readers[shard] = reader
         self.due[shard] = math.inf
+        self.used.append(shard)
 
     def trim(self, most_open: int, newest: int, opened: int) -> None:
         """Drop readers beyond a number. Those that are needed soon only go where the process can not map more.
@@ -91,6 +99,10 @@ class OpenReaders:
             newest: a shard that stays.
             opened: how many were opened, which is how many more there may be.
         """
+        for _ in range(len(self.used)):
+            shard = self.used.popleft()
+            if shard in self.readers:
+                self.readers.move_to_end(shard)
         for _ in range(max(_LOOKED_AT, 2 * opened)):
             if len(self.readers) <= most_open or len(self.readers) <= len(self.needed) < most_maps():
                 return

@@ -17,8 +17,8 @@ _kept: dict[tuple[tuple[str, ...], str], Mapping[str, ObjectInfo]] = {}
 def keep_listing(commit: tuple[str, ...], folder: str, files: Iterable[ObjectInfo]) -> Mapping[str, ObjectInfo]:
     """Keep the files of a folder and below, and return them by key, in the order of keys."""
     found = {info.key: info for info in sorted(files, key=lambda info: info.key)}
-    while len(_kept) >= _MOST:
-        _kept.pop(next(iter(_kept)), None)
+    for oldest in list(_kept)[: max(0, len(_kept) + 1 - _MOST)]:  # other threads keep others meanwhile
+        _kept.pop(oldest, None)
     _kept[commit, folder] = found
     return found
 
