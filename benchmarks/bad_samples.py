@@ -1,19 +1,22 @@
 """Measure the cost of on_bad_sample="skip" and "replace" on data without bad samples, against "raise", with each loader.
 
-    python benchmarks/bad_samples.py
-    python benchmarks/bad_samples.py --rounds 41 --cases "token batches" "single samples"
-    python benchmarks/bad_samples.py --cases shard tokens --kinds skip
+    python benchmarks/bad_samples.py                                    # about 6 minutes
+    python benchmarks/bad_samples.py --rounds 60 --cases "token batches" "single samples"
+    python benchmarks/bad_samples.py --instructions --cases shard tokens    # on a busy machine
 
 All read the same local files in one process: one epoch (or a part of one) of each, one after the other, in an order that is
-drawn anew in each turn. A round is some such turns, of loaders of its own: where in memory they come to lie differs by up to
-1 %. What is measured is processor time, of all threads; Python's collector of garbage runs in between.
+drawn anew in each turn. A round is as many turns as take 0.6 s, of loaders of its own: where in memory they come to lie
+differs by up to 1 %. Measured are processor time, of all threads, and wall time. Garbage is collected in between.
 
-How to read the table: each turn gives the ratio of a loader's time to that of "raise" in the same turn, milliseconds apart.
-Printed are the median of these ratios, less 1, and the interval that has it in 95 of 100 cases (see ``paired.py``).
-``< 1 %`` is ``yes`` or ``no`` where the whole interval lies on that side, else ``open``: more rounds tell. Other programs
-make intervals wider, and not the median larger. ``raise again`` is a second loader that raises: its true ratio is 0 %, and
-where its interval has no 0 the others are not to be trusted either. ``least`` is the ratio of the least times: on an idle
-machine it comes near the median, on a busy one it is chance. ``--cases`` takes names, or beginnings of names.
+How to read the table: a turn gives the ratio of a loader's time to that of "raise" in the same turn, milliseconds apart; a
+round the median of its turns; printed are the median of the rounds, less 1, and the interval that has it in 95 of 100 cases
+(see ``paired.py``). ``< 1 %`` is ``yes`` or ``no`` where the whole interval of processor times lies on that side, else
+``open``: more rounds tell. Other programs make intervals wider, and not the median larger. ``raise again`` is a second loader
+that raises: its true ratio is 0 %, and where its interval has no 0 the others are not to be trusted either. ``--cases`` takes
+names, or beginnings of names.
+
+``--instructions`` counts instead the instructions of an epoch of each, the least of ``--rounds`` (2 do): see
+``instructions.py``. A case takes about a minute.
 """
 
 from __future__ import annotations
@@ -25,10 +28,12 @@ import os
 import platform
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +41,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from instructions import Counter, counted
 from paired import Ratio
 
 import stoker
@@ -52,6 +58,9 @@ from stoker.writers import ParquetWriter
 
 KINDS: Final = ("raise again", "skip", "replace")
 BOUND: Final = 1.01
+# Seconds of a round, and turns that it has at most.
+ROUND: Final = 0.6
+TURNS: Final = 30
 
 
 @dataclass(frozen=True)
@@ -62,14 +71,12 @@ class Case:
         data: which data set.
         read: reads about an epoch.
         settings: of the dataset or the loader.
-        epochs: turns of a round.
         make: makes what is read, of the folder of the data set, of what becomes of bad samples and of the settings.
     """
 
     data: str
     read: Callable[[Any], object]
     settings: dict[str, Any]
-    epochs: int = 8
     make: Callable[..., Any] = lambda folder, treatment, **settings: StreamingDataset(
         folder, batch_size=64, on_bad_sample=treatment, **settings
     )
@@ -132,12 +139,12 @@ CASES: Final = {
     "shard loader, samples": Case("tokens", all_of, {}, make=shard_loader),
     "shard loader, by a plan": Case("tokens", all_of, {"global_batch_size": 64}, make=shard_loader),
     "shard loader, leased": Case("tokens", all_of, {"partition": Adaptive(), "batch_size": 64}, make=shard_loader),
-    "shard loader, leased samples": Case("tokens", all_of, {"partition": Adaptive()}, 2, make=shard_loader),
+    "shard loader, leased samples": Case("tokens", all_of, {"partition": Adaptive()}, make=shard_loader),
     "tokens, joined": Case("documents", all_of, {}, make=token_loader),
     "tokens, packed": Case("documents", all_of, {"layout": "pack"}, make=token_loader),
     "tokens, a row each": Case("documents", all_of, {"layout": "truncate"}, make=token_loader),
     # Last: a process that has read images looks for some in all samples.
-    "image and text samples": Case("images", pictures_of, {"shuffle": True}, 1),
+    "image and text samples": Case("images", pictures_of, {"shuffle": True}),
     "text samples, after images": Case("texts", samples_of, {"shuffle": True}),
 }
 
@@ -170,62 +177,127 @@ def write(folder: Path) -> None:
         pq.write_table(pa.table({"tokens": some}), folder / "documents" / f"{number}.parquet", row_group_size=250)
     images = [picture(number) for number in range(16)]
     with MDSWriter({"image": "jpeg", "text": "str"}, folder / "images", size_limit="4MB") as out:
-        for number in range(1200):
+        for number in range(240):
             out.write({"image": images[number % 16], "text": texts[number]})
 
 
-def turns(case: Case, folder: Path, rounds: int, kinds: Sequence[str]) -> Iterator[dict[str, float]]:
-    """Processor seconds of each kind, turn by turn."""
+def made(case: Case, folder: Path, kind: str) -> Any:
+    """What is read."""
+    treatment: Any = "raise" if kind.startswith("raise") else BadSamples(kind)  # type: ignore[arg-type]
+    return case.make(folder / case.data, treatment, **case.settings)
+
+
+def read(case: Case, one: Any) -> None:
+    """Read an epoch; always the first of a dataset, the next one of a loader."""
+    if isinstance(one, StreamingDataset):
+        one.set_epoch(0)
+    case.read(one)
+
+
+def timed(case: Case, one: Any) -> tuple[float, float]:
+    """Processor seconds and seconds of an epoch."""
+    gc.collect()
+    gc.disable()
+    wall, begun = time.perf_counter(), time.process_time()
+    read(case, one)
+    took = time.process_time() - begun, time.perf_counter() - wall
+    gc.enable()
+    return took
+
+
+def rounds_of(
+    case: Case, folder: Path, rounds: int, kinds: Sequence[str]
+) -> Iterator[list[dict[str, tuple[float, float]]]]:
+    """For each turn of a round the times of each kind."""
     order, chance = ["raise", *kinds], random.Random(0)
+    turns = 0
     for _ in range(rounds):
-        made: dict[str, Any] = {}
-        for kind in chance.sample(order, len(order)):
-            treatment: Any = "raise" if kind.startswith("raise") else BadSamples(kind)  # type: ignore[arg-type]
-            made[kind] = case.make(folder / case.data, treatment, **case.settings)
-        for number in range(case.epochs + 1):
-            chance.shuffle(order)
-            found: dict[str, float] = {}
-            for kind in order:
-                if isinstance(made[kind], StreamingDataset):
-                    made[kind].set_epoch(0)
-                gc.collect()
-                gc.disable()
-                begun = time.process_time()
-                case.read(made[kind])
-                found[kind] = time.process_time() - begun
-                gc.enable()
-            if number:  # the first turn opens the shards
-                yield found
-        for one in made.values():
+        loaders = {kind: made(case, folder, kind) for kind in chance.sample(order, len(order))}
+        for one in loaders.values():
+            read(case, one)  # opens the shards
+        gc.collect()
+        gc.freeze()  # what is there already is not looked at in each turn
+        begun, found = time.perf_counter(), []
+        while not found or len(found) < turns:
+            found.append({kind: timed(case, loaders[kind]) for kind in chance.sample(order, len(order))})
+            turns = turns or min(TURNS, max(1, round(ROUND / (time.perf_counter() - begun))))
+        gc.unfreeze()
+        yield found
+        for one in loaders.values():
             one.close()
+
+
+def measure(names: Sequence[str], folder: Path, rounds: int, kinds: Sequence[str]) -> None:
+    """Measure times, and print a table."""
+    print(f"{'case':29}{'ms':>7} {'':12}{'processor time (95 %)':>31}{'< 1 %':>7}{'wall time (95 %)':>32}")
+    told: dict[str, list[str]] = {kind: [] for kind in kinds}
+    for name in names:
+        found = list(rounds_of(CASES[name], folder, rounds, kinds))
+        head = f"{name:29}{1000 * statistics.median(turn['raise'][0] for turns in found for turn in turns):7.1f}"
+        for kind in kinds:
+            processor, wall = (
+                Ratio.of([statistics.median(turn[kind][at] / turn["raise"][at] for turn in turns) for turns in found])
+                for at in (0, 1)
+            )
+            told[kind].append(processor.keeps(BOUND))
+            print(f"{head:36} {kind:12}{processor!s:>31}{told[kind][-1]:>7}{wall!s:>32}", flush=True)
+            head = ""
+    for kind in kinds:
+        print(f"{kind}: " + ", ".join(f"{told[kind].count(said)} {said}" for said in ("yes", "open", "no")))
+
+
+def count_instructions(names: Sequence[str], folder: Path, rounds: int, kinds: Sequence[str]) -> None:
+    """Count instructions, each case in a process of its own, and print a table."""
+    print(f"{'case':29}{'million':>8}" + "".join(f"{kind:>13}" for kind in kinds))
+    for number, name in enumerate(names):
+        own = folder / f"counted-{number}"
+        own.mkdir()
+        found = counted(own, [__file__, "--counts", name, "--data", str(folder), f"--rounds={rounds}", "--library"])
+        least = {kind: min(found[kind.replace(" ", "_")]) for kind in ("raise", *kinds)}
+        said = "".join(f"{least[kind] / least['raise'] - 1:+13.2%}" for kind in kinds)
+        print(f"{name:29}{least['raise'] / 1e6:8.1f}{said}", flush=True)
+
+
+def count_case(name: str, folder: Path, rounds: int, library: str) -> None:
+    """Count the instructions of a case, in a process that was started for that."""
+    counter, case = Counter(library), CASES[name]
+    for kind in ("raise", *KINDS):
+        one = made(case, folder, kind)
+        for _ in range(2):
+            read(case, one)
+        gc.collect()
+        gc.disable()
+        counter.count(kind.replace(" ", "_"), partial(read, case, one), rounds)
+        gc.enable()
+        one.close()
 
 
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=24, help="default: 24")
+    parser.add_argument("--rounds", type=int, default=0, help="default: 24, or 2 with --instructions")
     parser.add_argument("--cases", nargs="*", default=[""], metavar="CASE")
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
+    parser.add_argument("--instructions", action="store_true", help="count instructions, by valgrind")
+    for inner in ("--counts", "--data", "--library"):
+        parser.add_argument(inner, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    cases = [name for name in CASES if name.startswith(tuple(chosen.cases))]
+    rounds = chosen.rounds or (2 if chosen.instructions else 24)
+    if chosen.counts is not None:
+        count_case(chosen.counts, Path(chosen.data), rounds, chosen.library)
+        return
+    beginnings = tuple(given for given in chosen.cases if given not in CASES)
+    cases = [name for name in CASES if name in chosen.cases or name.startswith(beginnings)]
     if not cases:
         parser.error(f"--cases: there are {', '.join(map(repr, CASES))}")
     print(
         f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}, NumPy {np.__version__}, "
-        f"stoker {stoker.__version__}, {time.strftime('%Y-%m-%d')}, {chosen.rounds} rounds"
+        f"stoker {stoker.__version__}, {time.strftime('%Y-%m-%d')}, {rounds} rounds"
     )
-    print(f"{'case':29}{'ms':>7}" + "".join(f"{kind:>44}" for kind in chosen.kinds))
-    print(f"{'':36}" + f"{'median (95 %)':>30}{'< 1 %':>6}{'least':>8}" * len(chosen.kinds))
+    sys.stdout.flush()
     with tempfile.TemporaryDirectory() as scratch:
         write(Path(scratch))
-        for name in cases:
-            found = list(turns(CASES[name], Path(scratch), chosen.rounds, chosen.kinds))
-            least = {kind: min(one[kind] for one in found) for kind in ("raise", *chosen.kinds)}
-            said = f"{name:29}{1000 * statistics.median(one['raise'] for one in found):7.1f}"
-            for kind in chosen.kinds:
-                ratio = Ratio.of([one[kind] / one["raise"] for one in found])
-                said += f"{ratio!s:>30}{ratio.keeps(BOUND):>6}{least[kind] / least['raise'] - 1:+8.2%}"
-            print(said, flush=True)
+        (count_instructions if chosen.instructions else measure)(cases, Path(scratch), rounds, chosen.kinds)
 
 
 if __name__ == "__main__":
