@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
+import os
 import traceback
 from collections.abc import Iterator, Sequence, Sized
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -27,16 +29,19 @@ def load_h5py() -> ModuleType:
         MissingPackageError: it is not installed.
     """
     found = import_option("h5py", "HDF5 needs h5py", "stoker[hdf5]")
-    call_at_end(_end)
+    call_at_end(partial(_end, os.getpid()))
     return found
 
 
-def _end() -> None:
+def _end(pid: int) -> None:
     """Have HDF5 call no functions of Python's after the end of the interpreter, which is a crash.
 
     h5py sees to it at exit, but for what a thread imports when that has begun, as after an error of the first shards, and for
-    files that a thread has open which is not there: one of the parent, in a forked child, where users opened it without
-    :func:`hdf5_file`.
+    files that a thread has open, or is opening, which is not there: one of the parent, in a forked child, where users open
+    them without :func:`hdf5_file`.
+
+    Args:
+        pid: of the process that imported h5py.
     """
     h5py = load_h5py()
     importlib.import_module("h5py._conv").unregister_converters()
@@ -45,6 +50,9 @@ def _end() -> None:
             if file.get_access_plist().get_driver() == h5py.h5fd.fileobj_driver:  # read by Python
                 for kind in (~h5py.h5f.OBJ_FILE, h5py.h5f.OBJ_FILE):
                     file._close_open_objects(h5py.h5f.OBJ_LOCAL | kind)
+    for one in gc.get_objects() if os.getpid() != pid else ():  # the properties that such a file is opened with
+        if type(one) is h5py.h5p.PropFAID and one.valid and one.get_driver() == h5py.h5fd.fileobj_driver:
+            one.close()
 
 
 @contextlib.contextmanager
