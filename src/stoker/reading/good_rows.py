@@ -13,6 +13,13 @@ from stoker.reading.samples import distinct_shards
 from stoker.types import Batch, Ids
 
 
+def load_columns(batch: Batch) -> None:
+    """Load the images of columns; raises the error of one that does not load."""
+    for column in batch.values():
+        if isinstance(column, list):
+            loaded(column)
+
+
 class GoodRowReader:
     """Reads rows of shards, and finds those that are bad.
 
@@ -96,9 +103,7 @@ class GoodRowReader:
         before = last_left()
         batch = self.reader.batch(samples, named=False)
         if samples.own or last_left() is not before:
-            for column in batch.values():
-                if isinstance(column, list):
-                    loaded(column)
+            load_columns(batch)
         return batch
 
     def open_shard(self, shard: int) -> None:

@@ -14,7 +14,7 @@ from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.user_code import pass_exits
 from stoker.errors import SampleError
 from stoker.formats.common.rows.merge import check_types, scatter
-from stoker.formats.mds.encodings.images import left_to_load
+from stoker.formats.mds.encodings.images import last_left, left_to_load
 from stoker.formats.unstacked import Unstacked, number_dtype
 from stoker.image.batch_rows import BatchRows
 from stoker.pipeline.columns import stack_samples
@@ -25,6 +25,7 @@ from stoker.pipeline.recovery.good_samples import GoodSamples
 from stoker.pipeline.transforms import BatchSteps
 from stoker.reading.apply_chain import LEFT_OUT, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import is_of_sample
+from stoker.reading.good_rows import load_columns
 from stoker.reading.sample_errors import location_at
 from stoker.reading.sample_reader import OtherIds, SampleRows, row_of
 from stoker.types import Batch, Ids
@@ -68,11 +69,15 @@ class GoodBatchReader:
         """The samples at these places as columns; args are those of :meth:`GoodSampleReader.samples`."""
         whole: Batch | None = None
         if self._stored and samples.own is None:
+            before = last_left()
             try:
-                whole = self._good.columns_of(samples)
+                whole = self._good.reader.batch(samples, named=False)
+                if last_left() is not before:
+                    load_columns(whole)
             except Exception as reason:
                 if not is_of_sample(reason):
                     raise
+                whole = None
         if whole is None:
             found = self._batch(positions, samples)
             if isinstance(found, GoodSamples):

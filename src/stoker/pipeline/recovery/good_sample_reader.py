@@ -93,7 +93,8 @@ class GoodSampleReader(GoodRowReader):
             samples: where they are.
         """
         before = None if samples.own else last_left()
-        found, bad = list[Any](), dict[int, SampleError]()
+        found: list[Any] = []
+        bad: dict[int, SampleError] = {}
         if self._in_turn:
             try:
                 if self.steps is None:
