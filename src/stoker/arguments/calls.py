@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints, overload
 
 from stoker.arguments.messages import described, remedy_for, shown
-from stoker.arguments.values import Unfit, accept, fits, options_of
+from stoker.arguments.values import Unfit, accept, fits, union_members
 from stoker.display import unknown_name, with_article
 from stoker.errors import ConfigError
 
@@ -184,7 +184,7 @@ class _Plan:
         if self._method or not self._by_place:  # of a class, what has no place is another argument
             return ""
         last, extra = self._by_place[-1], args[len(self._by_place) - 1 :]
-        for one in options_of(self._hints.get(last)):
+        for one in union_members(self._hints.get(last)):
             kind, inner = get_origin(one), get_args(one)
             if kind is Sequence and inner and all(fits(inner[0], value) for value in extra):
                 return f"{last}={list(extra)!r}"

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from stoker.arguments.values import Unfit, fits, options_of, resolved, takes_dtype
+from stoker.arguments.values import Unfit, fits, resolved, takes_dtype, union_members
 from stoker.display import nearest, with_article
 
 _BOOLS: Final = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
@@ -86,7 +86,7 @@ def shown(value: Any) -> str:
 
 def remedy_for(unfit: Unfit, name: str) -> str:
     """Suggests what to write instead; an empty string where nothing can be guessed."""
-    value, options = unfit.value, options_of(unfit.hint)
+    value, options = unfit.value, union_members(unfit.hint)
     kinds = {get_origin(one) or one for one in options}
     assign = "write " if unfit.path else f"write {name}="
     if isinstance(value, str):

@@ -216,7 +216,7 @@ def _has_all(protocol: type, value: Any) -> bool:
     )
 
 
-def options_of(hint: Any) -> tuple[Any, ...]:
+def union_members(hint: Any) -> tuple[Any, ...]:
     """The members of a union annotation; of any other annotation, itself alone."""
     hint = resolved(hint)
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

@@ -174,7 +174,7 @@ def _step(finish: Finish, chunk: int) -> int:
     return chunk // (8 * width) * (8 * width)
 
 
-def rows_of(parts: list[Segment], count: int, seal: Seal | None = None) -> Iterator[Segment]:
+def record_segments(parts: list[Segment], count: int, seal: Seal | None = None) -> Iterator[Segment]:
     """``count`` records that are alike but for their values.
 
     Args:

@@ -16,7 +16,7 @@ from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.shard_checkpoints import ShardCheckpoints
-from stoker.loaders.shard_sources import check_bad_samples, config_of, of_dataset, source_of
+from stoker.loaders.shard_sources import check_ranks_in_step, config_of, of_dataset, ranges_of
 from stoker.loaders.shard_work import ShardWork
 from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.order.global_batches import WorkerRemainder
@@ -144,8 +144,8 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit
         if config.checkpoint_url is not None:
             self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, self._counts)
             self._due = config.checkpoint_interval
-        ranges = source_of(source, order, config, batch_size)
-        check_bad_samples(source, ranges, config)
+        ranges = ranges_of(source, order, config, batch_size)
+        check_ranks_in_step(source, ranges, config)
         return WorkerReader(ranges, config, self._counts, source.bad_sample_log)
 
     def _check_world(self) -> None:

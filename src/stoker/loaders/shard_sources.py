@@ -43,7 +43,7 @@ def of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[Pool
     return PoolSource(epoch_reader, dataset.world.local_world_size), changed_order(epoch_reader.sample_order, config)
 
 
-def source_of(
+def ranges_of(
     sample_source: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int
 ) -> RangeSource:
     """The ranges that a worker of this config reads."""
@@ -56,7 +56,7 @@ def source_of(
     )
 
 
-def check_bad_samples(source: SampleSource, ranges: RangeSource, config: StreamingConfig) -> None:
+def check_ranks_in_step(source: SampleSource, ranges: RangeSource, config: StreamingConfig) -> None:
     """See that ranks in step stay so where bad samples are left out.
 
     Raises:

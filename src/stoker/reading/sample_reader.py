@@ -67,7 +67,7 @@ class SampleRows:
         )
 
 
-def row_of(shard: int, row: int) -> SampleRows:
+def one_row(shard: int, row: int) -> SampleRows:
     """One sample."""
     return SampleRows(np.array([shard]), np.array([row]))
 

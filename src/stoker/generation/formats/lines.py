@@ -10,7 +10,7 @@ from stoker.generation.columns import Column
 from stoker.generation.content import LETTERS, FileContent
 from stoker.generation.formats.base import GeneratedLayout
 from stoker.generation.ragged import cells, sizes
-from stoker.generation.segments import Finish, Segment, StreamBytes, rows_of
+from stoker.generation.segments import Finish, Segment, StreamBytes, record_segments
 
 _DIGITS: Final = Finish(table=bytes(ord("0") + byte % 10 for byte in range(256)))
 _BIT: Final = Finish(table=bytes(ord("0") + byte % 2 for byte in range(256)))
@@ -60,7 +60,9 @@ class _LineLayout(GeneratedLayout):
         marks = self.marks()
         yield self.top()
         if all(column.width is not None for column in content.columns):
-            yield from rows_of(self._line(content, marks, [column.width or 0 for column in content.columns]), rows)
+            yield from record_segments(
+                self._line(content, marks, [column.width or 0 for column in content.columns]), rows
+            )
             return
         for row in cells(content, rows):
             yield from self._line(content, marks, [cell.size for cell in row])

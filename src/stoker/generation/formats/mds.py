@@ -15,7 +15,7 @@ from stoker.generation.columns import Column
 from stoker.generation.content import FileContent
 from stoker.generation.formats.base import GeneratedLayout
 from stoker.generation.ragged import cells, one_value, sizes
-from stoker.generation.segments import Segment, rows_of
+from stoker.generation.segments import Segment, record_segments
 from stoker.generation.spec import DatasetSpec
 from stoker.lazy import cached_property
 from stoker.types import Ids
@@ -58,7 +58,7 @@ class MDSLayout(GeneratedLayout):
         pack = struct.Struct(f"<{len(sized)}I").pack
         if self._fixed:
             head = pack(*[self.spec.fields[index].size for index in sized])
-            yield from rows_of([head, *[one_value(content, column) for column in self.spec.fields]], rows)
+            yield from record_segments([head, *[one_value(content, column) for column in self.spec.fields]], rows)
             return
         for row in cells(content, rows):
             yield pack(*[row[index].size for index in sized])

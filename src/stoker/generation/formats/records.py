@@ -19,7 +19,7 @@ from stoker.generation.columns import Column
 from stoker.generation.content import FileContent
 from stoker.generation.formats.base import GeneratedLayout
 from stoker.generation.ragged import BATCH, cells, column_sizes, one_value
-from stoker.generation.segments import NARROW, Finish, Segment, StreamBytes, rows_of
+from stoker.generation.segments import NARROW, Finish, Segment, StreamBytes, record_segments
 from stoker.generation.spec import DatasetSpec
 from stoker.integers import encode_varint
 from stoker.types import Ids
@@ -77,7 +77,7 @@ class TFRecordLayout(GeneratedLayout):
             parts = self._example([list[Segment](segments) for segments in values])
             size = sum(map(len, parts))
             if size <= NARROW:
-                yield from rows_of([_frame_head(size), *parts, bytes(4)], rows, _seal)
+                yield from record_segments([_frame_head(size), *parts, bytes(4)], rows, _seal)
                 return
         crc = _Checksum()
         for row in cells(content, rows):
@@ -198,7 +198,7 @@ class TarLayout(GeneratedLayout):
             for column in self.spec.fields:
                 parts += [bytes(_BLOCK), one_value(content, column), bytes(-(column.width or 0) % _BLOCK)]
             if sum(map(len, parts)) <= NARROW:
-                yield from rows_of(parts, rows, self._sealed(before))
+                yield from record_segments(parts, rows, self._sealed(before))
                 yield _TRAILER
                 return
         for first in range(0, rows, BATCH):

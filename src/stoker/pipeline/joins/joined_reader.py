@@ -17,7 +17,7 @@ from stoker.pipeline.joins.other_dataset import OtherReader
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.chain_steps import LeadingJoin, Step
 from stoker.reading.sample_errors import SampleLocation, location_of, transform_error
-from stoker.reading.sample_reader import OtherIds, SampleReader, SampleRows, row_of
+from stoker.reading.sample_reader import OtherIds, SampleReader, SampleRows, one_row
 from stoker.reading.samples import SampleRun, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Column, Ids, Sample, Transform
@@ -175,7 +175,7 @@ class JoinedReader(SampleReader):
         join = self.joins[number]
         assert join.key is not None
         shard, row = samples.place(at)
-        one = row_of(shard, row)
+        one = one_row(shard, row)
         source, column = join.key
         keys = self._keys_of(source, self.others(one), column) if source else self._own_keys(one, column)
         key = keys.tolist()[0] if isinstance(keys, np.ndarray) else keys[0]
@@ -242,7 +242,7 @@ class JoinedReader(SampleReader):
 
     def one(self, shard: int, row: int) -> Sample:
         """See the base class."""
-        sample: Sample = next(self.iterate(row_of(shard, row)).samples)
+        sample: Sample = next(self.iterate(one_row(shard, row)).samples)
         return sample
 
     def _partly(

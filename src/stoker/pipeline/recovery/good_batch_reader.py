@@ -27,7 +27,7 @@ from stoker.reading.apply_chain import LEFT_OUT, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.good_rows import load_columns
 from stoker.reading.sample_errors import location_at
-from stoker.reading.sample_reader import OtherIds, SampleRows, row_of
+from stoker.reading.sample_reader import OtherIds, SampleRows, one_row
 from stoker.types import Batch, Ids
 
 
@@ -221,7 +221,7 @@ class GoodBatchReader:
                 places[self._good.substitutes.last] = None  # where all are bad, what came instead was read
             for shard, row in places:
                 try:
-                    one = self._good.columns_of(row_of(shard, row))
+                    one = self._good.columns_of(one_row(shard, row))
                     break
                 except Exception as error:
                     if self._good.strict or not is_of_sample(error):
@@ -244,7 +244,7 @@ class GoodBatchReader:
         """The columns of one sample, apart from all that is counted and listed; empty where it is bad or filtered."""
         if self._apart is None:
             self._apart = GoodBatchReader(self._good.apart(), self._batch_steps, self._as_stored)
-        found = self._apart._batch(np.zeros(1, np.int64), row_of(shard, row))
+        found = self._apart._batch(np.zeros(1, np.int64), one_row(shard, row))
         at: Ids = np.zeros(1, np.int64)
         if isinstance(found, GoodSamples):
             at, found = found.kept, found.values
@@ -253,7 +253,7 @@ class GoodBatchReader:
         return found if len(at) else {}
 
     def _columns_at(self, position: int, shard: int, row: int) -> Batch | LeftOut:  # noqa: ARG002 - as _sample_at
-        good, one = self._good, row_of(shard, row)
+        good, one = self._good, one_row(shard, row)
         try:
             good.open_shard(shard)
             if good.filters and good.reader.present(one) is not None:

@@ -26,7 +26,7 @@ from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, Sever
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
 from stoker.reading.good_rows import GoodRowReader
 from stoker.reading.sample_errors import apply_transform, location_at, override_error
-from stoker.reading.sample_reader import SampleReader, SampleRows, row_of
+from stoker.reading.sample_reader import SampleReader, SampleRows, one_row
 from stoker.types import Ids
 
 
@@ -306,7 +306,7 @@ class GoodSampleReader(GoodRowReader):
 
     def _sample_at(self, position: int, shard: int, row: int) -> Any:
         found, bad = [self._decoded_at(shard, row)], dict[int, SampleError]()
-        self._make(found, np.array([position]), row_of(shard, row), bad)
+        self._make(found, np.array([position]), one_row(shard, row), bad)
         if bad:
             raise bad[0]
         try:
