@@ -17,10 +17,12 @@ from stoker import (
     StreamingConfig,
     StreamingDataset,
     StreamingShardLoader,
+    World,
     convert,
     inspect,
     merge_index,
     open_writer,
+    rebuild_index,
     verify,
 )
 from stoker.coordination.history.records import CoordinationSettings
@@ -108,6 +110,50 @@ def test_an_odd_value_is_named(data: Path, name: str) -> None:
     with pytest.raises(StokerError, match=told):
         use(data)
     assert not Path(f"{data}-to").exists()
+
+
+def changed(state: dict[str, Any], **values: Any) -> dict[str, Any]:
+    return {name: value for name, value in {**state, **values}.items() if value is not None}
+
+
+REMEDIED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a rank beyond the world": (lambda _: World(2, 2), "ranks are numbered from 0 to world_size - 1; give world=World"),
+    "a rank of a config": (lambda _: StreamingConfig(2, 2), "ranks are numbered from 0 to world_size - 1"),
+    "a state without an epoch": (
+        lambda data: StreamingDataset(data).load_state_dict(changed(StreamingDataset(data).state_dict(), epoch=None)),
+        "is incomplete: it lacks 'epoch'. Give what state_dict.. returned, whole",
+    ),
+    "a state beyond the epoch": (
+        lambda data: StreamingDataset(data).load_state_dict(
+            changed(StreamingDataset(data).state_dict(), position=10**6)
+        ),
+        "lies beyond the epoch of 8 samples: it was changed, or is of a dataset that had more",
+    ),
+    "a checkpoint that is none": (
+        lambda data: StreamingShardLoader(StreamingDataset(data)).load_state_dict({"x": 1}),
+        "is no checkpoint of a StreamingShardLoader: give what",
+    ),
+    "a state of a stream that is none": (
+        lambda data: LMStream(StreamingDataset(data), "tokens", 2, 4).load_state_dict({"x": 1}),
+        "give what LMStream.state_dict.. returned",
+    ),
+    "a transform beside a dataset": (
+        lambda data: StreamingShardLoader(StreamingDataset(data), transform=dict),
+        "give it to the StreamingDataset",
+    ),
+    "a folder without shards": (
+        lambda data: rebuild_index(data.parent / "none"),
+        "give the directory that they lie in",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REMEDIED)
+def test_an_error_says_what_to_do(data: Path, name: str) -> None:
+    (data.parent / "none").mkdir(exist_ok=True)
+    use, told = REMEDIED[name]
+    with pytest.raises(StokerError, match=told):
+        use(data)
 
 
 def test_numbers_of_numpy_are_numbers(data: Path) -> None:

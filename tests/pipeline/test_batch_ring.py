@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch.utils.data import DataLoader
 
 from stoker import MDSWriter, StreamingDataLoader, StreamingDataset
+from stoker.errors import StateError
 from stoker.pipeline.batch_ring import IN_USE, Ring, RingBlock, receive
 
 
@@ -141,9 +142,9 @@ def test_blocks_of_a_worker_that_is_gone_are_not_delivered() -> None:
     ring = Ring()
     block, _ = region_of(ring).take(10)
     ring.table[0, block.slot, 3] += 1
-    with pytest.raises(RuntimeError, match="worker was replaced"):
+    with pytest.raises(StateError, match="worker was replaced"):
         receive(block, 10)
-    with pytest.raises(RuntimeError, match="does not hold its data set"):
+    with pytest.raises(StateError, match="does not hold its dataset"):
         receive(RingBlock(ring.number + 1, 0, 0, 1), 10)
 
 

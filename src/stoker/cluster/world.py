@@ -33,10 +33,14 @@ class World:
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank {self.rank} is not in a world of {self.world_size} ({self.source})")
+            raise ConfigError(
+                f"rank {self.rank} is not in a world of {self.world_size} ({self.source}): ranks are numbered from 0 to "
+                "world_size - 1; give world=World(rank, world_size), or set RANK and WORLD_SIZE right"
+            )
         if not 1 <= self.local_world_size <= self.world_size:
             raise ConfigError(
-                f"local world size {self.local_world_size} does not fit a world of {self.world_size} ({self.source})"
+                f"local world size {self.local_world_size} does not fit a world of {self.world_size} ({self.source}): it is "
+                "the number of ranks on this node, from 1 to world_size"
             )
 
     @classmethod

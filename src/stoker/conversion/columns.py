@@ -62,7 +62,7 @@ def plan_columns(
         if name not in there:
             raise ConfigError(f"{opened.source.name} has no column {name!r}; it has {', '.join(there)}")
     if not chosen:
-        raise ConfigError(f"{opened.source.name}: no columns to convert")
+        raise ConfigError(f"{opened.source.name}: no columns to convert: name some with select=, or leave it out")
     if decode and transform is None:
         raise ConfigError("decode=True hands images to a transform, and there is none")
     if transform is None:

@@ -160,7 +160,10 @@ def _of_value(value: Any, name: str) -> ColumnType:
         return _of_list(value)
     if hasattr(value, "tobytes") and hasattr(value, "mode"):  # an image of Pillow
         return ColumnType("jpeg" if getattr(value, "format", None) == "JPEG" else "png")
-    raise ConfigError(f"column {name!r} holds {with_article(type(value).__name__)}, which no encoding is made for")
+    raise ConfigError(
+        f"column {name!r} holds {with_article(type(value).__name__)}, which no encoding is made for: make it something else "
+        "with transform=, or leave it out with select="
+    )
 
 
 def _of_list(value: Sequence[Any]) -> ColumnType:

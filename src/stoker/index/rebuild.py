@@ -49,7 +49,10 @@ def rebuild_index(
         raise ConfigError(f"{store.url_of(INDEX_NAME)} exists: pass exist_ok=True to make it anew all the same")
     shards = list(find_shards(store.list()).values())
     if not shards:
-        raise ConfigError(f"{store.url} holds no shards")
+        raise ConfigError(
+            f"{store.url} holds no shards, of which an index could be made: give the directory that they lie in; files of "
+            "other formats need no index"
+        )
     if not skip_damaged:
         _refuse_gaps(store, shards)
     infos: list[ShardInfo] = []

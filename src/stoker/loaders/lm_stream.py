@@ -40,6 +40,7 @@ from stoker.types import Batch, Ids
 __all__ = ["DatasetLike", "LMStream"]
 
 _AT_ONCE = 64
+_WHOLE = "it is not complete, or was changed: give what LMStream.state_dict() returned, as it was"
 # Marks are looked through for some that are not needed when there are so many.
 _MOST_MARKS = 1 << 12
 
@@ -295,7 +296,9 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
         world = self._dataset.world
         mine = {"rank": world.rank, "world_size": world.world_size, "settings": self._identity(), "version": 1}
         if not isinstance(state, Mapping) or not isinstance(state.get("dataset"), Mapping):
-            raise StateError("this is no state of an LMStream: it has no dataset")
+            raise StateError(
+                "this is no state of an LMStream, as it has no 'dataset': give what LMStream.state_dict() returned, whole"
+            )
         for name, value in mine.items():
             if state.get(name) != value:
                 raise StateError(
@@ -305,11 +308,11 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
         maker = state.get("maker")
         if maker is not None:
             if not isinstance(maker, Mapping):
-                raise StateError(f"this state's 'maker' should be a dict, found {maker!r}: it is not complete")
+                raise StateError(f"this state's 'maker' should be a dict, found {maker!r}: {_WHOLE}")
             if state_number(state, "document") > state_number(maker, "document"):
-                raise StateError("this state's 'document' lies behind that of its 'maker': it was changed")
+                raise StateError(f"this state's 'document' lies behind that of its 'maker': {_WHOLE}")
         elif "document" in state:
-            raise StateError("this state has a 'document' and no 'maker': it is not complete")
+            raise StateError(f"this state has a 'document' and no 'maker': {_WHOLE}")
         self._dataset.load_state_dict(state["dataset"])
         self._current = self._maker = self._before = None
         self._marks.clear()

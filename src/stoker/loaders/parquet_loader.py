@@ -366,7 +366,9 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         worker, data_rank = LoaderWorker.detect(), self._data_rank()
         point, begun, _ = self._resume.begin(worker, data_rank)
         if point.partial:
-            raise ConfigError("the state was taken inside a batch: states of this loader never are")
+            raise ConfigError(
+                "the state was taken inside a batch, as states of this loader never are: give what its state_dict() returned"
+            )
         if worker.token is None:
             self.compare_ranks(point, self._resume.batches_before)
         note_settings("StreamingParquetLoader", {"batch_size=": self.batch_size, **self._traced})

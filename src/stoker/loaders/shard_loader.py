@@ -98,10 +98,10 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit
             )
         if isinstance(dataset, StreamingDataset):
             if transform is not None:
-                raise ConfigError("give transform= to the StreamingDataset")
+                raise ConfigError("transform= here is of arrays and streams: give it to the StreamingDataset")
             dataset.check_columns_allowed("StreamingShardLoader")
             if on_bad_sample != "raise":
-                raise ConfigError("give on_bad_sample= to the StreamingDataset")
+                raise ConfigError("on_bad_sample= here is of arrays and streams: give it to the StreamingDataset")
             if dataset.epoch_reader.quarantine is not None:
                 raise ConfigError(
                     "a StreamingShardLoader delivers each sample of its ranges: leave quarantine= of the dataset out, and "

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.shared.file import SharedFile, spawning
 from stoker.concurrency.weak_sets import alive
+from stoker.errors import StateError
 
 _REGIONS: Final = 128
 _REGION_BYTES: Final = 512 << 20
@@ -232,14 +233,19 @@ def receive(block: RingBlock, size: int) -> NDArray[np.uint8]:
     """The bytes of a block that a worker has filled, to be used in place. The block is free again when they are gone.
 
     Raises:
-        RuntimeError: this is not the process whose data set the worker reads, or the worker's successor has taken the block.
+        StateError: this is not the process whose data set the worker reads, or the worker's successor has taken the block.
     """
     ring = _rings.get(block.ring)
     if ring is None:
-        raise RuntimeError("a batch in shared memory reached a process that does not hold its data set")
+        raise StateError(
+            "a batch in shared memory reached a process that does not hold its dataset: iterate over the loader in the "
+            "process that made it, and send copies of batches to others"
+        )
     row = ring.table[block.region, block.slot]
     if (int(row[_GENERATION]), int(row[_STATE])) != (block.generation, FILLED):
-        raise RuntimeError("a batch in shared memory came after its worker was replaced")
+        raise StateError(
+            "a batch in shared memory came after its worker was replaced by another iteration's: begin another iteration"
+        )
     row[_STATE] = IN_USE
     begin = int(row[_OFFSET])
     used = _UsedBlock(ring.memory(block.region)[begin : begin + size])

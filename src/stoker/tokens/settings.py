@@ -46,7 +46,10 @@ class ShardConfig:
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"ShardConfig: rank {self.rank} is not in a world of {self.world_size}")
+            raise ConfigError(
+                f"ShardConfig: rank {self.rank} is not in a world of {self.world_size}: ranks are numbered from 0 to "
+                "world_size - 1"
+            )
 
     @classmethod
     def single(cls) -> ShardConfig:

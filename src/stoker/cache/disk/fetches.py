@@ -249,7 +249,7 @@ class Fetches(ShardCache):
                     f"{path} has {path.stat().st_size} bytes, the index says {file.bytes}, and there is no remote to fetch "
                     "it from: copy it or write the dataset again"
                 )
-            raise ObjectNotFoundError(f"{path} is missing, and there is no remote to fetch it from", url=str(path))
+            raise _no_remote(path)
         if file.part is not None:
             with self.files.named_errors("write to"):
                 fetch_part(store, file.part, part)
@@ -279,9 +279,7 @@ class Fetches(ShardCache):
         arrived: ObjectInfo | None = None
         if data is None:
             if self.store is None:
-                raise ObjectNotFoundError(
-                    f"{stored} is missing, and there is no remote to fetch it from", url=str(stored)
-                )
+                raise _no_remote(stored)
             where = self.store.url_of(packed.basename)
             data, arrived = self.store.read(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(data))
@@ -356,3 +354,11 @@ def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
         while view:
             view = view[handle.write(view) :]
+
+
+def _no_remote(path: Path) -> ObjectNotFoundError:
+    return ObjectNotFoundError(
+        f"{path} is missing, and there is no remote to fetch it from: give remote=, the place that it was copied from, or "
+        "copy the file again; stoker verify lists all that are missing",
+        url=str(path),
+    )

@@ -92,7 +92,10 @@ def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: Storag
             )
         partitions[key] = tuple((name, _value(values[name], kinds.get(name, ""))) for name in values)
     if not partitions:
-        raise ObjectNotFoundError(f"{location.url}: {said} has no data files", url=location.url)
+        raise ObjectNotFoundError(
+            f"{location.url}: {said} has no data files: write rows first, or name another one by version= in format_options=",
+            url=location.url,
+        )
     root = str(is_local(location.url) or location.url)
     return TableSnapshot(
         FilesLocation(root, keys=tuple(sorted(partitions))), tuple(names), said, f'{{"version": {number}}}', partitions

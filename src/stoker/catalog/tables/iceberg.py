@@ -76,7 +76,10 @@ def iceberg_snapshot(url: str, options: Mapping[str, Any], storage_options: Stor
     if others:
         raise ConfigError(f"{where}: {said} has files of {', '.join(others)}; only Parquet is read")
     if not tasks:
-        raise ObjectNotFoundError(f"{where}: {said} has no data files", url=where)
+        raise ObjectNotFoundError(
+            f"{where}: {said} has no data files: write rows first, or name another one by snapshot_id= in format_options=",
+            url=where,
+        )
     files = source_of(sorted(task.file.file_path.removeprefix("file://") for task in tasks))
     columns = tuple(field.name for field in schema.fields)
     return TableSnapshot(files, columns, said, f'{{"snapshot_id": {snapshot.snapshot_id}}}')

@@ -86,7 +86,7 @@ class Mixture:
             )
         totals: Ids = np.array([sizes.sum() for sizes in streams], dtype=np.int64)
         if not totals.all():
-            raise ConfigError(f"stream {int(np.argmin(totals))} has no samples")
+            raise ConfigError(f"stream {int(np.argmin(totals))} has no samples: leave it out, or look at its subset=")
         proportional = [weight.proportion is not None for weight in weights]
         if any(proportional) and not all(proportional):
             raise ConfigError(
@@ -104,11 +104,13 @@ class Mixture:
             choose = [_absolute(weight, total) for weight, total in zip(weights, totals.tolist(), strict=True)]
             size = sum(choose)
             if not size:
-                raise ConfigError("the streams' weights leave an epoch without samples")
+                raise ConfigError(
+                    "the streams' weights leave an epoch without samples: raise repeat= or choose= of one"
+                )
             _check_size(size)
             return cls(streams, tuple(choose), tuple(count / size for count in choose), size)
         if not proportions.sum() > 0:
-            raise ConfigError("proportions must not all be 0")
+            raise ConfigError("proportions must not all be 0: give proportion= above 0 to one stream")
         _check_size(size)
         proportions /= proportions.sum()
         counts = (size * proportions).astype(np.int64)

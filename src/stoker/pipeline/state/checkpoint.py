@@ -81,7 +81,10 @@ class Checkpoint:
             StateError: it is none, or contradicts itself.
         """
         if not isinstance(values, Mapping) or "stoker_checkpoint" not in values:
-            raise StateError(f"{where} is no checkpoint of a StreamingShardLoader")
+            raise StateError(
+                f"{where} is no checkpoint of a StreamingShardLoader: give what checkpoint() returned, whole, or a folder of "
+                "checkpoint_url=; a StreamingDataset's state is for its load_state_dict()"
+            )
         if values["stoker_checkpoint"] != _VERSION:
             raise StateError(
                 f"{where} is a checkpoint of format {values['stoker_checkpoint']!r}, this stoker reads format {_VERSION}"
@@ -91,7 +94,9 @@ class Checkpoint:
             processed = tuple((begin, end) for begin, end in values["processed"])
             kind, moment, state = values["kind"], float(values["time"]), dict(values["state"])
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{where} is an incomplete checkpoint: {error!r}") from error
+            raise StateError(
+                f"{where} is an incomplete checkpoint ({error!r}): give what checkpoint() returned, whole"
+            ) from error
         for name, value in numbers.items():
             if type(value) is not int or (value < 0 and name != "seed"):
                 raise StateError(f"{where}: {name} must be an integer from 0, found {value!r}")

@@ -106,7 +106,10 @@ def read_state(
             f"this {what} has no start of its epoch, on which the order of the rest depends: it is not complete"
         )
     if not in_epoch(sample_order, point):
-        raise StateError(f"position {position} lies beyond the epoch of {sample_order.epoch_size} samples")
+        raise StateError(
+            f"this {what}'s position {position} lies beyond the epoch of {sample_order.epoch_size} samples: it was changed, "
+            "or is of a dataset that had more; resume with the data and epoch_size= of the run that saved it"
+        )
     origin = state.get("origin") or {}
     if origin != origin_of(sample_order):
         if not isinstance(sample_order, StreamHistory):
@@ -126,8 +129,18 @@ def read_state(
             f"{data_rank.ranks_per_node}. Take states between batches to resume on another cluster"
         )
     if not samples < batch_size:
-        raise StateError(f"{samples} samples can not lie inside a batch of {batch_size}")
+        raise StateError(
+            f"this {what} was taken after {samples} samples of a batch, which here has {batch_size}: resume with the "
+            "batch_size= of the run that saved it"
+        )
     return EpochPosition(epoch, position, samples, start), sample_order
+
+
+def _incomplete(error: Exception) -> StateError:
+    missing = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    return StateError(
+        f"this state of a StreamingDataset is incomplete: {missing}. Give what state_dict() returned, whole and as it was"
+    )
 
 
 def check_same_chain(state: Mapping[str, Any], chain: Sequence[str], *, inside: bool) -> None:
@@ -316,7 +329,7 @@ def _fields(
         inside = () if partial is None else tuple(partial[key] for key in _PARTIAL)
         numbers = [epoch, position, *inside]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
+        raise _incomplete(error) from None
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
         raise StateError(f"this state's epoch and position must be integers from 0, got {epoch!r} and {position!r}")
     consumed = state.get("consumed", {})
@@ -332,7 +345,7 @@ def _described(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     try:
         found = {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
+        raise _incomplete(error) from None
     for name, stream in found["streams"].items():
         if not isinstance(stream.get("content", {}), Mapping):
             raise StateError(

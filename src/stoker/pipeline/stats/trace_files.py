@@ -222,7 +222,8 @@ def read_trace(path: Path) -> tuple[list[TracedProcess], TraceFacts]:
         about = read["otherData"]
         if about["stoker"] != _VERSION:
             raise ConfigError(
-                f"{path} is a trace of version {about['stoker']}, and this stoker reads version {_VERSION}"
+                f"{path} is a trace of version {about['stoker']}, and this stoker reads version {_VERSION}: record it "
+                "anew, or show it in Perfetto"
             )
         facts = TraceFacts(int(about["rank"]), int(about["world_size"]), int(about["began"]), int(about["cores"]))
         return _processes(read["traceEvents"]), facts

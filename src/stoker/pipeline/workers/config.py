@@ -206,7 +206,9 @@ class StreamingConfig:
         if self.world_size < 1:
             raise ConfigError(f"world_size must be at least 1, got {self.world_size}")
         if not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank {self.rank} is not in a world of {self.world_size}")
+            raise ConfigError(
+                f"rank {self.rank} is not in a world of {self.world_size}: ranks are numbered from 0 to world_size - 1"
+            )
         for name, least in (
             ("prefetch_buffer_size", 0),
             ("batch_size", 1),

@@ -14,6 +14,7 @@ import numpy as np
 
 from stoker.concurrency.processes import in_processes
 from stoker.concurrency.ray_tasks import on_ray
+from stoker.display import nearest
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, import_option
 from stoker.storage.files.regular import read_regular
 from stoker.tokens.tokenize.texts import TextBlock, Texts
@@ -161,7 +162,7 @@ def make_job(path: str | os.PathLike[str], append_eos: bool | str | int, special
         ) from error
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
-        raise ConfigError(f"{os.fspath(path)} is a tokenizer without a vocabulary")
+        raise ConfigError(f"{os.fspath(path)} is a tokenizer without a vocabulary: give one that was trained")
     vocab_size = max(vocabulary.values()) + 1
     eos_id = _eos(append_eos, vocabulary, vocab_size)
     return EncodingJob(text, special, eos_id, "uint16" if vocab_size <= 1 << 16 else "uint32"), vocab_size
@@ -178,7 +179,10 @@ def _eos(append: bool | str | int, vocabulary: dict[str, int], vocab_size: int) 
         return vocabulary[found[0]]
     if isinstance(append, str):
         if append not in vocabulary:
-            raise ConfigError(f"append_eos={append!r}: the tokenizer has no such token")
+            raise ConfigError(
+                f"append_eos={append!r}: the tokenizer has no such token{nearest(append, vocabulary)}; give its text, its "
+                "id, or True for the one of the usual names"
+            )
         return vocabulary[append]
     if not 0 <= append < vocab_size:
         raise ConfigError(f"append_eos={append}: the tokenizer has ids in [0, {vocab_size})")
