@@ -17,7 +17,9 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-TIME = "2026-01-01T00:00:00.000Z"
+TIME = (
+    "2026-01-01T00:00:00.870Z"  # listings of Ceph, MinIO and GCS tell milliseconds, and answers for one object seconds
+)
 _DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 

@@ -152,6 +152,12 @@ def test_every_request_is_tried_again(call: Callable[[Store, Path], object], bod
     assert len(server.requests) == 3
 
 
+def test_times_of_listings_are_in_seconds_as_those_of_objects() -> None:
+    with serve(status(200, _LISTING.replace(b".000Z", b".870Z"))) as server:
+        (info,) = s3(server).list("")
+    assert info.modified == 1_665_597_000 * 10**9
+
+
 def test_a_store_that_keeps_failing_names_the_last_reason(tmp_path: Path) -> None:
     with serve(_SLOW_DOWN) as server, pytest.raises(StorageTimeoutError) as caught:
         s3(server).get("a", max_bytes=1 << 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -144,9 +145,12 @@ def copy_body(chunks: Iterator[bytes], into: memoryview, digest: Any = None) -> 
 
 
 def _modified(meta: Mapping[str, Any]) -> int:
-    """When the object was written, in nanoseconds since 1970; 0 where the server does not say."""
+    """When the object was written, in nanoseconds since 1970; 0 where the server does not say.
+
+    Whole seconds, as answers for one object tell: listings of Ceph, MinIO and GCS tell milliseconds of the same time.
+    """
     modified = meta.get("last_modified")
-    return 0 if modified is None else max(0, round(modified.timestamp() * 1000) * 1_000_000)
+    return 0 if modified is None else max(0, math.floor(modified.timestamp()) * 1_000_000_000)
 
 
 def answer_version(meta: Mapping[str, Any]) -> str:

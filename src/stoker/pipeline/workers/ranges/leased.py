@@ -131,8 +131,8 @@ class LeasedSource(RangeSource):
         uncommitted = self._ledger.uncommitted
         if uncommitted:
             raise ConfigError(
-                f"{uncommitted} samples were delivered and not committed, and there are no others: call commit() when they "
-                "are done, then continue"
+                f"{uncommitted} samples were delivered and not committed, and this worker gets no others before: call "
+                "commit() when they are done, then continue"
             )
 
     def failed(self, error: Exception) -> None:
