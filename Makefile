@@ -2,6 +2,7 @@
 # make check  lint, types, layers and the fast tests, in less than two minutes on two processors: for each change
 # make test   lint, types, layers and all tests
 # make test-python PYTHON=python3.13  all tests on another Python, in an environment of its own below .venvs
+# make test-threads PYTHON=python3.14t  the tests of threads on a free-threaded Python, and its samples compared with this one's
 # make lint   lint, types and layers
 # make format format the code and sort imports
 # make api    docs/api.md of the code
@@ -18,7 +19,7 @@ TORCH := torch==2.13.0
 # Tests start some thousand processes, which import stoker: it is compiled once, also where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-python lint format api unit unit-bench unit-first unit-order unit-processes unit-rest check check-first check-rest growth peer trainers trainers-test clean
+.PHONY: demo test test-python test-threads lint format api unit unit-bench unit-first unit-order unit-processes unit-rest check check-first check-rest growth peer trainers trainers-test clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -28,6 +29,16 @@ test: lint unit
 # The same rules with another environment. Of a Python for which there is no small build of torch, TORCH= names another.
 test-python:
 	$(MAKE) unit VENV=.venvs/$(notdir $(PYTHON))
+
+# stoker without extras: few packages have wheels for such a Python, and none is compiled here.
+OTHER = .venvs/$(notdir $(PYTHON))/bin/python
+
+test-threads: $(STAMP)
+	$(PYTHON) -m venv .venvs/$(notdir $(PYTHON))
+	$(OTHER) -m pip install --quiet --only-binary :all: --editable . pytest pytest-timeout hypothesis boto3
+	$(OTHER) -m pytest -p no:cacheprovider tests/concurrency tests/reading/test_shard_pool.py \
+	tests/order/mixture/test_stream_locator.py tests/cluster/test_call_stack.py
+	$(BIN)/python benchmarks/thread_outputs.py --with $(OTHER)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

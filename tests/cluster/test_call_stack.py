@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
+from stoker.cluster import call_stack
 from stoker.cluster.call_stack import called_from
+from stoker.concurrency.global_lock import has_global_lock
+from stoker.concurrency.user_code import calls_user_code
+from stoker.errors import ConfigError
+
+looks_at_others = pytest.mark.skipif(
+    not has_global_lock(), reason="a free-threaded Python can not look at other threads"
+)
 
 _WRAPPER = """
 def loop(items):
@@ -36,6 +44,7 @@ def _reads() -> Iterator[bool]:
         yield called_from("a_wrapper")
 
 
+@looks_at_others
 def test_a_wrapper_that_waits_in_a_function_of_others_is_found(loop: Callable[..., Iterator[Any]]) -> None:
     READS["it"] = _reads()
     found: list[bool] = []
@@ -50,6 +59,7 @@ def test_a_wrapper_that_waits_in_a_function_of_others_is_found(loop: Callable[..
     assert next(loop(items))
 
 
+@looks_at_others
 def test_a_wrapper_is_found_at_each_moment_of_a_loop_that_goes_on(loop: Callable[..., Iterator[Any]]) -> None:
     READS["it"] = _reads()
     found: list[bool] = []
@@ -72,6 +82,7 @@ def test_a_wrapper_is_found_at_each_moment_of_a_loop_that_goes_on(loop: Callable
     assert found == [True] * 300
 
 
+@looks_at_others
 def test_a_wrapper_of_another_loader_is_not_found(loop: Callable[..., Iterator[Any]]) -> None:
     READS["it"] = _reads()
     other = iter([1, 2, 3])
@@ -88,6 +99,7 @@ def test_a_wrapper_of_another_loader_is_not_found(loop: Callable[..., Iterator[A
     assert found == [False]
 
 
+@looks_at_others
 def test_a_tuple_that_another_thread_makes_meanwhile_is_left_alone(loop: Callable[..., Iterator[Any]]) -> None:
     """Python refuses to make a tuple larger to which others refer."""
     READS["it"] = _reads()
@@ -107,3 +119,27 @@ def test_a_tuple_that_another_thread_makes_meanwhile_is_left_alone(loop: Callabl
     thread.start()
     while thread.is_alive():
         assert len(tuple(islice(wrapper, 1000))) in range(1001)
+
+
+@pytest.mark.usefixtures("loop")
+def test_a_thread_beside_a_wrapper_is_refused_without_a_global_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other threads run can not be looked at while they run it; what a function of the user reads is for itself."""
+    monkeypatch.setattr(call_stack, "has_global_lock", lambda: False)
+    found: list[object] = []
+
+    def read(package: str) -> None:
+        try:
+            found.append(called_from(package))
+        except ConfigError as error:
+            found.append(str(error))
+
+    for target in (read, calls_user_code(lambda package: read(package))):
+        for package in ("a_wrapper", "not_imported"):
+            thread = threading.Thread(target=target, args=(package,), name="mine")
+            thread.start()
+            thread.join(60)
+    told, *others = found
+    assert "in the thread 'mine', a_wrapper is imported" in str(told)
+    assert "PYTHON_GIL=1" in str(told)
+    assert others == [False, False, False]
+    assert not called_from("a_wrapper")  # in the main thread

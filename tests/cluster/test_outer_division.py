@@ -20,6 +20,7 @@ from stoker import StreamingDataset, World, errors
 from stoker.cluster import LoaderWorker
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.outer_division import outer_division
+from stoker.concurrency.global_lock import has_global_lock
 from stoker.formats.mds.encodings import images
 from stoker.order.partition.partition import RoundRobin
 from stoker.pipeline.ranks.data_rank import DataRankFinder
@@ -170,11 +171,13 @@ def test_an_iteration_that_began_outside_of_a_wrapper_is_refused(
         assert len(ids(shard)) == 52
 
 
+@pytest.mark.skipif(not has_global_lock(), reason="a free-threaded Python can not look at other threads")
 def test_a_thread_reads_for_the_wrapper_that_waits_for_it(accelerate: Any, dataset: StreamingDataset) -> None:
     shard = accelerate.IterableDatasetShard(Ahead(lambda: dataset), 4, 2, 0)
     assert len({int(sample["id"]) for sample in shard}) == 52  # its 50, and those that fill its last batch
 
 
+@pytest.mark.skipif(not has_global_lock(), reason="a free-threaded Python can not look at other threads")
 def test_a_thread_beside_a_wrapper_reads_for_itself(accelerate: Any, dataset: StreamingDataset, tmp_path: Any) -> None:
     other = StreamingDataset(str(tmp_path), batch_size=4, world=World(0, 2))
     training = iter(accelerate.IterableDatasetShard(dataset, 4, 2, 0))

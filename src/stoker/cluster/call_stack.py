@@ -17,6 +17,7 @@ from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType, 
 from typing import Any, Final
 
 from stoker.concurrency.global_lock import has_global_lock
+from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
 __all__ = ["asks_to_call", "called_from", "callers", "module_of"]
@@ -57,7 +58,7 @@ def callers(wanted: Callable[[str], bool]) -> Iterator[FrameType]:
     if threading.get_ident() != threading.main_thread().ident:
         if not has_global_lock():
             loaded = [name for name in list(sys.modules) if wanted(name)]
-            if not loaded:
+            if not loaded or in_user_code():  # what a function of the user reads is for that function
                 return
             raise ConfigError(
                 f"a dataset is read in the thread {threading.current_thread().name!r}, {loaded[0]} is imported, and this "
