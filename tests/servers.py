@@ -101,18 +101,14 @@ def ray_cluster(environ: Mapping[str, str] = {}) -> Iterator[tuple[Any, str, str
         environ: variables of its processes.
     """
     ray = pytest.importorskip("ray")
-    settings = {"RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    variables = {"RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="st") as folder:
-        for name, value in {**settings, **environ}.items():
+        for name, value in {**variables, **environ}.items():
             patch.setenv(name, value)
-        context = ray.init(
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=100 << 20,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=f"{folder}/ray",
-        )
+        from ray_start import start_ray
+
+        settings = {"object_store_memory": 100 << 20, "logging_level": logging.ERROR, "_temp_dir": f"{folder}/ray"}
+        context = start_ray(num_cpus=2, **settings)
         try:
             yield ray, folder, str(context.address_info["gcs_address"])
         finally:

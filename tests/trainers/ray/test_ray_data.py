@@ -12,6 +12,7 @@ import ray
 from format_table import OTHERS, ROWS, WRITTEN, sample_of
 
 import stoker.ray
+from ray_start import start_ray
 from stoker import Chain, HashSplit, MDSWriter, Stream, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError
 
@@ -31,12 +32,7 @@ KINDS = {
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """A cluster of two processors on this machine."""
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-    )
+    start_ray(num_cpus=2)
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield
     ray.shutdown()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import ray
 
+from ray_start import start_ray
 from stoker import MDSWriter
 from stoker.cli import main
 from stoker.conversion import convert
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.timeout(300)]
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """A cluster of two processors on this machine."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    start_ray(num_cpus=2)
     yield
     ray.shutdown()
 

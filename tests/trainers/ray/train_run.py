@@ -21,6 +21,7 @@ import ray.train
 import torch
 from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 
+from ray_start import start_ray
 from stoker import StreamingDataLoader, StreamingDataset
 from trainers.launch import arguments, record
 
@@ -80,11 +81,11 @@ def main() -> None:
     ranks = int(os.environ["STOKER_RANKS"])
     elastic = "elastic" in options.variant
     path = os.environ["PYTHONPATH"]
-    init: dict[str, Any] = {"log_to_driver": False, "runtime_env": {"env_vars": {"PYTHONPATH": path}}}
+    init: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}
     if elastic:
         lose_a_node(Path(options.out), init)
     else:
-        ray.init(address="local", num_cpus=ranks + 1, include_dashboard=False, **init)
+        start_ray(num_cpus=ranks + 1, **init)
     with tempfile.TemporaryDirectory() as storage:
         trainer = TorchTrainer(
             train,
@@ -110,7 +111,7 @@ def lose_a_node(out: Path, init: dict[str, Any]) -> None:
     )
     node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    ray.init(address=cluster.address, **init)
+    ray.init(address=cluster.address, log_to_driver=False, **init)
 
     def lose() -> None:
         while not (out / "saved").exists():
