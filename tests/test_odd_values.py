@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +13,34 @@ import pytest
 
 from stoker import (
     Adaptive,
+    BadSamples,
     Chain,
+    DatasetSpec,
+    HashSplit,
+    KeepIds,
     LMStream,
     MDSWriter,
+    Mesh,
+    ReadOptions,
+    Schedule,
+    ShardConfig,
+    SkipSteps,
     StreamingConfig,
     StreamingDataset,
     StreamingShardLoader,
+    Where,
     World,
     convert,
     inspect,
     merge_index,
     open_writer,
     rebuild_index,
+    train_validation_split,
     verify,
 )
 from stoker.coordination.history.records import CoordinationSettings
 from stoker.errors import StokerError
+from stoker.image import RandomResizedCrop
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +168,45 @@ def test_an_error_says_what_to_do(data: Path, name: str) -> None:
     use, told = REMEDIED[name]
     with pytest.raises(StokerError, match=told):
         use(data)
+
+
+VALUES: tuple[Any, ...] = (
+    *(None, "", "x", "\0", "a/../b", b"", b"x", -1, 0, 1 << 70, True, 1.5, math.nan, math.inf, -math.inf),
+    *([], ["x"], [None], (), {}, {"x": 1}, {1: 2}, {1}, range(3), int, len, object(), iter([1])),
+    *(np.int64(-1), np.float32(0.5), np.zeros(0), np.ones((2, 2))),
+)
+SETTINGS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "ReadOptions": (ReadOptions, {}),
+    "BadSamples": (BadSamples, {}),
+    "Where": (Where, {"column": "id", "op": "==", "value": 3}),
+    "HashSplit": (HashSplit, {"low": 0, "high": 0.5}),
+    "KeepIds": (KeepIds, {"ids": [1]}),
+    "SkipSteps": (SkipSteps, {"begin": 0, "end": 1, "epoch": 0, "global_batch": 2}),
+    "Schedule": (Schedule, {"points": [(0, [("a", 1.0)])]}),
+    "World": (World, {}),
+    "Mesh": (Mesh, {"shape": {"dp": 1}}),
+    "Adaptive": (Adaptive, {}),
+    "ShardConfig": (ShardConfig, {"rank": 0, "world_size": 1}),
+    "StreamingConfig": (StreamingConfig, {}),
+    "DatasetSpec": (DatasetSpec, {"record_bytes": 100}),
+    "train_validation_split": (train_validation_split, {}),
+    "RandomResizedCrop": (RandomResizedCrop, {"size": 16}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_any_value_of_a_setting_is_taken_or_refused_by_stoker(name: str) -> None:
+    make, base = SETTINGS[name]
+    make(**base)
+    for argument in signature(make).parameters:
+        refused = []
+        for value in VALUES:
+            try:
+                make(**{**base, argument: value})
+            except StokerError as error:
+                refused.append(str(error))
+        assert len(refused) > len(VALUES) / 3, argument
+        assert all(refused)
 
 
 def test_numbers_of_numpy_are_numbers(data: Path) -> None:

@@ -400,17 +400,17 @@ def test_folders_of_images_are_classes(name: str, suffix: str, tmp_path: Path) -
 
 
 class _Unreachable:
-    """A file of a store that answers no more after a few bytes."""
+    """A file of a store that answers no more after some reads."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, reads: int) -> None:
         self.where = "s3://bucket/file"
         self.size = len(data)
         self._data = data
-        self._calls = 0
+        self._left = reads
 
     def read(self, start: int, end: int) -> bytes:
-        self._calls += 1
-        if self._calls > 1:
+        self._left -= 1
+        if self._left < 0:
             raise StorageTimeoutError("s3://bucket/file: no answer", url=self.where)
         return self._data[start:end]
 
@@ -419,4 +419,4 @@ class _Unreachable:
 def test_a_store_that_fails_is_no_damaged_file(name: str) -> None:
     form: Any = get_format(name)
     with pytest.raises(StorageTimeoutError, match="no answer"):
-        form.inspect_header(_Unreachable(FILES[name][1](range(200))), {})
+        form.inspect_header(_Unreachable(FILES[name][1](range(200)), name != "hdf5"), {})  # a small one is read at once
