@@ -37,7 +37,7 @@ test-threads: $(STAMP)
 	$(PYTHON) -m venv .venvs/$(notdir $(PYTHON))
 	$(OTHER) -m pip install --quiet --only-binary :all: --editable . pytest pytest-timeout hypothesis boto3
 	$(OTHER) -m pytest -p no:cacheprovider tests/concurrency tests/reading/test_shard_pool.py \
-	tests/order/mixture/test_stream_locator.py tests/cluster/test_call_stack.py
+	tests/order/mixture/test_stream_locator.py tests/cluster/test_call_stack.py tests/formats/parquet/test_first_conversion.py
 	$(BIN)/python benchmarks/thread_outputs.py --with $(OTHER)
 
 lint: $(STAMP)

@@ -6,6 +6,7 @@ import importlib
 from functools import cache
 from types import ModuleType
 
+from stoker.concurrency.global_lock import has_global_lock
 from stoker.errors import MissingPackageError
 
 
@@ -17,7 +18,10 @@ def pyarrow(part: str = "") -> ModuleType:
         MissingPackageError: it is not installed.
     """
     try:
-        return importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
+        found = importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
+        if not has_global_lock():
+            importlib.import_module("stoker.formats.parquet.first_conversion")
+        return found
     except ImportError as error:
         raise MissingPackageError(
             f"reading Parquet needs pyarrow ({error}), which stoker installs: pip install 'pyarrow>=23.0.1'"
