@@ -594,6 +594,29 @@ def test_a_stream_that_is_left_out_and_comes_back_continues_where_it_was(
     assert [one["name"] for one in state["origin"]["away"]] == ["books"]
 
 
+@pytest.mark.parametrize("plans", [["ac", "bc"], ["ac", "a", "bc"], ["ac", "bac", "c"], ["cb", "b", "bc"]])
+def test_a_stream_keeps_its_order_when_one_of_the_same_shape_comes_before_it_or_goes(
+    tmp_path: Path, plans: list[str]
+) -> None:
+    for name, first in (("a", 0), ("b", 100), ("c", 200)):
+        with MDSWriter({"x": "int"}, str(tmp_path / name), size_limit="200b") as out:
+            out.write_batch({"x": list(range(first, first + 10))})
+    seen: Counter[int] = Counter()
+    state: dict[str, Any] | None = None
+    for names in plans:
+        streams = [Stream(local=str(tmp_path / name), name=name, choose=5) for name in names]
+        dataset = StreamingDataset(streams=streams, shuffle=True, batch_size=5)
+        if state is not None:
+            dataset.load_state_dict(state, change_streams=True)
+        seen.update(int(x) for batch in dataset.batches() for x in batch["x"])
+        state = json.loads(json.dumps(dataset.state_dict()))
+        StreamingDataset(streams=streams, shuffle=True, batch_size=5).load_state_dict(state)
+    for first in (0, 100, 200):
+        counts = [seen[x] for x in range(first, first + 10)]
+        assert sum(counts) % 5 == 0
+        assert max(counts) - min(counts) <= 1, counts
+
+
 def test_another_stream_of_the_name_of_one_that_is_away_begins(data: Path, tmp_path: Path) -> None:
     stopped = mixture(data, {"web": {"choose": 90}, "books": {}})
     read(stopped)

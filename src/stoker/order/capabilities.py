@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from stoker.errors import ConfigError, StateError
@@ -84,7 +85,12 @@ class StreamHistory(Protocol):
         ...
 
     def restarted(
-        self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
+        self,
+        epoch: int,
+        consumed: Mapping[str, int],
+        samples: int,
+        away: Sequence[Mapping[str, Any]] = (),
+        twins: Mapping[str, int] = MappingProxyType({}),
     ) -> SampleOrder:
         """The same order, restarted at an epoch after its streams were changed.
 
@@ -93,6 +99,7 @@ class StreamHistory(Protocol):
             consumed: stream name to how many samples of it came before; streams that are not named begin at 0.
             samples: samples of training before.
             away: what states remember of streams that are left out now; handed on in :attr:`origin`.
+            twins: stream name to its number among those of the same fingerprint, where the list of streams tells another.
         """
         ...
 
@@ -123,10 +130,15 @@ def consumed_samples(order: SampleOrder, position: EpochPosition) -> dict[str, i
 
 
 def restarted(
-    order: SampleOrder, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
+    order: SampleOrder,
+    epoch: int,
+    consumed: Mapping[str, int],
+    samples: int,
+    away: Sequence[Mapping[str, Any]] = (),
+    twins: Mapping[str, int] = MappingProxyType({}),
 ) -> SampleOrder:
     """The order restarted at an epoch. Default: the order as it is, as every epoch is independent of those before."""
-    return order.restarted(epoch, consumed, samples, away) if isinstance(order, StreamHistory) else order
+    return order.restarted(epoch, consumed, samples, away, twins) if isinstance(order, StreamHistory) else order
 
 
 @runtime_checkable

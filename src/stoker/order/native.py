@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -57,7 +58,8 @@ class NativeOrder:
         sources: the streams, at least one.
         settings: everything else.
         origin: where a run with changed streams was restarted: ``epoch``, ``consumed`` (samples of each stream by name) and
-            ``samples`` (of training before), and ``away`` (streams that are left out since, for states to remember).
+            ``samples`` (of training before), ``away`` (streams that are left out since, for states to remember), and
+            ``twins`` (see :func:`~stoker.order.mixture.stream_quotas.twin_numbers`).
 
     Raises:
         ConfigError: streams, weights and settings that do not go together.
@@ -71,7 +73,7 @@ class NativeOrder:
         self._origin = dict(origin or {})
         if settings.schedule is not None and any(source.weight != StreamWeight() for source in self.sources):
             raise ConfigError("the schedule has the streams' weights: give streams no proportion, repeat or choose")
-        self._quotas = make_quotas(self.sources, settings)
+        self._quotas = make_quotas(self.sources, settings, self._origin.get("twins", {}))
         self._counts: Ids = np.array([quota.count for quota in self._quotas], dtype=np.int64)
         total = sum(source.table.total for source in self.sources)
         if settings.schedule is None:
@@ -126,7 +128,12 @@ class NativeOrder:
         return self._origin
 
     def restarted(
-        self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
+        self,
+        epoch: int,
+        consumed: Mapping[str, int],
+        samples: int,
+        away: Sequence[Mapping[str, Any]] = (),
+        twins: Mapping[str, int] = MappingProxyType({}),
     ) -> NativeOrder:
         """The same sample order, restarted at an epoch, each stream after so many samples.
 
@@ -139,6 +146,8 @@ class NativeOrder:
             origin = {"epoch": epoch, "consumed": dict(consumed), "samples": samples}
             if away:
                 origin["away"] = [dict(one) for one in away]
+            if twins:
+                origin["twins"] = dict(twins)
         return NativeOrder(self.sources, self.settings, origin)
 
     def as_dict(self) -> dict[str, Any]:

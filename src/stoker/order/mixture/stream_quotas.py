@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from stoker.errors import ConfigError
@@ -69,19 +70,44 @@ def stream_shuffle(selection: Selection, settings: NativeSettings, nodes: int) -
     )
 
 
-def make_quotas(sources: Sequence[StreamSource], settings: NativeSettings) -> tuple[StreamQuota, ...]:
+def twin_numbers(fingerprints: Mapping[str, str], held: Mapping[str, int]) -> dict[str, int]:
+    """Numbers of streams among those whose fingerprints are equal, which their keys depend on.
+
+    Args:
+        fingerprints: by name, in the order of the streams.
+        held: numbers that streams have had since before the streams changed.
+    """
+    taken = {(fingerprints[name], number) for name, number in held.items() if name in fingerprints}
+    numbers: dict[str, int] = {}
+    for name, fingerprint in fingerprints.items():
+        number = held.get(name)
+        if number is None:
+            number = next(free for free in count() if (fingerprint, free) not in taken)
+            taken.add((fingerprint, number))
+        numbers[name] = number
+    return numbers
+
+
+def make_quotas(
+    sources: Sequence[StreamSource], settings: NativeSettings, held: Mapping[str, int]
+) -> tuple[StreamQuota, ...]:
     """The quotas that epochs are mixed from.
+
+    Args:
+        sources: the streams.
+        settings: of the order.
+        held: see :func:`twin_numbers`.
 
     Raises:
         ConfigError: weights that do not go together, or streams without samples.
     """
-    seen: dict[str, int] = {}
-    keys = []
-    for source in sources:
-        # By what the data is, not by what it is called or where it lies. The same data twice is shuffled twice.
-        identity = str(source.about.get("fingerprint", ""))
-        seen[identity] = seen.get(identity, -1) + 1
-        keys.append(mix(settings.seed, _TAG_STREAMS, int.from_bytes(identity.encode()), seen[identity]))
+    # By what the data is, not by what it is called or where it lies. The same data twice is shuffled twice.
+    identities = [str(source.about.get("fingerprint", "")) for source in sources]
+    numbers = twin_numbers(dict(zip((source.name for source in sources), identities, strict=True)), held)
+    keys = [
+        mix(settings.seed, _TAG_STREAMS, int.from_bytes(identity.encode()), numbers[source.name])
+        for source, identity in zip(sources, identities, strict=True)
+    ]
     totals = [int(source.selection.sizes.sum()) for source in sources]
     for source, total in zip(sources, totals, strict=True):
         if not total and len(sources) > 1:
@@ -100,10 +126,10 @@ def make_quotas(sources: Sequence[StreamSource], settings: NativeSettings) -> tu
         # NumPy's generators take no negative seeds.
         counts = Mixture.resolve(sizes, weights, settings.epoch_size, settings.seed % (1 << 64)).choose
     quotas = []
-    for source, total, count, key in zip(sources, totals, counts, keys, strict=True):
-        rounds, rest = divmod(count, total)
+    for source, total, samples, key in zip(sources, totals, counts, keys, strict=True):
+        rounds, rest = divmod(samples, total)
         if settings.sampling_method == "balanced" or not rest:
-            quotas.append(StreamQuota(source, source.selection, count, key))
+            quotas.append(StreamQuota(source, source.selection, samples, key))
             continue
         if rounds:
             quotas.append(StreamQuota(source, source.selection, rounds * total, key))

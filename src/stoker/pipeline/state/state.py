@@ -20,6 +20,7 @@ from stoker.order.capabilities import (
     settled,
     stream_urls,
 )
+from stoker.order.mixture.stream_quotas import twin_numbers
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 from stoker.pipeline.state.packed import PACKED_VERSION, cut_alike, pack_state, unpack_state
 from stoker.storage.recorded_versions import VERSIONS, check_versions, is_rewritten
@@ -241,23 +242,26 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
             "was; what was left to its default may have another with other streams"
         )
     begin = epoch + 1 if position else epoch
-    began, _, samples, before = _origin(state.get("origin"))
-    _, consumed, size, _ = _origin(
+    began, _, samples, before, held = _origin(state.get("origin"))
+    numbers = twin_numbers(_fingerprints(theirs), held)
+    _, consumed, size, _, _ = _origin(
         {"epoch": epoch, "consumed": state.get("consumed"), "samples": theirs["order"].get("epoch_size")}
     )
     known = [
         *before,
         *(
-            _left_out(name, theirs["streams"][name], count)
+            _left_out(name, theirs["streams"][name], count, numbers.get(name, 0))
             for name, count in consumed.items()
             if name in theirs["streams"]
         ),
     ]
     kept: dict[str, int] = {}
+    twins: dict[str, int] = {}
     away: list[dict[str, Any]] = []
     for one in known:
         if one["name"] in ours["streams"] and _same(ours["streams"][one["name"]], one):
             kept[one["name"]] = one["consumed"]
+            twins[one["name"]] = one.get("twin", 0)
         elif one["consumed"]:
             away.append(one)
     if len(away) > _MOST_AWAY:
@@ -276,30 +280,48 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
         else "",
     )
     samples += (begin - began) * size
-    return EpochPosition(begin), restarted(sample_order, begin, kept, samples, away[-_MOST_AWAY:])
+    listed = _fingerprints(ours)
+    if twin_numbers(listed, {}) == twin_numbers(listed, twins):
+        twins = {}
+    return EpochPosition(begin), restarted(sample_order, begin, kept, samples, away[-_MOST_AWAY:], twins)
 
 
-def _left_out(name: str, about: Mapping[str, Any], consumed: int) -> dict[str, Any]:
+def _fingerprints(told: Mapping[str, Any]) -> dict[str, str]:
+    """Fingerprints of an order's streams by name, in the order of the streams."""
+    streams = told["streams"]
+    return {name: str(streams[name].get("fingerprint", "")) for name in told["order"].get("streams", streams)}
+
+
+def _left_out(name: str, about: Mapping[str, Any], consumed: int, twin: int) -> dict[str, Any]:
     """The entry of a stream that is left out, from which it continues when it comes back."""
-    return {"name": name, "consumed": consumed} | {
-        of: about[of] for of in (*_SAME_ORDER, *_SAME_CONTENT) if about.get(of) is not None
-    }
+    return (
+        {"name": name, "consumed": consumed}
+        | ({"twin": twin} if twin else {})
+        | {of: about[of] for of in (*_SAME_ORDER, *_SAME_CONTENT) if about.get(of) is not None}
+    )
 
 
-def _origin(origin: Any) -> tuple[int, dict[str, int], int, list[dict[str, Any]]]:
-    """Epoch, consumed samples by stream, samples of training, and streams left out, where a run began anew."""
+def _origin(origin: Any) -> tuple[int, dict[str, int], int, list[dict[str, Any]], dict[str, int]]:
+    """Epoch, consumed samples by stream, samples of training, streams left out, and twins, where a run began anew."""
     if not origin:
-        return 0, {}, 0, []
+        return 0, {}, 0, [], {}
     values = origin if isinstance(origin, Mapping) else {}
     epoch, consumed, samples = values.get("epoch"), values.get("consumed"), values.get("samples")
-    away = values.get("away", [])
-    listed = isinstance(away, list | tuple) and all(
-        isinstance(one, Mapping) and isinstance(one.get("name"), str) and is_count(one.get("consumed")) for one in away
+    away, twins = values.get("away", []), values.get("twins", {})
+    listed = isinstance(twins, Mapping) and all(map(is_count, twins.values()))
+    listed = listed and isinstance(away, list | tuple)
+    listed = listed and all(
+        isinstance(one, Mapping)
+        and isinstance(one.get("name"), str)
+        and is_count(one.get("consumed"))
+        and is_count(one.get("twin", 0))
+        for one in away
     )
     if not isinstance(consumed, Mapping) or not all(map(is_count, (epoch, samples, *consumed.values()))) or not listed:
         raise StateError(f"this state should say how much of each stream was consumed, found {origin!r}")
     counts = {str(name): count for name, count in consumed.items()}
-    return int(epoch or 0), counts, int(samples or 0), [dict(one) for one in away]
+    numbers = {str(name): number for name, number in twins.items()}
+    return int(epoch or 0), counts, int(samples or 0), [dict(one) for one in away], numbers
 
 
 def is_count(value: Any) -> bool:
