@@ -333,12 +333,13 @@ if __name__ == "__main__":
 """
 
 
-def test_a_spawned_process_loads_no_digests_and_codecs_and_nothing_of_processes_or_tuning(tmp_path: Path) -> None:
+def test_a_spawned_process_loads_no_digests_and_codecs_no_tuner_and_nothing_of_processes(tmp_path: Path) -> None:
     make_dataset(tmp_path / "data", 20)
     (tmp_path / "spawned.py").write_text(SPAWNED)
     (modules,) = run_script([tmp_path / "spawned.py", tmp_path / "data"])
     unused = (
-        "stoker.pipeline.tuning",
+        "stoker.pipeline.tuning.tuner",
+        "stoker.pipeline.tuning.controller",
         "stoker.pipeline.execution.in_processes",
         "stoker.pipeline.execution.chunk_process",
     )

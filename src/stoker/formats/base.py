@@ -185,7 +185,7 @@ class ReadOptions:
     download_threads: int | None = None
     compare_ranks: bool = True
     checksums: bool = False
-    tune: Literal["auto", "off"] = "off"
+    tune: Literal["auto", "off"] = "auto"
     tune_memory: int | str | None = None
     decoded_bytes: int = field(init=False, repr=False, compare=False)
 
@@ -210,7 +210,7 @@ class ReadOptions:
             raise ConfigError(f"tune_memory must be at least 1 byte, got {self.tune_memory}")
         if self.tune_memory is not None and self.tune == "off":
             raise ConfigError(
-                "tune_memory= bounds what the tuner takes, which is off: say tune='auto', too, or leave it out"
+                "tune_memory= bounds what the tuner takes, which is off: leave out tune='off', or tune_memory="
             )
 
     @property

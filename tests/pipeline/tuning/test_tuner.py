@@ -205,6 +205,9 @@ def test_what_the_user_sets_is_not_tuned(
         next(dataset.batches())
         assert dataset.stats().tuning == ()
     assert len(given) == 2
+    with StreamingDataset(data, batch_size=8) as dataset:
+        next(dataset.batches())
+    assert len(given) == 3, "the tuner is on by default"
 
 
 @pytest.mark.processes
@@ -220,7 +223,7 @@ def test_memory_that_is_given_bounds_what_is_held(bucket: dict[str, Any], monkey
     for wrong in (0, "0b"):
         with pytest.raises(ConfigError, match="tune_memory"):
             ReadOptions(tune="auto", tune_memory=wrong)
-    with pytest.raises(ConfigError, match="say tune='auto', too"):
+    with pytest.raises(ConfigError, match="leave out tune='off'"):
         ReadOptions(tune="off", tune_memory="1gb")
 
 
