@@ -205,6 +205,43 @@ def test_a_tick_ends_when_its_trial_has_cost_what_it_may(
     assert ticks[0].at_work == pytest.approx(computes)
 
 
+def test_steps_are_not_cut_by_the_first_of_a_burst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 threads take 32 ms for each step of 8 samples, and all end together: 15 of 16 steps are there at once."""
+    now = 0
+    with MDSWriter({"n": "int"}, tmp_path) as out:
+        out.write_batch({"n": list(range(8))})
+    monkeypatch.setattr(Tuner, "rules", lambda _, ranges, __: OneTrial(ranges, (math.inf, 0.0)))
+    with StreamingDataset(tmp_path, batch_size=4, read=ReadOptions(tune="auto")) as dataset:
+        next(dataset.batches())
+        clocks = SimpleNamespace(perf_counter_ns=lambda: now, process_time_ns=lambda: now)
+        monkeypatch.setattr(tuner, "time", clocks)
+        reader = dataset.epoch_reader
+        assert reader._tuner is not None
+        pool = reader._tuner._pool
+        run_of = reader._tuner.tuner.begin(
+            reader.settings.amounts,
+            budget=1 << 20,
+            batch_size=8,
+            chunk_bytes=64,
+            threads=16,
+            tune_threads=True,
+            processes=0,
+            tune_processes=False,
+            worker=LoaderWorker(),
+        )
+        run_of.runner = SimpleNamespace(workers=16, changing=False, in_processes=False, processor_time=0)
+        sizes = []
+        for step in range(160):
+            waited = 20_000 if step % 16 else 32_000_000
+            if step % 16 == 0:
+                pool.times.step(16 * 8, 16 * 32_000_000)
+            now += waited
+            run_of.took(8, waited, None, full=False)
+            sizes.append(run_of.step_samples)
+    assert sizes[-1] == 10  # 40 ms
+    assert set(sizes[16:]) == {10}
+
+
 @pytest.mark.parametrize("rests", [False, True])
 def test_steps_that_are_only_counted_are_in_the_ticks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, rests: bool

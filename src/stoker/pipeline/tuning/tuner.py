@@ -352,9 +352,12 @@ class TunedRun:
         """Cut steps by the time that a sample takes to be read, and between the samples that the consumer gets.
 
         Where the consumer reads what is at hand, nobody shares the work, and nothing waits: smaller steps cost its time.
+        Steps of threads come in bursts, so what a tick says at its beginning is taken only where nothing else is known.
         """
         if not (self.runner.workers or self._tuner.far):
             self.step_samples = sys.maxsize
+            return
+        if sums.time < self._ends and self.step_samples < sys.maxsize:
             return
         times = self._pool.times
         took = times.read - self._read - (times.awaited - self._awaited)
