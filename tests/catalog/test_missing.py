@@ -277,7 +277,7 @@ def test_a_split_without_a_folder_is_read_by_the_names_of_its_files(tmp_path: Pa
                 found = StreamingDataset(remote, format=format_, split=split, storage_options=options)
                 assert [sample["x"] for sample in found] == [name, name]
                 assert found.size == by_pattern.size
-        with pytest.raises(ConfigError, match=r'as by split="train" \(or the pattern'):
+        with pytest.raises(ConfigError, match=r'as by the pattern .*\(a StreamingDataset also by split="train"\)'):
             StreamingDataset(remote, storage_options=options)
         for wrong, remedy in (
             ("trian", r"[Dd]id you mean .*'train'"),

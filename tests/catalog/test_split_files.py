@@ -182,7 +182,9 @@ def test_what_takes_no_split_reads_what_the_readme_chooses(hub: Hub, tmp_path: P
         lambda url: StreamingParquetLoader(url, column="x"),
     )
     for job in jobs:
-        with pytest.raises(ConfigError, match=r"configs en, fr.*split='en/train', or name its files by a pattern"):
+        with pytest.raises(
+            ConfigError, match=r"configs en, fr.*split='en/train' of a S.*, or name its files by a pattern"
+        ):
             job(URL)
     hub.repos["o/n"].card = card(en, fr | {"default": True})
     hub_folder._commits.clear()

@@ -175,8 +175,31 @@ def test_a_column_of_floats_is_refused(tmp_path: Path) -> None:
 def test_files_of_different_types_are_named(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", [DOCUMENTS])
     write_parquet(tmp_path / "b.parquet", [DOCUMENTS], pa.list_(pa.int64()))
-    with pytest.raises(IndexFileError, match=r"a\.parquet and .*b\.parquet .*input_ids"):
+    with pytest.raises(
+        IndexFileError, match=r"a\.parquet and .*b\.parquet .*input_ids.*second\. Write the files alike"
+    ):
         loader(tmp_path)
+
+
+def test_advice_about_columns_names_arguments_that_the_loader_has(tmp_path: Path) -> None:
+    """It has ``column=``, and no ``columns=``, unlike a ``StreamingDataset`` of the same files."""
+    lists = pa.array(DOCUMENTS, pa.list_(pa.int32()))
+    pq.write_table(pa.Table.from_arrays([lists] * 3, names=["input_ids", "x", "x"]), tmp_path / "a.parquet")
+    with pytest.raises(FormatError, match=r"two columns called 'x': .*of a StreamingParquetLoader column=\)"):
+        loader(tmp_path)
+    assert tokens_of(tmp_path, column="input_ids") == FLAT
+    with pytest.raises(FormatError, match=r"two columns called 'x': rename one\. Mend"):
+        loader(tmp_path, column="x")
+
+
+def test_of_several_splits_the_advice_names_a_path_that_the_loader_takes(tmp_path: Path) -> None:
+    """It has no ``split=``, unlike a ``StreamingDataset``."""
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        write_parquet(tmp_path / split / "a.parquet", [DOCUMENTS])
+    with pytest.raises(ConfigError, match=rf"as by naming {tmp_path}/train \(a StreamingDataset also by split="):
+        loader(tmp_path)
+    assert tokens_of(tmp_path / "train") == FLAT
 
 
 def test_bad_files_are_errors_or_counted_and_listed(tmp_path: Path) -> None:

@@ -252,15 +252,18 @@ def _of_configs(configs: Mapping[str, Mapping[str, list[str]]], split: str | Non
     everything = [f"{name}/{one}" for name in configs if name != _DEFAULT for one in configs[name]]
     if chosen is None:
         raise ConfigError(
-            f"{where} has the configs {_told(names)}: choose one of their splits, as by split={everything[0]!r}, "
-            "or name its files by a pattern"
+            f"{where} has the configs {_told(names)}: choose one of their splits, as by split={everything[0]!r} "
+            "of a StreamingDataset, or name its files by a pattern"
         )
     if split is None and len(chosen) == 1:
         return next(iter(chosen.values()))
     if split is None:
         first = "train" if "train" in chosen else next(iter(chosen))
         more = "" if alone else f", of its default config. Of all configs: {_told(everything)}"
-        raise ConfigError(f"{where} has the splits {_told(list(chosen))}: choose one, as by split={first!r}{more}")
+        raise ConfigError(
+            f"{where} has the splits {_told(list(chosen))}: choose one, as by split={first!r} of a StreamingDataset, or name "
+            f"its files by a pattern{more}"
+        )
     if word not in chosen:
         told = _told(list(chosen) if alone else everything)
         raise ObjectNotFoundError(f"{where} has no split {split!r}, but {told}", url=where)

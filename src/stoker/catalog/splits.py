@@ -115,11 +115,11 @@ def _refuse(root: str, above: str, splits: Mapping[str, str], folders: Iterable[
     below = f"{above}/" if above else ""
     first = splits.get("train", min(splits.values()))
     if first in folders:
-        choice = f'split="{below}{first}" (or name {root}/{below}{first})'
+        choice = f'naming {root}/{below}{first} (a StreamingDataset also by split="{below}{first}")'
     else:
         word = next(split for split, name in splits.items() if name == first)
         above = re.sub(r"(?:^|(?<=/))data/$", "", below)
-        choice = f'split="{above}{word}" (or the pattern {root}/{below}{first}*{end})'
+        choice = f'the pattern {root}/{below}{first}*{end} (a StreamingDataset also by split="{above}{word}")'
     raise ConfigError(
         f"{root} holds the splits {', '.join(f'{below}{name}' for name in sorted(splits.values()))} side by side, whose "
         f"samples would come as one dataset: choose one, as by {choice}, or take all of them on purpose, {whole}"

@@ -105,7 +105,8 @@ def find_version(
     """
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(
-            f"format={name!r} takes the directory or URL of a table, without split=; see subset= for its rows"
+            f"format={name!r} takes the directory or URL of a table, no list of files. A StreamingDataset takes it without "
+            "split=; see its subset= for rows"
         )
     settings, find = _KINDS[name]
     chosen = dict(options or {})

@@ -322,9 +322,12 @@ class _Wanted:
             try:
                 spec = self.reader.agree(spec, one.spec)
             except ValueError as error:
+                # Of a single column none is left to read. Token loaders name one, and have no columns=.
+                others = self.columns is None or len(self.columns) > 1
+                remedy = "Read only columns that agree (columns=), write" if others else "Write"
                 raise IndexFileError(
-                    f"{store.url_of(files[0].key)} and {store.url_of(one.key)} can not be read together: {error}. Read "
-                    "only columns that agree (columns=), write the files alike, or open them apart"
+                    f"{store.url_of(files[0].key)} and {store.url_of(one.key)} can not be read together: {error}. {remedy} "
+                    "the files alike, or open them apart"
                 ) from None
         if not partitions:
             return spec

@@ -172,7 +172,10 @@ def _chosen(schema: FileSchema, columns: Sequence[str] | None, partition: Mappin
     wanted = [name for name in (names if columns is None else columns) if name not in partition]
     for name in wanted:
         if names.count(name) > 1:
-            raise FormatError(f"it has two columns called {name!r}: rename one, or leave it out with columns=")
+            remedy = "rename one"
+            if columns is None:
+                remedy += ", or name the columns to read without it (columns=, of a StreamingParquetLoader column=)"
+            raise FormatError(f"it has two columns called {name!r}: {remedy}")
     return schema.select(wanted)
 
 
