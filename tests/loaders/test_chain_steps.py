@@ -21,6 +21,7 @@ from stoker import (
     LMStream,
     MDSWriter,
     ReadOptions,
+    Stream,
     StreamingDataLoader,
     StreamingDataset,
     StreamingShardLoader,
@@ -280,6 +281,37 @@ def test_samples_made_of_one_are_changed_apart(data: Path) -> None:
     turns: dict[str, Any] = next(opened(data).flat_map(turned).random_map(numbered, "numbered").batches())
     assert turns["turn"].tolist() == [0, 1, 2] * 24
     assert len(set(turns["noise"].tolist())) == 72
+
+
+@pytest.mark.parametrize(
+    ("batching", "same", "others"),
+    [
+        ("random", [(3, 8), (1, 20), (2, 6)], []),
+        ("per_stream", [(3, 8), (2, 12)], [(1, 20), (2, 6)]),
+        ("device_per_stream", [(2, 24), (3, 24)], [(3, 8), (1, 20)]),
+    ],
+)
+def test_positions_depend_on_the_sizes_of_batches_of_one_stream_alone(
+    tmp_path: Path, batching: str, same: list[tuple[int, int]], others: list[tuple[int, int]]
+) -> None:
+    for name, first in (("a", 0), ("b", 1000)):
+        with MDSWriter({"id": "int"}, tmp_path / name, size_limit=400) as out:
+            out.write_batch({"id": np.arange(first, first + 120)})
+
+    def positions(ranks: int, size: int) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for rank in range(ranks):
+            streams = [Stream(local=tmp_path / name) for name in ("a", "b")]
+            world: dict[str, Any] = {"world": World(rank, ranks, ranks), "batch_size": size, "remainder": "uneven"}
+            dataset = StreamingDataset(streams=streams, shuffle=True, batching_method=batching, **world)
+            for batch in dataset.enumerate("at").batches():
+                found |= dict(zip(batch["at"].tolist(), ids_of(batch), strict=True))
+        return found
+
+    expected = positions(1, 24)
+    assert sorted(expected) == list(range(240))
+    assert all(positions(*one) == expected for one in same)
+    assert all(positions(*one) != expected for one in others)
 
 
 def test_positions_are_those_of_the_epoch(data: Path) -> None:

@@ -98,7 +98,7 @@ def _is_positioned(step: Step) -> bool:
 
 
 def check_positions(steps: Sequence[Step], run: Run | OuterRun) -> None:
-    """See that ``enumerate`` has positions that are the same in any world.
+    """See that ``enumerate`` has positions that are the same in any world, where batches of one stream are as large.
 
     Raises:
         ConfigError: the order has none.

@@ -192,7 +192,9 @@ class StepMethods:
     def enumerate(self, column: str = "position") -> Self:
         """The same with a further column: the position of the sample in the epoch, from 0, as ``numpy.int64``.
 
-        It is the same on any world and after any resume. Samples that :meth:`flat_map` makes of one have its position.
+        It is the same on any world and after any resume; with ``batching_method="per_stream"`` on any with the same global
+        batch, with ``"device_per_stream"`` on any with the same ``batch_size``. Samples that :meth:`flat_map` makes of one
+        have its position.
 
         Args:
             column: its name.
