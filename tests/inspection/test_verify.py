@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,9 @@ from stoker import MDSWriter
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.parquet.pages.page_headers import page_heads
-from stoker.inspection import Problem, VerifyReport, verify
+from stoker.inspection import Problem, VerifyReport, inspect, verify
 from stoker.storage import open_store
+from stoker.storage.files.locked_folder import LockedFolder
 
 _HASHED = ("mds", "json", "xsv", "arrow", "npz", "tar", "tfrecord", "png")
 _PROPERTY = settings(
@@ -443,3 +447,29 @@ def test_the_report_is_plain_json(tmp_path: Path) -> None:
     found: dict[str, Any] = json.loads(json.dumps(verify(tmp_path).as_dict()))
     assert found["ok"] is False
     assert found["problems"][0]["kind"] == "structure"
+
+
+@pytest.mark.parametrize("job", [inspect, verify])
+def test_the_next_start_removes_what_killed_ones_left_for_files_of_stores(
+    job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed while it works on a dataset leaves its folder for fetched files."""
+    image_dataset(tmp_path / "data")
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+    if (pid := os.fork()) == 0:
+        try:
+            left = LockedFolder(folder, f"stoker-{job.__name__}-")
+            (left.path / "fetched").write_bytes(b"part of a shard")
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert [one.name for one in folder.rglob("fetched")] == ["fetched"]
+
+    with LockedFolder(folder, f"stoker-{job.__name__}-") as live:
+        (folder / f"stoker-{job.__name__}-of_mine").mkdir()
+        job(tmp_path / "data")
+        assert sorted(folder.iterdir()) == sorted([live, folder / f"stoker-{job.__name__}-of_mine"])

@@ -37,7 +37,7 @@ from stoker.errors import ConfigError
 from stoker.pipeline.stats.span_times import Activity, Intervals
 from stoker.pipeline.stats.trace import profile_traces
 from stoker.pipeline.stats.trace_files import SPAN, nest, read_recorded, read_trace
-from stoker.pipeline.stats.trace_folder import TraceFolder
+from stoker.storage.files.locked_folder import LockedFolder
 from support import run_script
 
 
@@ -390,7 +390,7 @@ def test_what_a_killed_process_left_of_a_trace_goes_with_the_next_one_and_nothin
     others = [tmp_path / ".trace.json.backups_of_mine", tmp_path / ".trace.json.abcdefgh.json"]
     for other in others:
         other.mkdir()
-    lives = TraceFolder(path)
+    lives = LockedFolder(tmp_path, ".trace.json.")
     assert not left.exists()
     with Trace(path):
         assert lives.path.is_dir()

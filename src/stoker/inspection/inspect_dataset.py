@@ -32,6 +32,7 @@ from stoker.inspection.read_files import FileReader
 from stoker.inspection.render import Shown
 from stoker.inspection.unindexed.facts import inspect_unindexed
 from stoker.storage import Store, is_local, open_store
+from stoker.storage.files.locked_folder import LockedFolder
 from stoker.types import StorageOptions
 
 _INDEXED: Final = "mds"
@@ -89,11 +90,11 @@ def inspect(
                 f"{text} holds shards without an index.json: make one with `stoker index`, or rebuild_index()"
             )
         name = found.format or _INDEXED
-    with tempfile.TemporaryDirectory(prefix="stoker-inspect-") as scratch:
+    with LockedFolder(Path(tempfile.gettempdir()), "stoker-inspect-") as scratch:
         if name == _INDEXED:
             refuse_options(text, format_options)
             store = open_store(text, options)
-            return _indexed(store, load_index(store), FileReader(store, Path(scratch)), samples)
+            return _indexed(store, load_index(store), FileReader(store, scratch), samples)
         settings, table = dict(format_options or {}), None
         if name == LANCE:
             return _of_lance(text, settings, options, samples)
@@ -101,7 +102,7 @@ def inspect(
             table, settings = find_version(name, text, settings, options)
         open_root = partial(open_store, options=options)
         source = as_file(source_of(text), open_root, unindexed_format(name)) if table is None else table.files
-        files = FileReader(open_root(source.root), Path(scratch))
+        files = FileReader(open_root(source.root), scratch)
         if table is None:
             return inspect_unindexed(source, files, name, settings, samples, count=count)
         facts = inspect_unindexed(source, files, "parquet", settings, samples, count=count)

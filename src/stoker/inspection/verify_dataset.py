@@ -31,6 +31,7 @@ from stoker.inspection.read_files import FileReader
 from stoker.inspection.repair import rebuild
 from stoker.inspection.unindexed.verify import plan_unindexed
 from stoker.storage import is_local, open_store
+from stoker.storage.files.locked_folder import LockedFolder
 from stoker.types import Engine, StorageOptions
 
 _THREADS: Final = 8
@@ -146,10 +147,10 @@ def verify(
             time.monotonic() - began,
         )
 
-    with tempfile.TemporaryDirectory(prefix="stoker-verify-") as scratch:
+    with LockedFolder(Path(tempfile.gettempdir()), "stoker-verify-") as scratch:
 
         def checker_of(root: str) -> Checker:
-            files = FileReader(open_store(root, options), Path(scratch))
+            files = FileReader(open_store(root, options), scratch)
             return Checker(files, level, allow_unsafe_types=allow_unsafe_types, memory=memory)
 
         if local is not None:

@@ -19,7 +19,7 @@ from stoker.errors import ConfigError
 if TYPE_CHECKING:
     from stoker.pipeline.stats.bottleneck import Profile
     from stoker.pipeline.stats.trace_files import TracedProcess, TraceFacts
-    from stoker.pipeline.stats.trace_folder import TraceFolder
+    from stoker.storage.files.locked_folder import LockedFolder
 
 # All loaders can be traced, and few are: what is done with a trace is imported where it is.
 
@@ -70,7 +70,7 @@ class Trace:
         self._given, self._world = Path(path), world
         self._text = os.fspath(path)
         self._recorder: Recorder | None = None
-        self._folder: TraceFolder | None = None
+        self._folder: LockedFolder | None = None
         self._origin = 0
         self._processes: list[TracedProcess] = []
         self._facts: TraceFacts | None = None
@@ -88,7 +88,7 @@ class Trace:
     def __enter__(self) -> Self:
         global _running
         from stoker.pipeline.stats.trace_files import TraceFacts
-        from stoker.pipeline.stats.trace_folder import TraceFolder
+        from stoker.storage.files.locked_folder import LockedFolder
 
         running = recorder()
         if running is not None:
@@ -102,7 +102,7 @@ class Trace:
         if self.path.is_dir():  # not only told when all is recorded
             raise ConfigError(f"the trace {self.path} can not be written: a directory is there; name a file in it")
         try:
-            self._folder = TraceFolder(self.path)
+            self._folder = LockedFolder(self.path.parent, f".{self.path.name}.")
         except OSError as error:
             raise ConfigError(f"the trace {self.path} can not be written: {error.strerror or error}") from error
         self._facts = TraceFacts(self._world.rank, self._world.world_size, time.time_ns(), len(os.sched_getaffinity(0)))

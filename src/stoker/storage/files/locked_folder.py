@@ -1,6 +1,6 @@
-"""The folder that a trace is recorded in, beside its file: removed at its end, or by the next trace of that file.
+"""A folder for as long as its process lives: removed at its end, or by the next of its name.
 
-It is called ``.NAME.`` and eight random letters. A file in it has an ``flock``, which the kernel drops with the process and
+It is called a prefix and eight random letters. A file in it has an ``flock``, which the kernel drops with the process and
 those that it forked meanwhile. So a folder whose lock is free is that of a process that was killed.
 """
 
@@ -19,11 +19,12 @@ _LOCK: Final = "lock"
 _RANDOM: Final = re.compile("[a-z0-9_]{8}")
 
 
-class TraceFolder:
+class LockedFolder:
     """A folder that nobody takes for one of a killed process while this object's process lives.
 
     Args:
-        file: the trace's file. Folders of it that killed processes left are removed.
+        parent: the folder that it is made in.
+        prefix: how its name begins. Folders of this prefix that killed processes left are removed.
 
     Attributes:
         path: the folder.
@@ -32,9 +33,9 @@ class TraceFolder:
         OSError: it can not be made.
     """
 
-    def __init__(self, file: Path) -> None:
-        prefix = f".{file.name}."
-        with os.scandir(file.parent) as entries:
+    def __init__(self, parent: Path, prefix: str) -> None:
+        left: list[Path] = []
+        with contextlib.suppress(PermissionError), os.scandir(parent) as entries:  # a /tmp that nobody may list
             left = [
                 Path(entry.path)
                 for entry in entries
@@ -43,11 +44,17 @@ class TraceFolder:
         for folder in left:
             _remove_unless_locked(folder)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=file.parent))
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             descriptor = _lock(self.path)
             if descriptor is not None:
                 self._descriptor = descriptor
                 return
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def remove(self) -> None:
         """Remove the folder."""
@@ -56,7 +63,7 @@ class TraceFolder:
 
 
 def _lock(folder: Path) -> int | None:
-    """The descriptor of a new folder's lock; ``None`` where another trace that has just begun has removed the folder."""
+    """The descriptor of a new folder's lock; ``None`` where another process that has just begun has removed the folder."""
     try:
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
