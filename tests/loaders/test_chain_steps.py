@@ -305,7 +305,7 @@ def test_positions_depend_on_the_sizes_of_batches_of_one_stream_alone(
             world: dict[str, Any] = {"world": World(rank, ranks, ranks), "batch_size": size, "remainder": "uneven"}
             dataset = StreamingDataset(streams=streams, shuffle=True, batching_method=batching, **world)
             for batch in dataset.enumerate("at").batches():
-                found |= dict(zip(batch["at"].tolist(), ids_of(batch), strict=True))
+                found |= dict(zip(np.asarray(batch["at"]).tolist(), ids_of(batch), strict=True))
         return found
 
     expected = positions(1, 24)
