@@ -23,6 +23,9 @@ _OUTERMOST_FIRST: Final = (
     "StreamingDataset",
 )
 
+_SIMPLE: Final = (bool, int, str, type(None))
+"""Types of values that are noted as they are, others as text."""
+
 
 def note_settings(loader: str, settings: Mapping[str, Any]) -> None:
     """Say, where a trace runs, which settings a loader has that begins to iterate.
@@ -33,10 +36,8 @@ def note_settings(loader: str, settings: Mapping[str, Any]) -> None:
     """
     running = recorder()
     if running is not None:
-        simple = bool | int | str | None
-        running.note(
-            loader=loader,
-            settings={name: one if isinstance(one, simple) else str(one) for name, one in settings.items()},
+        running.note_loader(
+            loader, {name: one if isinstance(one, _SIMPLE) else str(one) for name, one in settings.items()}
         )
 
 
