@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import sqlite3
@@ -300,6 +301,49 @@ def test_an_engine_that_stays_away_is_an_error_that_names_it(url: str) -> None:
         run.leave(timeout=0.5)
     assert time.monotonic() - begun < 30
     store.down = False  # so that the thread ends
+
+
+class CutOffAtCommit(Flaky):
+    """An engine that is cut off by the next write of a lane, which it has done, or not.
+
+    Attributes:
+        done: whether it does it; ``None``: it is not cut off.
+    """
+
+    done: bool | None = None
+
+    def swap(self, key: str, value: bytes, version: int) -> int | None:
+        if "/lane/" in key and self.done is not None:
+            if self.done:
+                assert self._inner.swap(key, value, version) is not None
+            self.done, self.down = None, True
+        found: int | None = self.__getattr__("swap")(key, value, version)
+        return found
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_commit_without_an_answer_names_what_is_in_doubt_and_the_next_one_knows(url: str, done: bool) -> None:
+    store = CutOffAtCommit(open_store(url))
+    with make(store, patience=0.3) as run:
+        run.begin_epoch(0)
+        split = run.next_split(timeout=10)
+        assert split is not None
+        end = split.begin + 5
+        split.deliver(end)
+        store.done = done
+        split.commit(end)
+        with pytest.raises(
+            EngineError, match=rf"cut off.* Whether \[{split.begin}, {end}\) are committed is not known"
+        ):
+            run.flush()
+        assert split.committed == split.begin
+        store.down = False
+        while True:
+            with contextlib.suppress(EngineError):  # as long as the worker has not asked again
+                run.flush(timeout=30)
+                break
+            time.sleep(0.05)
+        assert (split.committed, run.progress().committed) == (end, 5)
 
 
 @pytest.mark.parametrize("call", ["next_split", "flush", "leave", "begin_epoch", "open"])

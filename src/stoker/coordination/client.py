@@ -306,13 +306,25 @@ class Coordination:
             CommitRefusedError: leases were lost before that, of what was asked for since the last call; names the positions
                 and who has them.
             WaitTimeoutError: not after ``timeout`` seconds.
-            EngineError: the engine has not answered for ``patience`` seconds.
+            EngineError: the engine has not answered for ``patience`` seconds; names the positions of which it is not known
+                whether they are committed. Call it again when the engine answers: what it has is read first.
         """
         agent = self._current()
         with self._driver.changed:
             agent.flush = True
             self._driver.wake()
-        self._driver.wait(lambda: agent.held.settled, timeout, "commits")
+        try:
+            self._driver.wait(lambda: agent.held.settled, timeout, "commits")
+        except EngineError as error:
+            with self._driver.changed:
+                doubtful = [f"[{one.committed}, {one.wanted})" for one in agent.held if one.due]
+            if not doubtful:
+                raise
+            raise EngineError(
+                f"{error}. Whether {', '.join(doubtful)} are committed is not known: commit again when the engine answers, "
+                "which reads what it has, before you discard or repeat what was made of them",
+                url=error.url,
+            ) from error
         with self._driver.changed:
             refused, agent.held.refused = agent.held.refused, []
         if refused:

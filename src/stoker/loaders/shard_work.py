@@ -59,7 +59,8 @@ class ShardWork:
                 all since the last call; otherwise of what this call was to commit: refused commits in the background are
                 counted in the stats, and logged.
             WaitTimeoutError: it has it not in time.
-            EngineError: the coordinator does not answer.
+            EngineError: the coordinator does not answer; names the positions of which it is not known whether they are
+                committed. Call it again when the coordinator answers.
         """
         self._worker.source.commit(timeout)
 
