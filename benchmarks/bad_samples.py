@@ -72,6 +72,7 @@ class Case:
         read: reads about an epoch.
         settings: of the dataset or the loader.
         make: makes what is read, of the folder of the data set, of what becomes of bad samples and of the settings.
+        after: the case that the process has read before; "": any or none.
     """
 
     data: str
@@ -80,6 +81,7 @@ class Case:
     make: Callable[..., Any] = lambda folder, treatment, **settings: StreamingDataset(
         folder, batch_size=64, on_bad_sample=treatment, **settings
     )
+    after: str = ""
 
 
 def samples_of(dataset: StreamingDataset) -> None:
@@ -145,7 +147,7 @@ CASES: Final = {
     "tokens, a row each": Case("documents", all_of, {"layout": "truncate"}, make=token_loader),
     # Last: a process that has read images looks for some in all samples.
     "image and text samples": Case("images", pictures_of, {"shuffle": True}),
-    "text samples, after images": Case("texts", samples_of, {"shuffle": True}),
+    "text samples, after images": Case("texts", samples_of, {"shuffle": True}, after="image and text samples"),
 }
 
 
@@ -194,6 +196,14 @@ def read(case: Case, one: Any) -> None:
     case.read(one)
 
 
+def read_before(case: Case, folder: Path) -> None:
+    """Read what the process is to have read before."""
+    if case.after:
+        one = made(CASES[case.after], folder, "raise")
+        read(CASES[case.after], one)
+        one.close()
+
+
 def timed(case: Case, one: Any) -> tuple[float, float]:
     """Processor seconds and seconds of an epoch."""
     gc.collect()
@@ -210,6 +220,7 @@ def rounds_of(
 ) -> Iterator[list[dict[str, tuple[float, float]]]]:
     """For each turn of a round the times of each kind."""
     order, chance = ["raise", *kinds], random.Random(0)
+    read_before(case, folder)
     turns = 0
     for _ in range(rounds):
         loaders = {kind: made(case, folder, kind) for kind in chance.sample(order, len(order))}
@@ -261,6 +272,7 @@ def count_instructions(names: Sequence[str], folder: Path, rounds: int, kinds: S
 def count_case(name: str, folder: Path, rounds: int, library: str) -> None:
     """Count the instructions of a case, in a process that was started for that."""
     counter, case = Counter(library), CASES[name]
+    read_before(case, folder)
     for kind in ("raise", *KINDS):
         one = made(case, folder, kind)
         for _ in range(2):

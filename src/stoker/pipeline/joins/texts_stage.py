@@ -54,7 +54,9 @@ class TextsStage(ChunkStage):
         Raises:
             ConfigError: there is no such column, or the tokenizer does not give a list for each text.
         """
-        column, numbers, texts = self._column, list[int](), list[str]()
+        column = self._column
+        numbers: list[int] = []
+        texts: list[str] = []
         made: list[Any] = []
         for number, sample in together.samples:
             if not isinstance(sample, dict) or column not in sample:

@@ -148,7 +148,11 @@ class Recovery:
             return self._run_of(reader.good_samples(chunk), first)
         self._chunk = whole
         # One at a time: a whole chunk of pictures would leave the processor's cache before it is delivered.
-        return replace(run, samples=with_loaded_images(run.samples)) if images else run
+        if not images:
+            return run
+        # Functions of the user may have kept images of chunks before.
+        unseen = _UNKNOWN if self._pool.has_images else self._last_left
+        return replace(run, samples=with_loaded_images(run.samples, unseen))
 
     def _transformed_lazily(self, chunk: Chunk) -> SampleRun:
         reader = self._reader

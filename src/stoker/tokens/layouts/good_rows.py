@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -29,23 +29,26 @@ from stoker.tokens.sources.source import describe_row
 _KEPT: Final = 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _CheckedBlock:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _CheckedBlock(DocumentBlock):
     """A block, of which some tokens may be lost: there are zeros in their places.
 
     Attributes:
-        block: the block.
         sequence, number: which one.
         lost: its documents of which tokens can not be read, rising.
         other: the same block with ones for the zeros in their places; ``None`` where nothing is lost. A row that the two make
             alike has nothing of what is lost.
     """
 
-    block: DocumentBlock
     sequence: int
     number: int
     lost: Sequence[LostDocuments] = ()
     other: DocumentBlock | None = None
+
+    @classmethod
+    def of(cls, block: DocumentBlock, **checked: Any) -> _CheckedBlock:
+        """A block, and what else is known of it."""
+        return cls(**{field.name: getattr(block, field.name) for field in fields(block)}, **checked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,10 +74,10 @@ class _Rows:
         """Some of the rows, none of which is bad."""
         inside = self.inside + first * layout.step
         blocks = list(self.blocks)
-        while inside >= (total := int(blocks[0].block.starts[-1])):
+        while inside >= (total := int(blocks[0].starts[-1])):
             inside -= total
             del blocks[0]
-        return layout.batch([one.block for one in blocks], inside, count)
+        return layout.batch(blocks, inside, count)
 
 
 class GoodRowBuilder:
@@ -108,8 +111,8 @@ class GoodRowBuilder:
         source.rest()
         try:
             for parts in read_ahead(steps, epoch.load, epoch.make, threads):
-                if all(map(_is_good, parts)):
-                    together = LMBatch.concat(cast(list[LMBatch], parts))
+                if epoch.are_good(parts):
+                    together = LMBatch.concat(parts)
                     log.enter(len(together))
                     yield from together.split(batch_size)
                     continue
@@ -127,10 +130,6 @@ class GoodRowBuilder:
                 del rows
         finally:
             source.rest()
-
-
-def _is_good(part: LMBatch | _Rows) -> bool:
-    return isinstance(part, LMBatch)
 
 
 class _EpochRows:
@@ -151,7 +150,7 @@ class _EpochRows:
         found, lost = self._builder.gather(self._order, last, sequence, number, salvage=True)
         block = self._layout.block(found)
         if not lost:
-            return _CheckedBlock(block, sequence, number)
+            return _CheckedBlock.of(block, sequence=sequence, number=number)
         self._lossy = True
         lost.sort(key=lambda one: one.first)
         documents = found.documents
@@ -160,19 +159,24 @@ class _EpochRows:
             begin, end = int(documents.offsets[one.first]), int(documents.offsets[one.stop])
             values[np.arange(begin, end) if one.tokens is None else begin + one.tokens] = 1
         other = Ragged(values, documents.offsets, column=documents.column, where=documents.where, rows=documents.rows)
-        return _CheckedBlock(block, sequence, number, lost, replace(block, documents=other))
+        other_block = replace(block, documents=other)
+        return _CheckedBlock.of(block, sequence=sequence, number=number, lost=lost, other=other_block)
 
     def make(self, blocks: Sequence[_CheckedBlock], inside: int, count: int) -> LMBatch | _Rows:
         """Make rows, and find those that are bad; a batch where there are none."""
-        batch = self._layout.batch([one.block for one in blocks], inside, count)
+        batch = self._layout.batch(blocks, inside, count)
         if not self._lossy or all(one.other is None for one in blocks):
             return batch
-        other = self._layout.batch([one.other or one.block for one in blocks], inside, count)
+        other = self._layout.batch([one.other or one for one in blocks], inside, count)
         differ = (batch.input_ids != other.input_ids).any(axis=1)
         if batch.given_labels is not None:
             differ |= (batch.labels != other.labels).any(axis=1)
         bad = {number: self._error(blocks, batch, number) for number in np.flatnonzero(differ).tolist()}
         return _Rows(blocks, inside, batch, bad) if bad else batch
+
+    def are_good(self, parts: list[LMBatch | _Rows]) -> TypeGuard[list[LMBatch]]:
+        """Whether no row is bad of any of these, which :meth:`make` has made."""
+        return not self._lossy or all(isinstance(part, LMBatch) for part in parts)
 
     def good_batch(
         self, rows: Sequence[tuple[LMBatch | _Rows, int]]
@@ -263,12 +267,12 @@ class _EpochRows:
         present = set(batch.extents.documents[here].tolist())
         lost = [(block, one) for block in blocks for one in block.lost]
         for block, one in lost:
-            documents = present.intersection(block.block.numbers[one.first : one.stop].tolist())
+            documents = present.intersection(block.numbers[one.first : one.stop].tolist())
             if documents:
                 return self._error_of(min(documents), block, one)
         # Its last label is of the document behind the row.
         block, one = lost[0]
-        return self._error_of(int(block.block.numbers[one.first]), block, one)
+        return self._error_of(int(block.numbers[one.first]), block, one)
 
     def _error_of(self, document: int, block: _CheckedBlock, lost: LostDocuments) -> DecodeError:
         source = self._builder.source
@@ -278,7 +282,7 @@ class _EpochRows:
             url=source.groups.files[int(source.groups.file[group])],
             shard=group,
             row=row,
-            column=block.block.documents.column,
+            column=block.documents.column,
             sample=document,
         )
         error.__cause__ = lost.reason
