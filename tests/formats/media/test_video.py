@@ -100,6 +100,17 @@ def test_a_clip_beyond_the_end_is_an_error_that_says_where_the_end_is(files: dic
             video.clip(start, frames, fps=fps)
 
 
+def test_the_last_frame_is_shown_for_its_duration_where_the_header_estimates_less() -> None:
+    """Of MPEG-TS FFmpeg estimates the duration: here 0.05 s, of two frames of a 30th of a second each."""
+    data = video_file("mpegts", frames=2)
+    video = Video(data)
+    assert video.facts.duration is not None
+    assert video.facts.duration < 0.06 < 2 / RATE
+    assert np.array_equal(video.clip(0.06, 1, fps=RATE)[0], all_frames(data)[1])
+    with pytest.raises(ClipError, match=r"lasts 0\.067 s"):
+        video.clip(2 / RATE + 0.001, 1, fps=RATE)
+
+
 def test_a_clip_of_a_file_that_is_cut_off_is_an_error_that_says_so() -> None:
     data = video_file("matroska")
     with pytest.raises(

@@ -40,7 +40,7 @@ class AudioFacts:
     """Facts that the header of a sound tells.
 
     Attributes:
-        duration: seconds; ``None`` where the file does not say.
+        duration: seconds; ``None`` where the file does not say. Of AAC the last frame may have padding after it.
         rate: samples a second of each channel.
         channels: number of channels.
         samples: of each channel; ``None`` where the file does not say exactly.
@@ -113,7 +113,7 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
 
         Raises:
             ConfigError: an argument makes no sense.
-            ClipError: the sound ends before the clip does.
+            ClipError: the sound ends before the clip does: with its last frame, of AAC with the padding in that.
             CorruptDataError: the bytes are no sound, or are damaged.
             StorageError: it can not be read.
             MissingPackageError: soundfile, soxr, or for other formats PyAV, is not installed.

@@ -37,7 +37,8 @@ class VideoFacts:
     """Facts that the header of a video tells.
 
     Attributes:
-        duration: seconds; ``None`` where the file does not say.
+        duration: seconds; ``None`` where the file does not say. Of MPEG-TS, which has no header, FFmpeg's estimate. The last
+            frame as decoded may end some frames away from it.
         rate: frames a second, on average; ``None`` where the file does not say.
         width: pixels of a stored row.
         height: stored rows.
@@ -121,7 +122,7 @@ class Video(MediaHandle["_Decoder", VideoFacts]):
 
         Raises:
             ConfigError: an argument makes no sense.
-            ClipError: the video ends before the clip does.
+            ClipError: the video, by its last frame as decoded and its duration, ends before the clip does.
             CorruptDataError: the bytes are no video, or are damaged.
             StorageError: it can not be read.
             MissingPackageError: PyAV is not installed.
