@@ -332,6 +332,9 @@ def test_positions_are_those_of_the_epoch(data: Path) -> None:
     assert begun == [(number, at) for at, number in enumerate(order) if number % 3 != 1]
     with pytest.raises(ConfigError, match="positions that are the same on any cluster"):
         next(opened(data, partition=RoundRobin()).enumerate().batches())
+    # As the first step it is done with the reading, by a step of another name.
+    with pytest.raises(ConfigError, match=r"without an epoch, and enumerate\('at'\) needs an epoch"):
+        opened(data).enumerate("at").rename({"at": "place"})[3]
     with pytest.raises(ConfigError, match="samples by id come one for one"):
         _ = opened(data).enumerate()[3]
 

@@ -153,7 +153,7 @@ class ReadOptions:
         run_in: where transforms and chains run: ``"threads"`` of this process; ``"processes"`` of stoker's own, for functions
             that hold Python's lock; ``"auto"``: threads, or processes where these get clearly more done, which is measured
             with the first batches. See docs/transforms.md. In DataLoader workers, in these.
-        read_processes: processes that read ahead. ``None``: one for each processor, 8 at most.
+        read_processes: processes that read ahead. ``None``: one for each processor, 8 at most, at the beginning.
         start_method: ``"spawn"``: fresh processes, which import the functions; ``"fork"``: copies of this one, which have
             them, and are not safe where other threads run or a GPU is in use.
         download_threads: shards fetched at once by this process. ``None``: at least 8, and up to 128 small ones where storage

@@ -14,6 +14,7 @@ from stoker.order.sample_order import EpochPosition, Run, SampleOrder
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
+from stoker.reading.chain import as_chain
 from stoker.reading.chain_steps import Step
 
 logger = logging.getLogger(__name__)
@@ -82,15 +83,18 @@ def check_by_id(settings: EpochReaderSettings) -> None:
     Raises:
         ConfigError: a step needs a batch or a position, or may not make one sample of one.
     """
-    unfit = next(
-        (s for s in settings.steps if s.kind not in _OF_ONE or s.changes_counts or _is_positioned(s)),
-        None,
-    )
+    unfit = next(filter(_is_unfit, settings.steps), None)
     if unfit is not None:
+        # Its first steps were made one, which nobody wrote.
+        unfit = next(filter(_is_unfit, as_chain(settings.transform).steps), unfit)
         raise ConfigError(
             f"{settings.transform!r}: samples by id come one for one, without an epoch, and {unfit.told} needs an epoch "
             "or a batch, or changes how many there are: iterate, or use read(ids), which gives stored columns"
         )
+
+
+def _is_unfit(step: Step) -> bool:
+    return step.kind not in _OF_ONE or step.changes_counts or _is_positioned(step)
 
 
 def _is_positioned(step: Step) -> bool:

@@ -327,9 +327,14 @@ def _check_described(
     shards, rows = table.locate(np.array([sample], np.int64))
     shard, row = int(shards[0]), int(rows[0])
     url = url_of(shard) if found.get("url") else None
-    names = (url or "").rpartition("/")[2], str(found.get("url")).rpartition("/")[2]
-    if found.get("row", row) != row or found.get("shard", shard) not in (shard, None) or (url and names[0] != names[1]):
+    other = url is not None and _names(url).isdisjoint(_names(str(found.get("url"))))
+    if found.get("row", row) != row or found.get("shard", shard) not in (shard, None) or other:
         raise ConfigError(
             f"{where}: sample {sample} of this dataset lies in row {row} of shard {shard}, and by "
             f"the line in row {found.get('row')} of shard {found.get('shard')}, {found.get('url')}: it is of other data"
         )
+
+
+def _names(url: str) -> set[str]:
+    """The names of a shard's file in a URL as errors have it: ``.../a.mds``, or ``CACHE/a.mds (from .../a.mds.zstd)``."""
+    return {one.removesuffix(")").rpartition("/")[2] for one in url.split(" (from ")}
