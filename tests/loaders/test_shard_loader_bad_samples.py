@@ -181,7 +181,7 @@ def test_samples_one_by_one_of_ranks_in_step_are_replaced_not_left_out(data: Pat
         for rank in range(2)
     ]
     assert sorted(number for part in parts for number in numbers(part)) == sorted(GOOD)
-    with pytest.raises(ConfigError, match="give on_bad_sample= to the StreamingDataset"):
+    with pytest.raises(ConfigError, match="give it to the StreamingDataset"):
         StreamingShardLoader(dataset, on_bad_sample="skip")
 
 
