@@ -30,9 +30,10 @@ from stoker import (
 )
 from stoker.cli import COMMANDS
 from stoker.concurrency.spans.recorder import Stage
+from stoker.errors import ConfigError
 from stoker.loaders.loader_options import LoaderOptions
 from stoker.pipeline.stats.bottleneck import describe_bottleneck
-from stoker.pipeline.stats.loader_settings import LoaderSettings
+from stoker.pipeline.stats.loader_settings import LoaderSettings, note_settings
 from stoker.pipeline.stats.rank_times import KINDS, BottleneckKind, RankTimes
 from stoker.pipeline.stats.trace_files import read_trace
 
@@ -142,6 +143,15 @@ def check(sentence: str) -> None:
     assert not re.search(r"\w=|\(\)", rest), f"not said of which loader: {rest}"
     for command in COMMAND.findall(sentence):
         assert command in COMMANDS, sentence
+
+
+def test_settings_of_a_process_without_spans_are_read(tmp_path: Path) -> None:
+    with Trace(tmp_path / "trace.json") as trace:
+        note_settings("StreamingDataset", {"columns=": "id"})
+    (process,) = read_trace(trace.path)[0]
+    assert process.loaders == {"StreamingDataset": {"columns=": "id"}}
+    with pytest.raises(ConfigError, match="no span of a consumer"):
+        trace.profile()
 
 
 @pytest.mark.parametrize("kind", TRACED)

@@ -10,8 +10,8 @@ The lock of ``h5py`` comes before those of ``logging``: who has it may write a l
 
 Threads of stoker's pools are not stopped between two pieces of work instead, which would spare these names. A piece is a
 fetch, which takes as long as its store does, or a function of a user's, which may wait for what the forking thread holds; the
-first batches of DataLoader workers are fetched while these are forked; and threads of users import and log, too. Tried with 4
-workers and stores that answer after 0.3 and 2 s, the first batch came after 1.25 and 6.3 s in place of 0.53 and 2.3 s.
+first batches of DataLoader workers are fetched while these are forked, so that each fork would wait for a fetch; and threads
+of users import and log, too.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
 
     def _batches(self) -> Iterator[Any]:
         self._end_look()
-        note_settings("StreamingDataLoader", self._traced())
+        self._note_settings()
         if looks_only():
             self._looked_from = self.state_dict()
         self._interleaved = False
@@ -235,12 +235,12 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
         waits.flush()
         current.ended = True
 
-    def _traced(self) -> dict[str, Any]:
-        """The settings that a trace names."""
-        found: dict[str, Any] = {"num_workers=": self.num_workers, "batch_size=": self._stream.batch_size}
+    def _note_settings(self) -> None:
+        """Tell a trace what this loader has."""
+        noted: dict[str, Any] = {"num_workers=": self.num_workers, "batch_size=": self._stream.batch_size}
         if isinstance(self._stream, StreamingDataset) and not isinstance(self.dataset, ColumnBatches):
-            found["columnar="] = False
-        return found
+            noted["columnar="] = False
+        note_settings("StreamingDataLoader", noted)
 
     def _end_look(self) -> None:
         """Go back to where an iteration began that only looked at batches: training begins with these."""

@@ -183,7 +183,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
                 counts=self._counts,
                 salvage=rows.salvage,
             )
-        self._traced: dict[str, Any] = {
+        self._noted: dict[str, Any] = {
             "read=ReadOptions(read_threads=)": threads,
             "read=ReadOptions(download_threads=)": read.download_threads,
             "cache_limit=": cache_limit,
@@ -371,7 +371,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             )
         if worker.token is None:
             self.compare_ranks(point, self._resume.batches_before)
-        note_settings("StreamingParquetLoader", {"batch_size=": self.batch_size, **self._traced})
+        note_settings("StreamingParquetLoader", {"batch_size=": self.batch_size, **self._noted})
         run = self._resume.run(point, data_rank)
         tell_of_remainder(run.plan, point, drops=self.remainder == "drop")
         run_progress = self._resume.deliver(point, run.plan, begun)

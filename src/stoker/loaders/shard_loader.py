@@ -191,6 +191,7 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit
         return worker.next()
 
     def _note_settings(self) -> None:
+        """Tell a trace what this loader has."""
         size = "batch_size" if self.config.global_batch_size is None else "global_batch_size"
         names = (size, "prefetch_buffer_size")
         noted = {f"config=StreamingConfig({name}=)": getattr(self.config, name) for name in names}

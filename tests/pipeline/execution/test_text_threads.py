@@ -69,7 +69,7 @@ def test_a_bad_line_is_an_error_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     found = []
     for threads in (0, None):
-        # Of a step of reading with an error no batch comes, and the tuner cuts steps.
+        # How many batches come before an error depends on the steps of reading, which the tuner cuts.
         read = ReadOptions(read_threads=threads, tune="off")
         dataset = StreamingDataset(tmp_path / "data.jsonl", batch_size=64, read=read)
         batches = dataset.batches()

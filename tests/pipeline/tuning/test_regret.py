@@ -17,13 +17,14 @@ from test_rules import random_pipeline
 from stoker import MDSWriter, ReadOptions, StreamingDataset
 from stoker.cluster import LoaderWorker
 from stoker.pipeline import pipeline
+from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.tuning import tuner
 from stoker.pipeline.tuning.changes import TrialOutcome
 from stoker.pipeline.tuning.controller import Controller
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.regret import Regret
 from stoker.pipeline.tuning.ticks import Tick
-from stoker.pipeline.tuning.tuner import Tuner
+from stoker.pipeline.tuning.tuner import TunedRun, Tuner
 
 pytestmark = pytest.mark.usefixtures("awake_tuners")
 
@@ -152,6 +153,25 @@ class OneTrial:
         return []
 
 
+def begun(reader: EpochReader, *, batch_size: int, threads: int) -> TunedRun:
+    """A run that is tuned and told by hand what it takes."""
+    assert reader._tuner is not None
+    run_of = reader._tuner.tuner.begin(
+        reader.settings.amounts,
+        budget=1 << 20,
+        batch_size=batch_size,
+        chunk_bytes=8,
+        threads=threads,
+        tune_threads=True,
+        processes=0,
+        tune_processes=False,
+        worker=LoaderWorker(),
+    )
+    runner: Any = SimpleNamespace(workers=threads, changing=False, in_processes=False, processor_time=0)
+    run_of.runner = runner
+    return run_of
+
+
 @pytest.mark.parametrize(
     ("limit", "chunks", "computes"), [((math.inf, 0.0), 4, 1.0), ((0.05, 1e-3), 2, 1.0), ((0.05, 1e-3), 2, 0.25)]
 )
@@ -183,19 +203,7 @@ def test_a_tick_ends_when_its_trial_has_cost_what_it_may(
         batches = dataset.batches()
         next(batches)
         reader = dataset.epoch_reader
-        assert reader._tuner is not None
-        run_of = reader._tuner.tuner.begin(
-            reader.settings.amounts,
-            budget=1 << 20,
-            batch_size=4,
-            chunk_bytes=8,
-            threads=0,
-            tune_threads=True,
-            processes=0,
-            tune_processes=False,
-            worker=LoaderWorker(),
-        )
-        run_of.runner = SimpleNamespace(workers=0, changing=False, in_processes=False, processor_time=0)
+        run_of = begun(reader, batch_size=4, threads=0)
         for _ in range(8):
             run_of.takes()
             now += 40_000_000
@@ -216,20 +224,8 @@ def test_steps_are_not_cut_by_the_first_of_a_burst(tmp_path: Path, monkeypatch: 
         clocks = SimpleNamespace(perf_counter_ns=lambda: now, process_time_ns=lambda: now)
         monkeypatch.setattr(tuner, "time", clocks)
         reader = dataset.epoch_reader
-        assert reader._tuner is not None
-        pool = reader._tuner._pool
-        run_of = reader._tuner.tuner.begin(
-            reader.settings.amounts,
-            budget=1 << 20,
-            batch_size=8,
-            chunk_bytes=64,
-            threads=16,
-            tune_threads=True,
-            processes=0,
-            tune_processes=False,
-            worker=LoaderWorker(),
-        )
-        run_of.runner = SimpleNamespace(workers=16, changing=False, in_processes=False, processor_time=0)
+        pool = reader.pool
+        run_of = begun(reader, batch_size=8, threads=16)
         sizes = []
         for step in range(160):
             waited = 20_000 if step % 16 else 32_000_000

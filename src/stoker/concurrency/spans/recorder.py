@@ -84,8 +84,7 @@ _QUICK: Final = 400_000
 """Items at hand that are taken between two looks at the clock, where those before took fewer nanoseconds."""
 
 _LOOKED: Final = 10_000_000
-"""Nanoseconds after which it is asked again what a thread had of the processors: that takes 3 µs in a tight loop, and 50 µs
-where others have used the processor's caches since."""
+"""Nanoseconds after which it is asked again what a thread had of the processors, which takes 3 µs and more."""
 
 MOST_SPANS: Final = 1 << 22
 """Spans that a process records at most: 128 MiB."""

@@ -69,6 +69,7 @@ class GoodBatchReader:
         """The samples at these places as columns; args are those of :meth:`GoodSampleReader.samples`."""
         whole: Batch | None = None
         if self._stored and samples.own is None:
+            # What columns_of() does, without its call: all steps without a bad sample come by here.
             before = last_left()
             try:
                 whole = self._good.reader.batch(samples, named=False)

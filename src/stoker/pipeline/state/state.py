@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from stoker.errors import StateError
 from stoker.order.capabilities import (
@@ -117,7 +118,7 @@ def read_state(
             raise StateError(
                 "this state is of a run that changed its streams, which a run in this order can not resume"
             )
-        sample_order = sample_order.restarted(*_origin(origin))
+        sample_order = sample_order.restarted(*_restart(origin))
     if not inside:
         return point, sample_order
     samples, batch_size, world_size, per_node = inside
@@ -242,16 +243,14 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
             "was; what was left to its default may have another with other streams"
         )
     begin = epoch + 1 if position else epoch
-    began, _, samples, before, held = _origin(state.get("origin"))
-    numbers = twin_numbers(_fingerprints(theirs), held)
-    _, consumed, size, _, _ = _origin(
-        {"epoch": epoch, "consumed": state.get("consumed"), "samples": theirs["order"].get("epoch_size")}
-    )
+    restart = _restart(state.get("origin"))
+    numbers = twin_numbers(_fingerprints(theirs), restart.twins)
+    here = _restart({"epoch": epoch, "consumed": state.get("consumed"), "samples": theirs["order"].get("epoch_size")})
     known = [
-        *before,
+        *restart.away,
         *(
             _left_out(name, theirs["streams"][name], count, numbers.get(name, 0))
-            for name, count in consumed.items()
+            for name, count in here.consumed.items()
             if name in theirs["streams"]
         ),
     ]
@@ -279,7 +278,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
         if position
         else "",
     )
-    samples += (begin - began) * size
+    samples = restart.samples + (begin - restart.epoch) * here.samples
     listed = _fingerprints(ours)
     if twin_numbers(listed, {}) == twin_numbers(listed, twins):
         twins = {}
@@ -301,10 +300,32 @@ def _left_out(name: str, about: Mapping[str, Any], consumed: int, twin: int) -> 
     )
 
 
-def _origin(origin: Any) -> tuple[int, dict[str, int], int, list[dict[str, Any]], dict[str, int]]:
-    """Epoch, consumed samples by stream, samples of training, streams left out, and twins, where a run began anew."""
+class _Restart(NamedTuple):
+    """The point at which a run with changed streams began anew; at first the beginning of training.
+
+    Attributes:
+        epoch: its number.
+        consumed: samples of each stream before, by name.
+        samples: of training before.
+        away: entries of streams that are left out since.
+        twins: see :func:`~stoker.order.mixture.stream_quotas.twin_numbers`.
+    """
+
+    epoch: int = 0
+    consumed: Mapping[str, int] = MappingProxyType({})
+    samples: int = 0
+    away: Sequence[dict[str, Any]] = ()
+    twins: Mapping[str, int] = MappingProxyType({})
+
+
+def _restart(origin: Any) -> _Restart:
+    """The point of which a state tells.
+
+    Raises:
+        StateError: it is not what an order tells.
+    """
     if not origin:
-        return 0, {}, 0, [], {}
+        return _Restart()
     values = origin if isinstance(origin, Mapping) else {}
     epoch, consumed, samples = values.get("epoch"), values.get("consumed"), values.get("samples")
     away, twins = values.get("away", []), values.get("twins", {})
@@ -321,7 +342,7 @@ def _origin(origin: Any) -> tuple[int, dict[str, int], int, list[dict[str, Any]]
         raise StateError(f"this state should say how much of each stream was consumed, found {origin!r}")
     counts = {str(name): count for name, count in consumed.items()}
     numbers = {str(name): number for name, number in twins.items()}
-    return int(epoch or 0), counts, int(samples or 0), [dict(one) for one in away], numbers
+    return _Restart(int(epoch or 0), counts, int(samples or 0), [dict(one) for one in away], numbers)
 
 
 def is_count(value: Any) -> bool:

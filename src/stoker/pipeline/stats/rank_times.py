@@ -34,7 +34,8 @@ BottleneckKind: TypeAlias = Literal[
     "hand-over",
     "listing",
 ]
-"""What can limit the speed of a run. ``"hand-over"``: the passing of batches between processes, and Python between spans."""
+"""The part of a run that limits its speed. ``"hand-over"`` is the time outside all spans: batches pass between processes, or
+Python code runs between two spans."""
 
 LITTLE: Final = 0.1
 """A consumer that waits for less than this part of its time is the bottleneck itself."""

@@ -96,8 +96,9 @@ def read_recorded(folder: Path, rank: int, origin: int) -> list[TracedProcess]:
         origin: the monotonic clock's ns at the begin of the trace.
     """
     found = []
-    for path in sorted(folder.glob("*.spans")):
-        data = path.read_bytes()
+    # A process has notes and no spans where all that it did was too short for one.
+    for path in sorted({path.with_suffix(".spans") for path in [*folder.glob("*.spans"), *folder.glob("*.jsonl")]}):
+        data = path.read_bytes() if path.exists() else b""
         spans = np.frombuffer(data[: len(data) // RECORD.size * RECORD.size], SPAN)
         # Threads that are in a span, or were killed in one, leave zeros.
         spans = spans[(spans["begin"] > 0) & (spans["end"] >= spans["begin"]) & (spans["end"] > origin)].copy()
