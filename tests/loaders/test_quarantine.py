@@ -332,15 +332,21 @@ def test_a_line_may_say_where_the_sample_lies(data: Path, file: Path) -> None:
 
 
 def test_a_line_may_be_of_a_run_with_a_cache(data: Path, file: Path, tmp_path: Path) -> None:
-    """Its URL then names the file of the cache, and where that came from."""
+    """Its URL is that of the dataset; older lists name the file of the cache, and where that came from."""
     cached = StreamingDataset(data / "a", local=tmp_path / "cache", batch_size=8)
     in_place = StreamingDataset(data / "a", batch_size=8)
     cases: list[tuple[StreamingDataset, dict[str, Any]]] = [(cached, {}), (in_place, {"local": tmp_path / "cache"})]
     for told, read_by in cases:
         where = told.where(100)
         file.write_text(json.dumps({"sample": 100, "url": where.url, "shard": where.shard, "row": where.row}) + "\n")
+        assert where.url == str(data / "a" / Path(str(where.url)).name)
         left = StreamingDataset(data / "a", batch_size=8, quarantine=file, **read_by)
         assert 100 not in [number for batch in read(left) for number in batch]
+    where = cached.where(100)
+    file.write_text(json.dumps({"sample": 100, "url": where.copy, "shard": where.shard, "row": where.row}) + "\n")
+    assert str(where.copy).endswith(f"(from {where.url})")
+    left = StreamingDataset(data / "a", batch_size=8, quarantine=file)
+    assert 100 not in [number for batch in read(left) for number in batch]
     file.write_text(json.dumps({"sample": 100, "url": str(cached.where(0).url)}) + "\n")
     with pytest.raises(ConfigError, match="it is of other data"):
         read(StreamingDataset(data / "a", batch_size=8, quarantine=file))

@@ -130,8 +130,12 @@ class ShardCache(ABC):
         """
 
     @abstractmethod
+    def url_of(self, info: ShardInfo) -> str:
+        """The URL of a shard where it is stored; its path where that is here."""
+
     def describe(self, info: ShardInfo) -> str:
-        """Names a shard in errors: its path, and the URL that it comes from."""
+        """Names a shard in errors: its URL, and the path of its copy where one is read."""
+        return self.url_of(info)
 
     @abstractmethod
     def discard(self, info: ShardInfo) -> bool:

@@ -160,7 +160,7 @@ class MemoryCache(ShardCache):
         """The key of a raw file among those of the node's processes: of this version of this dataset, and checked alike."""
         return shard_key(self.root.name, file.basename, file.bytes, self.settings.validate_hash)
 
-    def describe(self, info: ShardInfo) -> str:
+    def url_of(self, info: ShardInfo) -> str:
         if not info.raw:  # nothing of it comes here
             return str(info.detail)
         file = info.stored[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ class SampleLocation:
 
     Attributes:
         stream: name of its stream, where :meth:`~stoker.StreamingDataset.where` was asked; errors leave it out.
+        copy: names the shard's copy in a cache, and the URL that it comes from; ``None``: there is none.
     """
 
     url: str | None
@@ -34,21 +35,28 @@ class SampleLocation:
     row: int
     sample: int
     stream: str | None = None
+    copy: str | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def file(self) -> str | None:
+        """What errors call the file."""
+        return self.copy or self.url
 
     def __str__(self) -> str:
-        lies = f"row {self.row}" if self.url is None else f"{self.url}, row {self.row}"
+        lies = f"row {self.row}" if self.file is None else f"{self.file}, row {self.row}"
         return f"{lies} (sample {self.sample})"
 
 
 def url_of_shard(pool: ShardPool, shard: int) -> str:
     """The URL of a shard."""
-    return pool.cache_of(shard).describe(pool.index.shards[shard])
+    return pool.cache_of(shard).url_of(pool.index.shards[shard])
 
 
 def location_of(pool: ShardPool, shard: int, row: int) -> SampleLocation:
     """The location of the sample in a row of a shard."""
-    url = url_of_shard(pool, shard)
-    return SampleLocation(url, shard, row, int(pool.index.table.starts[shard]) + row)
+    cache, info = pool.cache_of(shard), pool.index.shards[shard]
+    sample = int(pool.index.table.starts[shard]) + row
+    return SampleLocation(cache.url_of(info), shard, row, sample, copy=cache.describe(info))
 
 
 def location_at(pool: ShardPool, shards: Ids, rows: Ids, number: int) -> SampleLocation:
@@ -87,7 +95,7 @@ def _raised(error: BaseException, origin: SampleLocation) -> TransformError:
     function = "the transform"
     if step is not None and step.kind in ("map", "random_map", "filter", "flat_map"):
         function = f"{step.kind}({step.name})"
-    told = str(error).removeprefix(f"{origin.url}: ")
+    told = str(error).removeprefix(f"{origin.file}: ")
     return transform_error(f"raised {type(error).__name__}: {told}", origin, function)
 
 
@@ -229,9 +237,9 @@ def _failure(
 
 def _message(origin: SampleLocation, column: str | None, why: Exception) -> str:
     text = str(why)
-    if isinstance(why, CorruptDataError) and text.startswith(str(origin.url)):
+    if isinstance(why, CorruptDataError) and text.startswith(str(origin.file)):
         return f"{text} ({_origin_text(origin, column)})"
-    return f"{origin.url}, {_origin_text(origin, column)}: {_told(why)}"
+    return f"{origin.file}, {_origin_text(origin, column)}: {_told(why)}"
 
 
 def _origin_text(origin: SampleLocation, column: str | None) -> str:

@@ -73,16 +73,20 @@ class DiskCache(Fetches):
             for file, data in zip(info.raw, files, strict=True):
                 self._check(file, data, self.root / file.basename)
 
-    def describe(self, info: ShardInfo) -> str:
+    def url_of(self, info: ShardInfo) -> str:
         if not info.raw:  # nothing of it comes here
             return str(info.detail)
-        path = f"{self.files.folder}/{info.raw[0].basename}"
         if self.store is None:
-            return path
-        part = info.stored[0].part
-        if part is not None:  # the file of the cache has a name that tells users nothing
-            return self.store.url_of(part.key)
-        return f"{path} (from {self.store.url_of(info.stored[0].basename)})"
+            return f"{self.files.folder}/{info.raw[0].basename}"
+        file = info.stored[0]
+        return self.store.url_of(file.basename if file.part is None else file.part.key)
+
+    def describe(self, info: ShardInfo) -> str:
+        url = self.url_of(info)
+        # The name of a part's copy tells users nothing.
+        if self.store is None or not info.raw or info.stored[0].part is not None:
+            return url
+        return f"{self.files.folder}/{info.raw[0].basename} (from {url})"
 
     def discard(self, info: ShardInfo) -> bool:
         if self.store is None and not info.zip:
