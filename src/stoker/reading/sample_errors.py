@@ -39,7 +39,7 @@ class SampleLocation:
 
     @property
     def file(self) -> str | None:
-        """What errors call the file."""
+        """The name of the file in errors."""
         return self.copy or self.url
 
     def __str__(self) -> str:
