@@ -37,7 +37,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
 BOUND = 1.02
-TOKENS, PICTURES = 20_000, 512
+TOKENS, PICTURES, ROWS = 100_000, 512, 40_000
+"""Samples of an epoch, of 0.04 to 0.2 s: what a trace costs once an epoch, a thread and a process is little beside."""
 RUN = 0.08
 """Processor seconds of a run at least: neighbours in time are alike."""
 
@@ -55,14 +56,15 @@ def write(folder: Path) -> None:
 
     rng = np.random.default_rng(0)
     with MDSWriter({"tokens": "ndarray:uint16:512"}, folder / "tokens", size_limit="2mb") as out:
-        out.write_batch({"tokens": rng.integers(0, 50_000, (TOKENS, 512), dtype=np.uint16)})
+        for _ in range(5):
+            out.write_batch({"tokens": rng.integers(0, 50_000, (TOKENS // 5, 512), dtype=np.uint16)})
     with MDSWriter({"image": "bytes", "label": "int"}, folder / "pictures") as out:
         for number in range(PICTURES):
             data = io.BytesIO()
             Image.fromarray(rng.integers(0, 255, (24, 24, 3), dtype=np.uint8)).resize((200, 160)).save(data, "JPEG")
             out.write({"image": data.getvalue(), "label": number})
     rows = pa.ListArray.from_arrays(
-        np.arange(0, 10_000 * 400 + 1, 400, dtype=np.int32), rng.integers(1, 50_000, 10_000 * 400, dtype=np.uint16)
+        np.arange(0, ROWS * 400 + 1, 400, dtype=np.int32), rng.integers(1, 50_000, ROWS * 400, dtype=np.uint16)
     )
     (folder / "rows").mkdir()
     pq.write_table(pa.table({"input_ids": rows}), folder / "rows" / "0.parquet", row_group_size=2000)

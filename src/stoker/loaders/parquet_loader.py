@@ -381,25 +381,33 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         progress = self._progress = FilesProgress(point, run.plan, begun, reads_ahead())
         batches = self._read(run, worker, begun)
         with closing(batches):
-            waits = WaitClock()
+            waits, look = WaitClock(), 0
             waits.begin()
-            for batch in batches:
-                waits.end(batch.input_ids.shape[0])
-                run_progress.batch()
-                progress.batches += 1
-                self._counts.token_batch(batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens)
-                yield batch
-                run_progress.check()
+            for together in batches:
+                waits.end(self.batch_size * (len(together) - 1) + len(together[-1]))
+                for batch in together:
+                    run_progress.batch()
+                    progress.batches += 1
+                    self._counts.token_batch(
+                        batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens
+                    )
+                    yield batch
+                    run_progress.check()
+                    if progress.batches >= look:
+                        look = progress.batches + waits.at_hand()
+                    del batch
+                del together  # frees its memory for the next ones
                 waits.begin()
+        waits.at_hand()
         waits.flush()
         run_progress.finished = True
         if worker.token is None and self._progress is progress:
             self._exhausted = point.epoch
 
-    def _read(self, run: Run, worker: LoaderWorker, begun: int) -> Generator[LMBatch, None, None]:
+    def _read(self, run: Run, worker: LoaderWorker, begun: int) -> Generator[list[LMBatch], None, None]:
         """The batches that are left, where some rows are bad without these or with others in their places."""
         if self._bad_samples is None:
-            return self._builder.batches(run, worker, begun, self.batch_size, self._threads)
+            return self._builder.batch_lists(run, worker, begun, self.batch_size, self._threads)
         kind = self._bad_samples.on_bad_sample
         division = self._rank_finder.division()
         if kind == "skip" and division is not None and division.sends:
@@ -408,7 +416,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
                 "'replace', or dispatch_batches=False"
             )
         builder = GoodRowBuilder(self._builder, kind, BadSampleLog(self._bad_samples, self._counts))
-        return builder.batches(run, worker, begun, self.batch_size, self._threads)
+        return builder.batch_lists(run, worker, begun, self.batch_size, self._threads)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_running": None, "_progress": None}

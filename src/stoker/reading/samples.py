@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.spans.recorder import Stage, recorder, span
+from stoker.concurrency.spans.recorder import Stage, begin_span, end_span, recorder, span
 from stoker.concurrency.spans.sample_clock import SampleClock, StretchClock
 from stoker.formats.base import ShardReader
 from stoker.formats.common.rows.merge import check_types, scatter
@@ -177,8 +177,9 @@ def _iterate(
     remaining = iter(range(len(rows)))
     try:
         if _alike(readers):
-            with span(Stage.DECODE):  # samples are counted as they are taken
-                columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
+            begun = begin_span()
+            columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
+            end_span(Stage.DECODE, begun)  # samples are counted as they are taken
             columnwise = _with_ids(columnwise, pool, shards, rows, one_by_one=True)
             return SampleRun(_dicts(columnwise, remaining, failed, clock), remaining)
         samples: list[Sample | None] = [None] * len(rows)
@@ -276,7 +277,7 @@ def _made(
 ) -> Iterator[Sample]:
     count = operator.length_hint(remaining)
     try:
-        if clock is not None:
+        if clock is not None and not clock.all_alike(remaining):
             yield from clock.first_decoded(_made(names, values, remaining), remaining)
         # The widths that nearly all data sets have are spelled out: building the dict is most of what a sample costs here.
         if len(names) == 1:

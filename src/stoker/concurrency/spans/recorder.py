@@ -68,9 +68,11 @@ run and had none, of :data:`WHOLE`."""
 
 WHOLE: Final = (1 << 16) - 1
 
-_SHIFT: Final = 14
+_SHIFT: Final = 10
 _SEGMENT: Final = 1 << _SHIFT
-"""Spans for which a file grows at a time: whole pages."""
+"""Spans for which a file grows at first, in whole pages: many processes record few spans, and pages are cleared first."""
+_MOST_SEGMENTS: Final = 256
+"""Segments for which it grows at most: as many as there are, as each time takes a descriptor."""
 
 _pack_into: Final = RECORD.pack_into
 _SIZE: Final = RECORD.size
@@ -109,7 +111,7 @@ class Recorder:
         self._name = ""
         self._file = self._notes = -1  # open until the end: reading threads of each epoch are noted
         self._closed = False
-        self._segments: list[mmap.mmap] = []
+        self._segments: list[memoryview] = []
         self._slots = count()
         self._threads: set[int] = set()
         self._loaders: dict[str, Mapping[str, Any]] = {}
@@ -140,12 +142,15 @@ class Recorder:
     def look(self, now: int) -> None:
         """Record what this thread had of the processors since it was looked at last, if that is some time ago."""
         mine = self._of_thread
-        times, since = mine.times, mine.since
-        if times is None:
-            mine.times, mine.since = ThreadTimes(), now
-        elif now - since >= _LOOKED:
-            computed, displaced = times.ask()
+        since = mine.since or now
+        if since == now:
             mine.since = now
+        elif now - since >= _LOOKED:
+            mine.since = now
+            if mine.times is None:  # which opens a file: threads that end sooner go without
+                mine.times = ThreadTimes()
+                return
+            computed, displaced = mine.times.ask()
             self.add(Stage.PROCESSOR, since, now, computed, min(WHOLE, WHOLE * displaced // (now - since)))
 
     def note(self, **facts: Any) -> None:
@@ -190,11 +195,13 @@ class Recorder:
                     self._full = True
                 elif self._file < 0:
                     self._file = os.open(self._path("spans"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                while not self._full and number >= len(self._segments):
+                while not self._full and number >= (there := len(self._segments)):
+                    more = min(max(1, there), _MOST_SEGMENTS, MOST_SPANS // _SEGMENT - there)
                     size = _SEGMENT * _SIZE
-                    begin = len(self._segments) * size
-                    os.posix_fallocate(self._file, begin, size)  # a full disk is an error here, and not a signal later
-                    self._segments.append(mmap.mmap(self._file, size, offset=begin))
+                    # A full disk is an error here, and not a signal later.
+                    os.posix_fallocate(self._file, there * size, more * size)
+                    mapped = memoryview(mmap.mmap(self._file, more * size, offset=there * size))
+                    self._segments += [mapped[part * size : (part + 1) * size] for part in range(more)]
         except OSError as error:
             self._give_up(error)
         if self._full:

@@ -59,14 +59,29 @@ class SampleClock:
         known: of the dataset, for :meth:`first_decoded`.
     """
 
+    __slots__ = (
+        "_decode",
+        "_decoded",
+        "_each",
+        "_known",
+        "_measured",
+        "_most",
+        "_recorder",
+        "_since",
+        "_took",
+        "_transform",
+        "_transformed",
+        "_weight",
+    )
+
     def __init__(self, recorder: Recorder, known: ShortSamples | None = None) -> None:
         self._recorder, self._known = recorder, known
         self._measured = True
         self._weight = 1
-        self._took = 0
-        self._since = 0
-        self._alike = (0, 0)
-        self._sums: dict[Stage, list[int]] = {}
+        self._took = 0  # by the sample that is measured
+        # Sums, in ns and in samples, and when they begin; 0: nothing is summed up.
+        self._decode = self._decoded = self._transform = self._transformed = self._since = 0
+        self._each = self._most = 0  # ns of each of the samples that are taken to be alike, and how many come at most
 
     def decoded(self, samples: Iterator[_T], remaining: Iterator[object]) -> Iterator[_T]:
         """The same samples; taking each is recorded as its decoding.
@@ -78,26 +93,27 @@ class SampleClock:
         # A generator in between would cost more than 2 % of a small sample.
         return chain.from_iterable(self._parts(samples, remaining, None))
 
+    def all_alike(self, remaining: Iterator[object]) -> bool:
+        """Whether all samples are taken to be like those of an earlier step: take them, then call :meth:`end`."""
+        known = self._known
+        if known is None or known.steps <= 0:
+            return False
+        known.steps -= 1
+        self._each, self._most, self._since = known.each, length_hint(remaining), perf_counter_ns()
+        return True
+
     def first_decoded(self, samples: Iterator[_T], remaining: Iterator[object]) -> Iterator[_T]:
         """The same, up to where the others are taken to be like these: take them from ``samples``, then call :meth:`end`.
 
         Even what ``chain`` costs is more than 2 % of half a microsecond.
         """
-        known = self._known
-        if known is not None and known.steps > 0:
-            known.steps -= 1
-            self._alike = known.each, length_hint(remaining)
-            self._since = perf_counter_ns()
-            return iter(())
-        return chain.from_iterable(self._parts(samples, remaining, known))
+        return chain.from_iterable(self._parts(samples, remaining, self._known))
 
     def end(self, left: int) -> None:
-        """Record those that were taken after :meth:`first_decoded`; so many of all are left."""
-        each, most = self._alike
-        if each:
-            total = self._sums.setdefault(Stage.DECODE, [0, 0])
-            total[0] += each * (most - left)
-            total[1] += most - left
+        """Record those that were taken after :meth:`all_alike` or :meth:`first_decoded`; so many of all are left."""
+        if self._each:
+            self._decode += self._each * (self._most - left)
+            self._decoded += self._most - left
             self._flush(perf_counter_ns())
 
     def _parts(
@@ -113,7 +129,9 @@ class SampleClock:
                 if sample is self:
                     return
                 self._weight = min(stride, 1 + length_hint(remaining))
-                self._add(Stage.DECODE, begin, end)
+                if self._counts(begin, end, Stage.DECODE):
+                    self._decode += (end - begin) * self._weight
+                    self._decoded += self._weight
                 seen, took = seen + self._weight, took + (end - begin) * self._weight
                 yield (sample,)  # type: ignore[misc]
                 del sample
@@ -124,11 +142,11 @@ class SampleClock:
                 stride = min(_FASTER * stride, most)
                 if known is not None and seen >= _SEEN and took < _TRIVIAL * seen:
                     known.each, known.steps = max(1, took // seen), _STEPS
-                    self._alike = known.each, length_hint(remaining)
+                    self._each, self._most = known.each, length_hint(remaining)
                     self._since = self._since or end
                     return
         finally:
-            if not self._alike[0]:
+            if not self._each:
                 self._flush(perf_counter_ns())
 
     def transforming(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -139,35 +157,39 @@ class SampleClock:
                 return function(sample)
             begin = perf_counter_ns()
             made = function(sample)
-            self._add(Stage.TRANSFORM, begin, perf_counter_ns())
+            end = perf_counter_ns()
+            if self._counts(begin, end, Stage.TRANSFORM):
+                self._transform += (end - begin) * self._weight
+                self._transformed += self._weight
             return made
 
         return timed
 
-    def _add(self, stage: Stage, begin: int, end: int) -> None:
+    def _counts(self, begin: int, end: int, stage: Stage) -> bool:
+        """Whether a piece of work is to be summed up; else it was recorded by itself."""
         took = end - begin
         self._took += took
         if took >= _LONG and self._weight == 1:
             self._flush(begin)
             self._recorder.add(stage, begin, end, 1)
-            return
+            return False
         if not self._since:
             self._since = begin
-        total = self._sums.setdefault(stage, [0, 0])
-        total[0] += took * self._weight
-        total[1] += self._weight
-        if end - self._since > _SUMMED:
-            self._flush(end)
+        elif end - self._since > _SUMMED:
+            self._flush(begin)
+            self._since = begin
+        return True
 
     def _flush(self, now: int) -> None:
         """Record what was summed up, in the time that has passed since."""
         begin = self._since
-        for stage, (took, samples) in self._sums.items():
-            end = min(begin + took, now)
-            self._recorder.add(stage, begin, end, samples)
+        if self._decode:
+            end = min(begin + self._decode, now)
+            self._recorder.add(Stage.DECODE, begin, end, self._decoded)
             begin = end
-        self._sums.clear()
-        self._since = 0
+        if self._transform:
+            self._recorder.add(Stage.TRANSFORM, begin, min(begin + self._transform, now), self._transformed)
+        self._decode = self._decoded = self._transform = self._transformed = self._since = 0
         self._recorder.look(now)
 
 

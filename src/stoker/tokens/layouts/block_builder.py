@@ -61,10 +61,10 @@ class BlockBuilder:
             self.source.url,
         )
 
-    def batches(
+    def batch_lists(
         self, run: Run, worker: LoaderWorker, begun: int, batch_size: int, threads: int
-    ) -> Generator[LMBatch, None, None]:
-        """Read what is left of an epoch: blocks are decoded ahead, their rows made into batches.
+    ) -> Generator[list[LMBatch], None, None]:
+        """Read what is left of an epoch: blocks are decoded ahead, their rows made into batches, some of them together.
 
         Args:
             run: order and plan of this rank, which a :class:`~stoker.tokens.order.token_order.TokenSampleOrder` made.
@@ -80,14 +80,14 @@ class BlockBuilder:
         self.source.rest()
         try:
             for parts in read_ahead(steps, load, self.layout.batch, threads):
-                yield from LMBatch.concat(parts).split(batch_size)
+                yield LMBatch.concat(parts).split(batch_size)
         finally:
             self.source.rest()
 
     def steps(
         self, order: TokenOrder, plan: Plan, worker: LoaderWorker, begun: int, batch_size: int
     ) -> Iterator[list[BlockSpan]]:
-        """The batches that are left, as spans of sequences, of which some are made together; arguments as :meth:`batches`."""
+        """The batches that are left, as spans of sequences, some made together; arguments as :meth:`batch_lists`."""
         steps, settings = block_spans(order, plan, worker.number, worker.count, begun), self.settings
         if not self.layout.parts:
             return steps

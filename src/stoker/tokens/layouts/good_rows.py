@@ -100,9 +100,9 @@ class GoodRowBuilder:
             raise ConfigError("on_bad_sample= needs two tokens to tell what can be read: vocab_size=1")
         self._builder, self._replace, self._log = builder, on_bad_sample == "replace", log
 
-    def batches(
+    def batch_lists(
         self, run: Run, worker: LoaderWorker, begun: int, batch_size: int, threads: int
-    ) -> Generator[LMBatch, None, None]:
+    ) -> Generator[list[LMBatch], None, None]:
         """Read what is left of an epoch; arguments as those of the builder's method."""
         order, source, log = run.order, self._builder.source, self._log
         assert isinstance(order, TokenOrder)
@@ -114,7 +114,7 @@ class GoodRowBuilder:
                 if epoch.are_good(parts):
                     together = LMBatch.concat(parts)
                     log.enter(len(together))
-                    yield from together.split(batch_size)
+                    yield together.split(batch_size)
                     continue
                 rows = [(part, number) for part in parts for number in range(len(part))]
                 parts.clear()  # its blocks may go
@@ -125,7 +125,7 @@ class GoodRowBuilder:
                     del here
                     for number, error in bad:
                         log.note(number, error)
-                    yield batch
+                    yield [batch]
                     del batch
                 del rows
         finally:

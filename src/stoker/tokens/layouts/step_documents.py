@@ -53,12 +53,12 @@ def documents_of_step(
 
 def _batch(builder: BlockBuilder, run: Run, step: int, batch_size: int, on_bad_sample: OnBadSample | None) -> LMBatch:
     if on_bad_sample is None:
-        with closing(builder.batches(run, LoaderWorker(), step, batch_size, 1)) as batches:
-            return next(batches)
+        with closing(builder.batch_lists(run, LoaderWorker(), step, batch_size, 1)) as batches:
+            return next(batches)[0]
     # Nothing is delivered: what is bad is not counted.
     good = GoodRowBuilder(builder, on_bad_sample, BadSampleNotes())
-    with closing(good.batches(run, LoaderWorker(), step, batch_size, 1)) as batches:
-        return next(batches)
+    with closing(good.batch_lists(run, LoaderWorker(), step, batch_size, 1)) as batches:
+        return next(batches)[0]
 
 
 def document_location(source: TokenSource, document: int) -> SampleLocation:

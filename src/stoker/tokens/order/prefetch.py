@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from stoker.concurrency.spans.recorder import Stage, span
+from stoker.concurrency.spans.recorder import Stage, begin_span, end_span
 from stoker.concurrency.threads import Threads
 from stoker.tokens.order.token_order import BlockSpan
 
@@ -96,8 +96,9 @@ def read_ahead(
                 if later is not None and blocks.has_space():
                     break  # and look further ahead
                 needed = [blocks.of(one) for one in step]
-                with span(Stage.COLLATE):
-                    made = [make(found, one.inside, one.rows) for found, one in zip(needed, step, strict=True)]
+                begun = begin_span()
+                made = [make(found, one.inside, one.rows) for found, one in zip(needed, step, strict=True)]
+                end_span(Stage.COLLATE, begun)
                 del needed  # its blocks may go
                 yield made
                 del made
