@@ -282,6 +282,19 @@ def test_a_file_that_is_no_image_is_named(photos: Path, tmp_path: Path) -> None:
         run(photos, tmp_path / "out")
 
 
+def test_a_file_that_is_no_image_is_named_among_images_of_two_kinds(photos: Path, tmp_path: Path) -> None:
+    (photos / "ant" / "x.png").write_bytes(picture(3, "PNG"))
+    (photos / "bee" / "04.jpg").write_bytes(b"<html>not found</html>")
+    (photos / "cat" / "05.jpg").write_bytes(b"")
+    with pytest.raises(EncodingError, match=r"\(bee/04\.jpg\): column 'image'.*bytes of a JPEG or PNG file"):
+        run(photos, tmp_path / "out")
+    done = run(photos, tmp_path / "out", on_bad_sample="skip")
+    assert (done.samples, done.bad_samples, done.columns["image"]) == (11, 2, "bytes")
+    assert run(photos, tmp_path / "all", columns={"image": "bytes"}).samples == 13
+    done = run(photos, tmp_path / "pngs", to="png", on_bad_sample="skip")
+    assert (done.samples, done.bad_samples) == (11, 2)
+
+
 def test_a_folder_of_sounds_goes_through_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "sounds").mkdir()
     for number in range(3):
@@ -432,6 +445,11 @@ def test_a_function_gets_images_where_it_asks_for_them(photos: Path, tmp_path: P
     }
     sizes = run(photos, tmp_path / "sizes", transform=lambda sample: {"n": len(sample["image"])})
     assert sizes.columns == {"n": "int"}
+    (photos / "ant" / "x.png").write_bytes(picture(3, "PNG"))  # of two kinds the column is bytes
+    both = run(photos, tmp_path / "both", transform=halve, decode=True)
+    assert (both.samples, both.columns["image"]) == (13, "ndarray:uint8:8,8,3")
+    with pytest.raises(ConfigError, match=r"none of the columns data, path .*stoker\.image\.decode"):
+        run(photos, tmp_path / "none", transform=halve, decode=True, format="files")
 
 
 def test_a_function_that_fails_names_the_sample(source: Path, tmp_path: Path) -> None:

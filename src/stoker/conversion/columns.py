@@ -73,10 +73,17 @@ def plan_columns(
                 raise ConfigError(f"there is no column {name!r}; there are {', '.join(sorted(known))}")
         return plans, plans, ()
     types = sample_types(opened, chosen, skip_bad=skip_bad)
+    images = {name for name in chosen if types[name].encoding in ("jpeg", "png") or types[name].reading == "picture"}
+    if decode and not images:
+        raise ConfigError(
+            f"decode=True hands images to the transform, and none of the columns {', '.join(chosen)} is known to hold JPEG "
+            "or PNG files: leave it out, and decode in the transform, such as by stoker.image.decode"
+        )
+    readings = {name: "plain" if said.reading == "picture" else said.reading for name, said in types.items()}
     inputs = tuple(
-        ColumnPlan(name, name, types[name].encoding, types[name].reading, folder=opened.folder) for name in chosen
+        ColumnPlan(name, name, types[name].encoding, readings[name], folder=opened.folder) for name in chosen
     )
-    decoded = tuple(name for name in chosen if types[name].encoding in ("jpeg", "png")) if decode else ()
+    decoded = tuple(name for name in chosen if name in images) if decode else ()
     outputs = _of_transform(opened, settings, inputs, columns, fill, transform, decoded, skip_bad)
     return inputs, outputs, decoded
 

@@ -97,8 +97,8 @@ def open_source(
     if found.kind in (IMAGES, FILES):
         on_listing()
         source, versions = _files(name, found, storage_options)
-        kind = _kind_of_images(source.keys) if found.kind == IMAGES else "bytes"
-        return OpenedSource(source, found.kind, {source.content: ColumnType(kind)}, versions)
+        content = _type_of_images(source.keys) if found.kind == IMAGES else ColumnType("bytes")
+        return OpenedSource(source, found.kind, {source.content: content}, versions)
     first = _first(found.given)
     root = os.path.realpath(first) if is_local(first) is not None else first
     fetched = default_cache(os.fspath(root), storage_options, f"convert\n{job}")
@@ -205,9 +205,9 @@ def _files(name: str, found: DetectedSource, options: StorageOptions | None) -> 
     return source, {file.key: file_version(file.size, file.version) for file in listed.files}
 
 
-def _kind_of_images(keys: Sequence[str]) -> str:
+def _type_of_images(keys: Sequence[str]) -> ColumnType:
     kinds = {kind for kind in ("jpeg", "png") for key in keys if key.lower().endswith(SUFFIXES[kind])}
-    return kinds.pop() if len(kinds) == 1 else "bytes"
+    return ColumnType(kinds.pop()) if len(kinds) == 1 else ColumnType("bytes", "picture")
 
 
 def _open(

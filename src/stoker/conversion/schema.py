@@ -14,9 +14,10 @@ from stoker.display import with_article
 from stoker.errors import ConfigError
 from stoker.types import Column
 
-Reading = Literal["plain", "text", "array", "file", "decode"]
+Reading = Literal["plain", "text", "array", "file", "decode", "picture"]
 """The change of values that a reader returns: none, made text, made arrays, the bytes of a file taken out of a
-``{"bytes", "path"}`` struct, or decoded from the bytes of the column's encoding."""
+``{"bytes", "path"}`` struct, decoded from the bytes of the column's encoding, or none for bytes that begin as JPEG or PNG
+files do."""
 
 _SIGNATURES: Final = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 _NUMBERS: Final = frozenset(

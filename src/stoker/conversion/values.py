@@ -14,6 +14,7 @@ from stoker.errors import ConfigError, FormatError
 from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.one_file import SIGNATURES
 from stoker.formats.parquet.columns import list_dtype
 from stoker.storage.files.regular import read_regular
 from stoker.types import Array, Batch, Column
@@ -59,6 +60,8 @@ def adapted(values: Column, plan: ColumnPlan) -> Column:
         values = _each(values, plan, lambda value: _file(value, plan.folder))
     elif plan.reading == "decode":
         values = _decoded(values, plan)
+    elif plan.reading == "picture":
+        values = _each(values, plan, _picture)
     if plan.chosen or plan.reading == "array":
         values = _cast(values, plan)
     return values
@@ -159,6 +162,12 @@ def _file(value: Any, folder: str) -> bytes:
         raise UnfitValueError(
             f"its bytes are not in the dataset, but in a file that can not be read: {error}"
         ) from None
+
+
+def _picture(value: Any) -> Any:
+    if not bytes(value[:8]).startswith((SIGNATURES["jpeg"], SIGNATURES["png"])):
+        raise UnfitValueError(f"expected the bytes of a JPEG or PNG file, got {describe(value)}")
+    return value
 
 
 def _decoded(values: Column, plan: ColumnPlan) -> Column:
