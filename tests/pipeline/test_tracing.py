@@ -409,6 +409,16 @@ def test_a_recorder_without_room_stops_and_says_so(tmp_path: Path, monkeypatch: 
     running.add(Stage.WAIT, 1, 2)  # of a thread that is late
 
 
+def test_many_spans_keep_few_files_open(tmp_path: Path) -> None:
+    running, before = Recorder(str(tmp_path)), len(os.listdir("/proc/self/fd"))
+    for number in range(1 << 17):
+        running.add(Stage.WAIT, number + 1, number + 2)
+    assert len(os.listdir("/proc/self/fd")) <= before + 12
+    (found,) = read_recorded(tmp_path, 0, 0)
+    assert found.spans["begin"].tolist() == list(range(1, (1 << 17) + 1))
+    running.close()
+
+
 def test_settings_of_a_loader_are_written_where_they_are_new(tmp_path: Path) -> None:
     running = Recorder(str(tmp_path))
     for size in (8, 8, 4, 8, 8):

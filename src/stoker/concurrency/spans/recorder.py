@@ -86,7 +86,9 @@ _QUICK: Final = 400_000
 """Items at hand that are taken between two looks at the clock, where those before took fewer nanoseconds."""
 
 _LOOKED: Final = 10_000_000
-"""Nanoseconds after which it is asked again what a thread had of the processors, which takes 3 µs and more."""
+_MOST_LOOKED: Final = 160_000_000
+"""Nanoseconds after which it is asked again what a thread had of the processors: at first, then twice as many, and at most.
+Asking lets go of Python's lock: where other threads want it, that takes some 20 µs."""
 
 MOST_SPANS: Final = 1 << 22
 """Spans that a process records at most: 128 MiB."""
@@ -145,11 +147,12 @@ class Recorder:
         since = mine.since or now
         if since == now:
             mine.since = now
-        elif now - since >= _LOOKED:
+        elif now - since >= mine.look_after:
             mine.since = now
             if mine.times is None:  # which opens a file: threads that end sooner go without
                 mine.times = ThreadTimes()
                 return
+            mine.look_after = min(2 * mine.look_after, _MOST_LOOKED)
             computed, displaced = mine.times.ask()
             self.add(Stage.PROCESSOR, since, now, computed, min(WHOLE, WHOLE * displaced // (now - since)))
 
@@ -225,11 +228,12 @@ class Recorder:
 
 
 class _OfThread(threading.local):
-    """The number of each thread, its times, and when they were looked at last, by the monotonic clock."""
+    """The number of each thread, its times, when they were looked at last, by the monotonic clock, and when again."""
 
     number = 0
     times: ThreadTimes | None = None
     since = 0
+    look_after = _LOOKED
 
 
 _recorder: Recorder | None = None
