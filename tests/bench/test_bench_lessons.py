@@ -461,17 +461,6 @@ def test_as_many_connections_as_readers_and_they_are_kept(server: str) -> None:
     assert 10 < _Kept.connections < _Kept.requests / 3
 
 
-def test_minio_has_as_many_connections_as_readers() -> None:
-    pytest.importorskip("minio")
-    from stoker.bench.clients import find_client
-    from stoker.bench.clients.base import ClientLocation
-
-    options = {"endpoint": "http://127.0.0.1:1", "access_key_id": "k", "secret_access_key": "s"}
-    client: Any = find_client("minio", "s3://b/x")(ClientLocation("s3://b/x", options, 40))
-    assert client._client._http.connection_pool_kw["maxsize"] == 40
-    client.close()
-
-
 # -- processes -----------------------------------------------------------------------------------------------------
 
 

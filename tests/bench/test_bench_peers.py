@@ -211,7 +211,7 @@ def test_a_client_of_objects_reads_all_bytes(name: str, bucket: Bucket, monkeypa
     data = os.urandom(11_000_001)
     bucket.server.client().put_object(Bucket=bucket.name, Key="data/train/file", Body=data)
     options = dict(bucket.storage_options) | ({"allow_http": True} if name == "obstore" else {})
-    place = ClientLocation(f"{bucket.url}/data/train", options, 4)
+    place = ClientLocation(f"{bucket.url}/data/train", options)
     client = client_at(name, place)
     assert bytes(memoryview(client.read("file"))) == data
     told: dict[str, Any] = {"part_bytes": 5 << 20, "part_requests": 2, "attempts": 3}

@@ -21,8 +21,7 @@ from stoker import StreamingDataset, convert, inspect, verify
 from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError, StateError, StokerError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.storage import open_store
-from stoker.storage.hub import hub_folder
-from stoker.storage.hub.listings import forget_listings
+from stoker.storage.hub import hub_folder, listings
 
 URL = "hf://datasets/o/n"
 
@@ -34,7 +33,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
     hub_folder._commits.clear()
-    forget_listings()
+    listings._kept.clear()
     with serve_hub() as made:
         monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
         yield made

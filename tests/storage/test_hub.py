@@ -15,9 +15,8 @@ import pytest
 from hub_server import Fault, Hub, Repo, serve_hub, sha_of
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, open_store
-from stoker.storage.hub import hub_folder
+from stoker.storage.hub import hub_folder, listings
 from stoker.storage.hub.http_client import seconds_to_wait
-from stoker.storage.hub.listings import forget_listings
 from stoker.testing import ReadOnlyStoreTests
 
 FAST = RetryPolicy(attempts=4, base_delay=0.01)
@@ -30,7 +29,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     hub_folder._commits.clear()
-    forget_listings()
+    listings._kept.clear()
     with serve_hub() as made:
         monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
         yield made
@@ -84,7 +83,7 @@ class TestHub(ReadOnlyStoreTests):
         pages = [one for one in self.hub.requests if "/tree/" in one and "nothing" not in one]
         assert len(pages) == 3, "two entries a page"
         fresh = self.open(store.url.split("/", 5)[5])
-        forget_listings()
+        listings._kept.clear()
         assert [fresh.head(info.key).version for info in store.list()] == [info.version for info in store.list()]
 
 

@@ -24,7 +24,7 @@ from stoker.formats.base import ReadOptions
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams import labels as labels_module
 from stoker.streams import scan as scan_module
-from stoker.streams.labels import column_labels, hash_values, label_values
+from stoker.streams.labels import column_labels, hash_values
 from stoker.writers import CSVWriter, JSONWriter
 from support import cache_of, start_script
 
@@ -83,7 +83,6 @@ def test_classes_of_integers_are_the_integers_in_the_narrowest_type(tmp_path: Pa
     assert isinstance(found, np.memmap)
     assert not found.flags.writeable
     assert column_labels(location, "small", "classes").dtype == np.uint8
-    assert label_values(location, "id") is None
 
 
 def test_classes_of_text_are_indices_among_the_sorted_values(tmp_path: Path) -> None:
@@ -91,7 +90,6 @@ def test_classes_of_text_are_indices_among_the_sorted_values(tmp_path: Path) -> 
     for column, values in (("lang", sorted(LANGUAGES)), ("raw", [b"\0", b"\1", b"\2", b"\3"])):
         found = column_labels(location, column, "classes")
         assert found.dtype == np.uint8
-        assert label_values(location, column) == tuple(values)
         assert [values[code] for code in found] == [sample_of(number)[column] for number in range(300)]
 
 
@@ -223,7 +221,6 @@ def test_a_torn_or_foreign_file_is_rebuilt(tmp_path: Path, damage: str) -> None:
     path.unlink()
     path.write_bytes(changed)
     assert column_labels(location_of(None, data), "lang", "classes").tolist() == expected
-    assert label_values(location_of(None, data), "lang") == tuple(sorted(LANGUAGES))
 
 
 def test_a_dataset_that_was_rewritten_has_new_labels(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ All samples are read once to compute it; the array is saved next to the dataset'
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import tempfile
 from collections import defaultdict
@@ -22,7 +21,7 @@ from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.streams.compare import null_mask, without_nulls
-from stoker.streams.derived_arrays import ArraySink, DerivedArray, derived_array
+from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.streams.scan import check_column, scan
 from stoker.types import Array, Column, Ids, Nulls
 
@@ -64,8 +63,8 @@ def column_labels(
         location: the dataset.
         column: its column.
         kind: ``"classes"``: the integers of an integer column in the narrowest type that holds them all; for a column of
-            text or bytes, the index of the value among the column's different values, sorted (:func:`label_values` gives
-            these). ``"hashes"``: uint64, see :func:`hash_values`.
+            text or bytes, the index of the value among the column's different values, sorted.
+            ``"hashes"``: uint64, see :func:`hash_values`.
         nulls: what samples without a value (null, NaN) are: an error, or ``"group"``, one group of their own: the class
             after all others, or a hash that no value is made for.
         options: consent to columns that run code from the data.
@@ -78,26 +77,27 @@ def column_labels(
         CacheError, StorageFullError: the labels can not be saved.
         StorageError, CorruptDataError: a shard can not be read.
     """
-    array: NDArray[np.integer[Any]] = _labels(location, column, kind, nulls, options).array
+    if kind not in get_args(LabelKind):
+        raise ConfigError(f"kind={kind!r}: expected {' or '.join(map(repr, get_args(LabelKind)))}")
+    check_column(location, column)
+    where = f"{location.cache.root}: column {column!r}"
+
+    def make(sink: ArraySink) -> tuple[DTypeLike, bytes]:
+        logger.info(
+            "reading column %r of all %d samples of %s, once, for its %s",
+            column,
+            location.index.samples,
+            location.cache.root,
+            kind,
+        )
+        chunks = ((first, batch[column]) for first, _, batch in scan(location, [column], options))
+        make_labels = _make_hashes if kind == "hashes" else _make_classes
+        return make_labels(chunks, sink, where, nulls, partial(_sample, location)), b""
+
+    array: NDArray[np.integer[Any]] = derived_array(
+        location, kind, column, {"column": column, "nulls": nulls}, make
+    ).array
     return array
-
-
-def label_values(
-    location: DatasetLocation, column: str, *, nulls: Nulls = "error", options: ReadOptions = ReadOptions()
-) -> tuple[Any, ...] | None:
-    """The values behind the labels ``"classes"`` of a column of text or bytes: sorted, ``None`` last where nulls are a group.
-
-    Errors are those of :func:`column_labels`.
-
-    Returns:
-        ``None`` for integers, which are their own labels.
-    """
-    extra = _labels(location, column, "classes", nulls, options).extra()
-    if not extra:
-        return None
-    found = json.loads(extra)
-    names = tuple(found["str"]) if "str" in found else tuple(map(bytes.fromhex, found["bytes"]))
-    return (*names, None) if found.get("null") else names
 
 
 def hash_column(values: Column, where: str, nulls: Nulls, describe_sample: Callable[[int], str]) -> U64:
@@ -171,29 +171,6 @@ def _rotate(words: U64, bits: int) -> U64:
     return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
 
 
-def _labels(
-    location: DatasetLocation, column: str, kind: LabelKind, nulls: Nulls, options: ReadOptions
-) -> DerivedArray:
-    if kind not in get_args(LabelKind):
-        raise ConfigError(f"kind={kind!r}: expected {' or '.join(map(repr, get_args(LabelKind)))}")
-    check_column(location, column)
-    where = f"{location.cache.root}: column {column!r}"
-
-    def make(sink: ArraySink) -> tuple[DTypeLike, bytes]:
-        logger.info(
-            "reading column %r of all %d samples of %s, once, for its %s",
-            column,
-            location.index.samples,
-            location.cache.root,
-            kind,
-        )
-        chunks = ((first, batch[column]) for first, _, batch in scan(location, [column], options))
-        make_labels = _make_hashes if kind == "hashes" else _make_classes
-        return make_labels(chunks, sink, where, nulls, partial(_sample, location))
-
-    return derived_array(location, kind, column, {"column": column, "nulls": nulls}, make)
-
-
 def _sample(location: DatasetLocation, number: int) -> str:
     """A sample by its number, its row and its shard."""
     starts = np.cumsum([0, *location.index.sizes])
@@ -203,19 +180,19 @@ def _sample(location: DatasetLocation, number: int) -> str:
 
 def _make_hashes(
     chunks: Iterator[tuple[int, Column]], sink: ArraySink, where: str, nulls: Nulls, sample: Callable[[int], str]
-) -> tuple[DTypeLike, bytes]:
+) -> DTypeLike:
     for first, values in chunks:
         hashes = hash_column(values, where, nulls, lambda at, first=first: sample(first + at))  # type: ignore[misc]
         sink.append(hashes.astype("<u8", copy=False))
-    return "<u8", b""
+    return "<u8"
 
 
 def _make_classes(
     chunks: Iterator[tuple[int, Column]], sink: ArraySink, where: str, nulls: Nulls, sample: Callable[[int], str]
-) -> tuple[DTypeLike, bytes]:
+) -> DTypeLike:
     """Two passes, as the final type and codes are known only at the end; the first goes to a file without a name."""
     codes: defaultdict[str | bytes, int] = defaultdict(itertools.count().__next__)
-    text: type | None = None
+    kind: type | None = None
     with tempfile.TemporaryFile(dir=sink.directory) as file:
         spool = _Spool(file)
         for first, values in chunks:
@@ -228,9 +205,9 @@ def _make_classes(
                 continue
             integers = _numbers(there, where, "classes")
             found = type(None) if integers is not None else type(there[0])
-            if text not in (None, found):
+            if kind not in (None, found):
                 raise ConfigError(f"{where} is not of one type in all shards: classes need one")
-            text = found
+            kind = found
             if integers is None:
                 # The dictionary fills itself in C, without interpreter steps for each sample.
                 integers = np.fromiter(map(codes.__getitem__, there), np.int64, len(there))
@@ -256,12 +233,7 @@ def _make_classes(
                 whole[~null] = labels
                 labels = whole
             sink.append(labels)
-    if not names:
-        return dtype, b""
-    listed: dict[str, Any] = {"str": names} if text is str else {"bytes": [bytes(name).hex() for name in names]}  # type: ignore[arg-type]
-    if spool.nulls:
-        listed["null"] = True
-    return dtype, json.dumps(listed).encode()
+    return dtype
 
 
 class _Spool:

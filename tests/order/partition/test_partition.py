@@ -209,12 +209,10 @@ def test_each_rank_has_its_share_of_each_class(
         parts = [
             labels[ids_of(table, Stratified("class").part(table, whole, rank, world, labels))] for rank in range(world)
         ]
-        rare = Stratified("class").rare_classes(table, whole, world, labels)
     for name in names.tolist():
         shares = [int((part == name).sum()) for part in parts]
         assert max(shares) - min(shares) <= 1
-        assert (0 in shares and sum(shares) > 0) == (name in rare)
-        assert rare.get(name, sum(shares)) == sum(shares)
+        assert (0 in shares) == (sum(shares) < world), "a class with fewer samples than ranks is missing on some"
 
 
 def test_dealing_goes_class_by_class_in_id_order() -> None:

@@ -72,7 +72,7 @@ class Turns(Client):
             client.close()
 
 
-def open_client(storage: Storage, url: str, rank: int, connections: int = 1) -> Client:
+def open_client(storage: Storage, url: str, rank: int) -> Client:
     """The client that a workload's storage asks for, with its settings; of several endpoints, one for all.
 
     Raises:
@@ -89,7 +89,7 @@ def open_client(storage: Storage, url: str, rank: int, connections: int = 1) -> 
     several: list[dict[str, Any]] = [{**options, "endpoint": one} for one in endpoints] or [options]
     if endpoints and kind.counts_requests:  # a store of stoker's, which repeats a request at the next endpoint
         several = [{**options, "endpoints": [*endpoints]}]
-    clients = [kind(ClientLocation(url, one, connections, **told)) for one in several]
+    clients = [kind(ClientLocation(url, one, **told)) for one in several]
     return clients[0] if len(clients) == 1 else Turns(clients)
 
 

@@ -22,7 +22,6 @@ class ClientLocation:
     Attributes:
         url: a directory, or ``s3://bucket/prefix`` and the like.
         options: credentials and settings by obstore's names.
-        connections: how many reads there may be at once.
         part_bytes: most bytes of a request; ``None``: as the client has it.
         part_requests: requests of an object at once; ``None``: as the client has it.
         attempts: tries of a request in all; ``None``: as the client has it.
@@ -30,7 +29,6 @@ class ClientLocation:
 
     url: str
     options: Mapping[str, Any] = field(repr=False)
-    connections: int = 1
     part_bytes: int | None = None
     part_requests: int | None = None
     attempts: int | None = None

@@ -113,7 +113,7 @@ class Minio(_Objects):
 
     def __init__(self, location: ClientLocation) -> None:
         super().__init__(location)
-        self._client = minio_client(_spec(location), max(10, location.connections), attempts=location.attempts or 6)
+        self._client = minio_client(_spec(location), 10, attempts=location.attempts or 6)
 
     def _read(self, bucket: str, key: str) -> Data:
         response = self._client.get_object(bucket_name=bucket, object_name=key)
@@ -137,7 +137,7 @@ class Boto3(_Objects):
     def __init__(self, location: ClientLocation) -> None:
         super().__init__(location)
         at_once = location.part_requests or 4
-        connections = max(10, location.connections * at_once)
+        connections = max(10, at_once)
         self._client = boto3_client(_spec(location), connections, attempts=location.attempts or 6)
         self._config: Any = None
         if location.part_bytes is not None:

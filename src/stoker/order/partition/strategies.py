@@ -288,13 +288,6 @@ class Stratified(_Even):
         """The column of the classes."""
         return self.label_column
 
-    def rare_classes(
-        self, table: ShardTable, whole: Selection, world_size: int, labels: Array | None = None
-    ) -> dict[int, int]:
-        """Classes with fewer samples than ranks, which some ranks never see, and their samples."""
-        division = self._division(table, whole, world_size, labels)
-        return {label: count for label, count in self._classes(division).items() if count < world_size}
-
     def owners(self, division: Division) -> Owners:
         """Rank of each sample; see :mod:`stoker.order.partition.owner_of_value`."""
         assert division.labels is not None  # checked as the division was made

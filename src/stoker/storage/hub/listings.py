@@ -39,11 +39,6 @@ def kept_listing(commit: tuple[str, ...], folder: str) -> Mapping[str, ObjectInf
         above = above.rpartition("/")[0]
 
 
-def forget_listings() -> None:
-    """Forget all that is kept."""
-    _kept.clear()
-
-
 def listed_file(entry: Any, skip: str) -> ObjectInfo | None:
     """An entry of the Hub's tree as an object below the folder ``skip``; ``None`` for what is no file of it."""
     if not isinstance(entry, dict) or entry.get("type") != "file":
