@@ -1,4 +1,4 @@
-"""Changes of a tuner's settings: for what they are tried, and what became of them."""
+"""Changes of a tuner's knobs: why they are tried, and what became of them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,34 @@ class TrialOutcome(IntEnum):
 
     KEPT = 0
     WITHDRAWN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KnobChange:
+    """A change of a knob that may be tried.
+
+    Attributes:
+        knob: what is changed.
+        before: its value before.
+        told_before: the same; of a knob that is left to others to choose, what they have chosen.
+        after: its value in the trial.
+        why: what it is for.
+    """
+
+    knob: Knob
+    before: int
+    told_before: int
+    after: int
+    why: Why
+
+    @property
+    def is_raise(self) -> bool:
+        """Whether the knob is raised."""
+        return self.after > self.told_before
+
+    def judged(self, outcome: TrialOutcome, gain: float) -> JudgedChange:
+        """The change after its trial."""
+        return JudgedChange(self.knob, self.told_before, self.after, self.why, outcome, gain)
 
 
 @dataclass(frozen=True, slots=True)

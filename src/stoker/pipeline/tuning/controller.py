@@ -15,15 +15,16 @@ beyond is at most the step of reading that the consumer waits for just then. Tri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stoker.pipeline.tuning.changes import JudgedChange, TrialOutcome, Why
+from stoker.pipeline.tuning.candidates import Candidates
+from stoker.pipeline.tuning.changes import JudgedChange, KnobChange, TrialOutcome, Why
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.regret import Regret
 from stoker.pipeline.tuning.ticks import Tick, Window
-from stoker.policy import LITTLE_WAITING, PROCESS_BYTES
+from stoker.policy import LITTLE_WAITING
 
 _GAIN: Final = 0.02
 """The part of the time of a sample that a change has to save."""
@@ -32,17 +33,11 @@ _SURE: Final = 3.0
 _LIKELY: Final = 1.5
 """Standard errors by which a gain has to differ from that before it is judged early; those that it has to have in the end."""
 
-_FULL: Final = 0.5
-"""The lookahead is too short where it is full in this part of the waiting, and in no more of it all downloads run."""
-
-_SOME: Final = 0.02
-"""Shards are worth a trial where this part of the makers' time is waiting for them, or all downloads run that may."""
-
 _CHANGED: Final = 0.3
 """A change of the waiting, as part of the time, that ends a rest."""
 
 _BESIDE: Final = 0.05
-_MOST_STEPS: Final = 3
+_MOST_CHANGES: Final = 3
 """A change that costs no more than this part of the time may be tried together with others, so many at most."""
 
 _LOSS: Final = -0.05
@@ -50,13 +45,6 @@ _LOSS_AHEAD: Final = -0.25
 _CLEAR: Final = 3.0
 """A change that costs this part of the time, and so many standard errors more, is withdrawn with the first tick; one of the
 lookahead, which has to be filled first, where it costs more."""
-
-_TAKEN: Final = 0.95
-"""Where this part of the processors is at work, more of anything does not help."""
-
-_COMPUTES: Final = 0.8
-"""Threads that compute for this part of the time: with fewer of them less is done. Where the consumer reads by itself, and
-computes for this part of its waiting: threads would take more of the processors to do the same."""
 
 _SOON: Final = 2.0
 """Where a trial may begin in so many seconds, the time is measured until then; else the tuner rests."""
@@ -82,33 +70,18 @@ _SHORT, _LONG = 0.1, 1.0
 _TICK_CHUNKS: Final = 4
 """Steps of reading that a tick has at least, and twice as many as there are threads: they come in bursts."""
 
-_CHUNKS_TIMES: Final = 4
-"""Steps that wait are raised so many times: what they level out is small, and they take memory only."""
-
-_ROOM: Final = 1.2
-"""A value that memory or a bound cuts is tried where it is so many times the one before."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    knob: Knob
-    before: int
-    told_before: int
-    after: int
-    why: Why
-
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
     """Changes that are tried together; what was measured before, and with them where it is measured without them again."""
 
-    steps: tuple[_Step, ...]
+    changes: tuple[KnobChange, ...]
     base: Window
     tried: Window | None = None
 
     @property
     def is_less(self) -> bool:
-        return self.steps[0].why is Why.LESS
+        return self.changes[0].why is Why.LESS
 
 
 class Controller:
@@ -121,21 +94,15 @@ class Controller:
 
     Attributes:
         values: of each knob, now.
-        barred: knobs that would change nothing now.
     """
 
     def __init__(self, ranges: Mapping[Knob, KnobRange], memory: MemoryUse, processors: float = math.inf) -> None:
-        self.barred: frozenset[Knob] = frozenset()
-        self._processors = processors
         self.values: dict[Knob, int] = {knob: ranges[knob].start for knob in Knob}
-        self._ranges = dict(ranges)
-        self._memory = memory
+        self._candidates = Candidates(ranges, memory, processors)
         self._trial: _Trial | None = None
         self._window = Window()
         self._settling = _SETTLE_TICKS
         self._settling_samples = 0
-        self._vain: set[tuple[Knob, bool]] = set()
-        self._raised: dict[Knob, int] = {}
         self._resting = 0
         self._rest = _REST_TICKS
         self._rested_at = 0.0
@@ -145,9 +112,18 @@ class Controller:
         self._is_saving = False
 
     @property
+    def barred(self) -> frozenset[Knob]:
+        """Knobs that would change nothing now."""
+        return self._candidates.barred
+
+    @barred.setter
+    def barred(self, knobs: frozenset[Knob]) -> None:
+        self._candidates.barred = knobs
+
+    @property
     def idle(self) -> bool:
         """Whether no knob may change."""
-        return all(one.fixed for one in self._ranges.values())
+        return self._candidates.all_fixed
 
     @property
     def rests(self) -> bool:
@@ -157,7 +133,7 @@ class Controller:
     @property
     def settled(self) -> dict[Knob, int]:
         """Values without those that are on trial."""
-        on_trial = {} if self._trial is None else {step.knob: step.before for step in self._trial.steps}
+        on_trial = {} if self._trial is None else {one.knob: one.before for one in self._trial.changes}
         return {**self.values, **on_trial}
 
     @property
@@ -225,20 +201,12 @@ class Controller:
 
     def _shrink(self, tick: Tick) -> JudgedChange | None:
         """Take back chunks, or threads, that take more memory than there is, by what steps of reading really take."""
-        memory = replace(self._memory, chunk_bytes=max(1, tick.chunk_bytes))
-        if tick.chunk_bytes:
-            self._memory = memory
-        if memory.of(self.values) <= memory.budget:
+        if (excess := self._candidates.excess(tick, self.values)) is None:
             return None
-        for knob in (Knob.CHUNKS_AHEAD, Knob.READ_THREADS, Knob.READ_PROCESSES, Knob.PREDOWNLOAD):
-            value, most = self.values[knob], max(1, memory.most(self.values, knob))
-            if self._ranges[knob].fixed or value <= most:
-                continue
-            self._give_up()
-            self.values[knob] = min(self.values[knob], most)
-            self._measure()
-            return JudgedChange(knob, value, most, Why.MEMORY, TrialOutcome.KEPT, 0.0)
-        return None
+        self._give_up()
+        self.values[excess.knob] = min(self.values[excess.knob], excess.after)
+        self._measure()
+        return excess.judged(TrialOutcome.KEPT, 0.0)
 
     # -- trials ------------------------------------------------------------------------------------------------------
 
@@ -249,8 +217,7 @@ class Controller:
 
     def _forget(self) -> None:
         """Let what was found not hold any more."""
-        self._vain.clear()
-        self._raised.clear()
+        self._candidates.forget()
         self._rest = _REST_TICKS
 
     def _search(self) -> None:
@@ -258,46 +225,17 @@ class Controller:
         if window.waiting < LITTLE_WAITING:
             self._begin_rest(window, _MOST_REST)
             return
-        steps = next(self._choices(window), None)
-        if steps is None:
+        changes = next(self._candidates.found(window, self.values), None)
+        if changes is None:
             self._begin_rest(window, self._rest)
             self._rest = min(_MOST_REST, 2 * self._rest)
         elif not (wait := self._regret.until_stake):
-            self._begin(_Trial(steps, window), steps)
+            self._begin(_Trial(changes, window), changes)
         else:
             self._window = Window()
             if wait > _SOON:
                 self._begin_rest(window, math.ceil(wait / _LONG))
                 self._is_saving = True
-
-    def _choices(self, window: Window) -> Iterator[tuple[_Step, ...]]:
-        """Changes to be tried, the most likely to help first; some need another that makes memory for them."""
-        for knob, up, why in _candidates(window):
-            if (knob, up) in self._vain or not self._may_help(knob, window, up=up):
-                continue
-            after = self._next(knob, window.latest, self.values, up=up)
-            if after is not None:
-                yield (self._step(knob, after, why, window.latest),)
-            elif up and why is Why.READING and not self._ranges[Knob.PREDOWNLOAD].fixed:
-                less = self.values[Knob.PREDOWNLOAD] // 2
-                after = self._next(knob, window.latest, {**self.values, Knob.PREDOWNLOAD: less}, up=up)
-                if less and after is not None:
-                    making = self._step(Knob.PREDOWNLOAD, less, Why.MEMORY, window.latest)
-                    yield (self._step(knob, after, why, window.latest), making)
-
-    def _may_help(self, knob: Knob, window: Window, *, up: bool) -> bool:
-        """Whether a change may make the time less, by what computes now."""
-        at_work = window.processors
-        if up:
-            reads_here = knob is Knob.READ_THREADS and not self.values[knob]
-            computes = reads_here and window.mean("at_work") >= _COMPUTES
-            return not computes and at_work < _TAKEN * self._processors
-        if self._raised.get(knob) == self.values[knob]:
-            return False
-        return knob is not Knob.READ_THREADS or at_work < _COMPUTES * self.values[knob]
-
-    def _step(self, knob: Knob, after: int, why: Why, tick: Tick) -> _Step:
-        return _Step(knob, self.values[knob], self._told(knob, tick), after, why)
 
     def _begin_rest(self, window: Window, ticks: int) -> None:
         self._rested_at, self._odd, self._is_saving = window.waiting, 0, False
@@ -313,41 +251,17 @@ class Controller:
             self._forget()
         if not self._resting or self._odd >= _LEAST_TICKS:
             if not self._is_saving:  # else the search goes on where it was
-                self._vain.clear()
+                self._candidates.retry()
             self._measure()
 
-    def _next(self, knob: Knob, tick: Tick, values: Mapping[Knob, int], *, up: bool) -> int | None:
-        """The value to be tried beside others; ``None``: there is none."""
-        bounds = self._ranges[knob]
-        if bounds.fixed or knob in self.barred:
-            return None
-        value = self._told(knob, tick)
-        if not up:
-            less = value // 2
-            return less if less >= 1 else None
-        most = min(bounds.most, self._memory.most(values, knob))
-        if knob is Knob.DOWNLOAD_THREADS:
-            most = min(most, tick.most_width)
-        if knob is Knob.READ_PROCESSES:
-            most = min(most, max(bounds.start, self._memory.budget // PROCESS_BYTES))
-        after = min(max((_CHUNKS_TIMES if knob is Knob.CHUNKS_AHEAD else 2) * value, bounds.step), most)
-        if knob is Knob.CHUNKS_AHEAD and not self.values[Knob.READ_THREADS]:
-            return None
-        return after if after >= value * _ROOM and after > value else None
-
-    def _told(self, knob: Knob, tick: Tick) -> int:
-        """The value of a knob; of one that is chosen elsewhere, what that is."""
-        value = self.values[knob]
-        return value or tick.width if knob is Knob.DOWNLOAD_THREADS else value
-
-    def _begin(self, trial: _Trial, steps: tuple[_Step, ...]) -> None:
+    def _begin(self, trial: _Trial, changes: tuple[KnobChange, ...]) -> None:
         """Make some changes, which are the last of a trial."""
-        self._measure(settle=self.values[Knob.PREDOWNLOAD] if steps[-1].knob is Knob.PREDOWNLOAD else 0)
-        if len(steps) == len(trial.steps):
+        self._measure(settle=self.values[Knob.PREDOWNLOAD] if changes[-1].knob is Knob.PREDOWNLOAD else 0)
+        if len(changes) == len(trial.changes):
             self._regret.begin(trial.base.time, trial.base.spread)
         self._trial = trial
-        for step in steps:
-            self.values[step.knob] = step.after
+        for change in changes:
+            self.values[change.knob] = change.after
 
     def _withdraw(self) -> None:
         self.values = self.settled
@@ -364,7 +278,7 @@ class Controller:
         window, base = self._window, trial.base
         gain = 1.0 - window.time / base.time
         error = math.hypot(window.error, base.error * window.time / base.time) / base.time
-        ahead = any(step.knob is Knob.PREDOWNLOAD for step in trial.steps)
+        ahead = any(one.knob is Knob.PREDOWNLOAD for one in trial.changes)
         clear = _CLEAR * base.error / base.time * math.sqrt(base.ticks / window.ticks)
         lost = gain < (_LOSS_AHEAD if ahead else _LOSS - clear)
         if window.ticks < _LEAST_TICKS and not lost:
@@ -381,8 +295,8 @@ class Controller:
             self._measure()
             self._trial = replace(trial, tried=window)
             return []
-        if not keep and least > -_BESIDE - error and (steps := self._beside(trial, window)) is not None:
-            self._begin(_Trial((*trial.steps, *steps), base), steps)
+        if not keep and least > -_BESIDE - error and (changes := self._beside(trial, window)) is not None:
+            self._begin(_Trial((*trial.changes, *changes), base), changes)
             return []
         return self._end(trial, gain, keep=keep)
 
@@ -395,60 +309,32 @@ class Controller:
         gain = 1.0 - tried.time / base.time
         error = math.hypot(tried.error, base.error * tried.time / base.time) / base.time
         if keep := gain >= max(_GAIN, _LIKELY * error):
-            self.values.update((step.knob, step.after) for step in trial.steps)
+            self.values.update((one.knob, one.after) for one in trial.changes)
         return self._end(replace(trial, base=base), gain, keep=keep, window=tried)
 
     def _end(self, trial: _Trial, gain: float, *, keep: bool, window: Window | None = None) -> list[JudgedChange]:
         """End a trial."""
         window = window or self._window
         if keep:
-            self._vain.clear()
             self._rest = _REST_TICKS
             # Of changes that were made together, the first may have helped nothing.
-            last = trial.steps[-1]
-            if last.after > last.told_before:
-                self._raised[last.knob] = last.after
+            self._candidates.helped(trial.changes[-1])
         else:
             self._regret.withdrawn()
             self._withdraw()
-            self._vain.update((step.knob, step.after > step.told_before) for step in trial.steps[:1])
+            self._candidates.failed(trial.changes[0])
         self._measure()
         outcome = TrialOutcome.KEPT if keep else TrialOutcome.WITHDRAWN
         if keep:  # what was measured goes on: the next trial needs no other base
             self._settling, self._window = 0, window
-        return [JudgedChange(one.knob, one.told_before, one.after, one.why, outcome, gain) for one in trial.steps]
+        return [one.judged(outcome, gain) for one in trial.changes]
 
-    def _beside(self, trial: _Trial, window: Window) -> tuple[_Step, ...] | None:
+    def _beside(self, trial: _Trial, window: Window) -> tuple[KnobChange, ...] | None:
         """Changes of other knobs, where the waiting is for something else now: two stages were equally slow."""
-        if len(trial.steps) >= _MOST_STEPS:
+        if len(trial.changes) >= _MOST_CHANGES:
             return None
-        knobs, whys = {one.knob for one in trial.steps}, {one.why for one in trial.steps} | {Why.LESS}
-        for steps in self._choices(window):
-            if not any(one.knob in knobs or one.why in whys for one in steps):
-                return steps
+        knobs, whys = {one.knob for one in trial.changes}, {one.why for one in trial.changes} | {Why.LESS}
+        for changes in self._candidates.found(window, self.values):
+            if not any(one.knob in knobs or one.why in whys for one in changes):
+                return changes
         return None
-
-
-def _candidates(window: Window) -> Iterator[tuple[Knob, bool, Why]]:
-    """Knobs that may make the waiting less, the most likely first, and whether they are raised."""
-    shards, downloads = window.mean("shards"), window.mean("downloads")
-    short = window.mean("full") >= _FULL and downloads <= _FULL
-    if shards < 0.5:
-        yield from _OF_READING
-    if shards >= _SOME or downloads > _FULL:
-        yield from _OF_SHARDS[::-1] if short else _OF_SHARDS
-        yield (Knob.DOWNLOAD_THREADS, False, Why.LESS)
-    if shards >= 0.5:
-        yield from _OF_READING
-
-
-_OF_READING: Final = (
-    (Knob.READ_PROCESSES, True, Why.READING),
-    (Knob.READ_THREADS, True, Why.READING),
-    (Knob.CHUNKS_AHEAD, True, Why.READING),
-    (Knob.READ_THREADS, False, Why.LESS),
-)
-_OF_SHARDS: Final = (
-    (Knob.DOWNLOAD_THREADS, True, Why.FETCHING),
-    (Knob.PREDOWNLOAD, True, Why.LOOKAHEAD),
-)
