@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ from stoker.bench.ranks.termination import is_stopped
 from stoker.bench.ranks.worker_stacks import listen, tell_stacks, worker_stacks
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
+from stoker.storage.files.locked_folder import LockedFolder
 
 
 class Waits:
@@ -206,6 +209,20 @@ def test_a_hanging_rank_of_a_launcher_is_named_and_results_stay(hanging: int, pa
     assert f"rank {hanging}" in result["failure"] or "hangs: no progress" in result["failure"]
     assert result["epochs"][0]["complete"]
     assert "hangs" in result["ranks"][hanging]["error"]
+
+
+def test_the_next_run_removes_the_folder_of_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = LockedFolder(tmp_path, "stoker-bench-")
+    os.close(killed._descriptor)  # as the kernel does it for a killed process
+    (killed.path / "shard").write_bytes(b"of a loader")
+    lives, launch = LockedFolder(tmp_path, "stoker-bench-"), LocalRanks(0)
+    launch.start(RunPlan(Workload(), "/d", "/r", "x"), 0, "token")
+    assert not killed.path.exists()
+    assert len(list(tmp_path.iterdir())) == 2
+    launch.end()
+    assert list(tmp_path.iterdir()) == [lives.path]
+    lives.remove()
 
 
 def test_stopped_ranks_are_ended_at_once_and_others_have_their_time() -> None:

@@ -473,3 +473,15 @@ def test_the_next_start_removes_what_killed_ones_left_for_files_of_stores(
         (folder / f"stoker-{job.__name__}-of_mine").mkdir()
         job(tmp_path / "data")
         assert sorted(folder.iterdir()) == sorted([live, folder / f"stoker-{job.__name__}-of_mine"])
+
+
+@pytest.mark.parametrize("job", [inspect, verify])
+def test_a_folder_for_temporary_files_that_can_not_be_used_is_told(
+    job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not an OSError of the system's that names no remedy."""
+    image_dataset(tmp_path / "data")
+    gone = tmp_path / "gone"
+    monkeypatch.setattr(tempfile, "tempdir", str(gone))
+    with pytest.raises(ConfigError, match=f"{gone}, the folder for temporary files: No such file.*set TMPDIR"):
+        job(tmp_path / "data")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from stoker.arguments import checked
@@ -66,9 +64,10 @@ def inspect(
 
     Raises:
         ObjectNotFoundError: nothing is there.
-        ConfigError: it is not clear what the files are.
+        ConfigError: it is not clear what the files are, or the folder for temporary files is full or can not be written.
         FormatError: the index, or a file's header, can not be read.
 
+    >>> import tempfile
     >>> from stoker import MDSWriter
     >>> with tempfile.TemporaryDirectory() as out:
     ...     with MDSWriter({"x": "int", "name": "str"}, out) as writer:
@@ -90,7 +89,7 @@ def inspect(
                 f"{text} holds shards without an index.json: make one with `stoker index`, or rebuild_index()"
             )
         name = found.format or _INDEXED
-    with LockedFolder(Path(tempfile.gettempdir()), "stoker-inspect-") as scratch:
+    with LockedFolder.in_temp("stoker-inspect-") as scratch:
         if name == _INDEXED:
             refuse_options(text, format_options)
             store = open_store(text, options)

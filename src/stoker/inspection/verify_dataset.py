@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from stoker.arguments import checked
@@ -92,6 +90,7 @@ def verify(
     Raises:
         ConfigError: arguments that do not go together, or it is not clear what the files are.
         ObjectNotFoundError: nothing is there.
+        ConfigError: settings that do not go together, or the folder for temporary files is full or can not be written.
         MissingPackageError: what reads the format, decodes a column, or the engine needs is not installed.
         AccessDeniedError, StorageTimeoutError: the files can not be listed.
 
@@ -147,7 +146,7 @@ def verify(
             time.monotonic() - began,
         )
 
-    with LockedFolder(Path(tempfile.gettempdir()), "stoker-verify-") as scratch:
+    with LockedFolder.in_temp("stoker-verify-") as scratch:
 
         def checker_of(root: str) -> Checker:
             files = FileReader(open_store(root, options), scratch)

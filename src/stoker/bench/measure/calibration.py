@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from stoker.bench.settings.workload import Storage
 from stoker.cluster import World
 from stoker.errors import StokerError
 from stoker.storage import open_store
+from stoker.storage.files.locked_folder import LockedFolder
 
 
 def in_memory(storage: Storage, url: str) -> Storage:
@@ -27,8 +28,11 @@ def in_memory(storage: Storage, url: str) -> Storage:
     )
 
 
-def copy_files(plan: RunPlan, world: World) -> dict[str, Any]:
+def copy_files(plan: RunPlan, world: World, holds: ExitStack) -> dict[str, Any]:
     """Copy the first training files into memory of this host, up to ``metric.calibrate_bytes``; for JSON.
+
+    Args:
+        holds: removes the copy at its end.
 
     Returns:
         ``url``, ``files`` and ``bytes`` of the copy, or ``error``: why there is none.
@@ -38,8 +42,8 @@ def copy_files(plan: RunPlan, world: World) -> dict[str, Any]:
     parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     if parent is None:
         return {"error": "this host has no /dev/shm, where a copy could be kept in memory"}
-    folder = Path(tempfile.mkdtemp(prefix="stoker-bench-", dir=parent))
     try:
+        folder = holds.enter_context(LockedFolder(parent, "stoker-bench-"))
         store = open_store(f"{plan.url.rstrip('/')}/train", workload.storage.store_options(plan.url, world.rank))
         listed = sorted(
             (one for one in store.list() if not Path(one.key).name.startswith(".")), key=lambda one: one.key
@@ -67,6 +71,6 @@ def copy_files(plan: RunPlan, world: World) -> dict[str, Any]:
                 f"{files} files in memory are {steps} steps, {wanted} are needed: raise metric.calibrate_bytes"
             )
     except (StokerError, OSError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        holds.close()
         return {"error": str(error)}
     return {"url": str(folder), "files": files, "bytes": size}

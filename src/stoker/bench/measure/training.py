@@ -6,7 +6,8 @@ import contextlib
 import importlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -301,46 +302,44 @@ class Training:
 
     def _calibrate(self) -> None:
         """The same loader and steps over a copy of some files in memory: what endless storage would give."""
+        with ExitStack() as holds:
+            copied = copy_files(self.plan, self.world, holds) if self.first_here else None
+            copied = next((one for one in self.link.gather("copied", copied) if one is not None), None)
+            if copied is None or "error" in copied:
+                self.record["calibration"] = {"error": "nothing was copied" if copied is None else copied["error"]}
+                self.save()
+                return
+            self._train_in_memory(copied)
+
+    def _train_in_memory(self, copied: Mapping[str, Any]) -> None:
         workload = self.plan.workload
-        copied = copy_files(self.plan, self.world) if self.first_here else None
-        copied = next((one for one in self.link.gather("copied", copied) if one is not None), None)
-        if copied is None or "error" in copied:
-            self.record["calibration"] = {"error": "nothing was copied" if copied is None else copied["error"]}
-            self.save()
-            return
+        dataset = replace(workload.dataset, files=copied["files"], files_eval=0)
+        small = replace(
+            workload,
+            dataset=dataset,
+            stages=("train",),
+            storage=in_memory(workload.storage, copied["url"]),
+        )
+        compute = make_step(small, self.world)
+        loader = self._open("train", small.reader.batch_size, copied["url"], small)
+        steps = Steps(self._expected(small, "train"))
         try:
-            dataset = replace(workload.dataset, files=copied["files"], files_eval=0)
-            small = replace(
-                workload,
-                dataset=dataset,
-                stages=("train",),
-                storage=in_memory(workload.storage, copied["url"]),
-            )
-            compute = make_step(small, self.world)
-            loader = self._open("train", small.reader.batch_size, copied["url"], small)
-            steps = Steps(self._expected(small, "train"))
-            try:
-                compute.begin(0)
-                self.link.barrier("calibration")
-                with self.watch.steps("the calibration", lambda: steps.count, compute):
-                    run_steps(
-                        loader.epoch(0),
-                        compute,
-                        steps,
-                        limit=small.train.steps,
-                        barrier=self._step_barrier if small.train.barrier and self.world.world_size > 1 else None,
-                        check=self.link.check,
-                    )
-            finally:
-                loader.close()
-            self.record["calibration"] = {"files": copied["files"], "bytes": copied["bytes"]} | self._measured(
-                steps, small
-            )
-            self.save()
-            self.link.barrier("calibrated")
+            compute.begin(0)
+            self.link.barrier("calibration")
+            with self.watch.steps("the calibration", lambda: steps.count, compute):
+                run_steps(
+                    loader.epoch(0),
+                    compute,
+                    steps,
+                    limit=small.train.steps,
+                    barrier=self._step_barrier if small.train.barrier and self.world.world_size > 1 else None,
+                    check=self.link.check,
+                )
         finally:
-            if self.first_here:
-                shutil.rmtree(copied["url"], ignore_errors=True)
+            loader.close()
+        self.record["calibration"] = {"files": copied["files"], "bytes": copied["bytes"]} | self._measured(steps, small)
+        self.save()
+        self.link.barrier("calibrated")
 
 
 def _more(now: int | None, before: int | None) -> int | None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final, Protocol
 
 from stoker.bench.ranks.control.server import Server
 from stoker.bench.ranks.plan import NAME, RunPlan, save_plan
 from stoker.bench.ranks.termination import is_stopped, kill_descendants
+from stoker.storage.files.locked_folder import LockedFolder
 
 _END_SECONDS: Final = 35.0
 """For which ranks may take to end after one has failed; a little more than they give themselves."""
@@ -87,15 +85,15 @@ class LocalRanks(Launch):
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._children: list[subprocess.Popen[bytes]] = []
-        self._scratch: str | None = None
+        self._scratch: LockedFolder | None = None
 
     def prepare(self) -> None:
         """See :class:`Launch`."""
 
     def start(self, plan: RunPlan, port: int, token: str) -> None:
-        self._scratch = tempfile.mkdtemp(prefix="stoker-bench-")
-        path = Path(self._scratch) / NAME
-        save_plan(replace(plan, scratch=self._scratch), path)
+        self._scratch = LockedFolder.in_temp("stoker-bench-")
+        path = self._scratch.path / NAME
+        save_plan(replace(plan, scratch=str(self._scratch.path)), path)
         environ = {**os.environ, "_STOKER_BENCH_TOKEN": token}
         for rank in range(self._ranks):
             told = [str(path), str(rank), str(self._ranks), str(port)]
@@ -124,7 +122,7 @@ class LocalRanks(Launch):
                 child.kill()
         self._await_end()  # not for ever: one that waits for a dead server's disk can not be killed
         if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch.remove()
 
     def _await_end(self) -> None:
         deadline = time.monotonic() + _GRACE

@@ -13,7 +13,9 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
+
+from stoker.errors import ConfigError
 
 _LOCK: Final = "lock"
 _RANDOM: Final = re.compile("[a-z0-9_]{8}")
@@ -49,6 +51,24 @@ class LockedFolder:
             if descriptor is not None:
                 self._descriptor = descriptor
                 return
+
+    @classmethod
+    def in_temp(cls, prefix: str) -> Self:
+        """Make it in the system's folder for temporary files.
+
+        Raises:
+            ConfigError: it can not be made there: the folder is full, or can not be written.
+        """
+        where = "no folder for temporary files"
+        try:
+            parent = tempfile.gettempdir()
+            where = f"{parent}, the folder for temporary files"
+            return cls(Path(parent), prefix)
+        except OSError as error:
+            raise ConfigError(
+                f"{where}: {error.strerror or error}. Free some space there, make it writable, or set TMPDIR to another "
+                "folder"
+            ) from error
 
     def __enter__(self) -> Path:
         return self.path
