@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker import MDSWriter, ReadOptions, StreamingDataset, World, merge_index
-from stoker.errors import ConfigError, FormatError, StateError, TransformError, UnsafeDataError
+from stoker.errors import ConfigError, FormatError, StateError, StokerError, TransformError, UnsafeDataError
 from stoker.writers import JSONWriter
 
 ROWS = 1000
@@ -75,6 +76,35 @@ def test_samples_by_id(data: Path) -> None:
     batch = dataset.read([700, 1, 700], columns=["tokens", "text"])
     assert np.array_equal(batch["tokens"], [list(range(n, n + 8)) for n in (700, 1, 700)])
     assert batch["text"] == ["sample 700", "sample 1", "sample 700"]
+
+
+def test_no_ids_have_the_columns_of_a_sample(data: Path, tmp_path: Path) -> None:
+    """They were lists all, so that what concatenates columns failed."""
+    dataset = StreamingDataset(local=data)
+    one, none = dataset.read([1]), dataset.read([])
+    assert list(none) == list(one)
+    assert none["text"] == none["scores"] == []
+    for name in ("id", "tokens"):
+        column, empty = one[name], none[name]
+        assert isinstance(column, np.ndarray)
+        assert isinstance(empty, np.ndarray)
+        assert (empty.dtype, empty.shape) == (column.dtype, (0, *column.shape[1:]))
+    assert np.array_equal(np.concatenate([none["tokens"], one["tokens"]]), one["tokens"])
+    assert list(dataset.read([], columns=["tokens"])) == ["tokens"]
+    with pytest.raises(FormatError, match="no column 'words'"):
+        dataset.read([], columns=["words"])
+
+    (tmp_path / "a.jsonl").write_text('{"x": \n{"x": 1.5}\n')
+    of_good = StreamingDataset(tmp_path, format="json").read([])["x"]
+    assert isinstance(of_good, np.ndarray)
+    assert of_good.dtype == np.float64
+    (tmp_path / "a.jsonl").write_text('{"x": 1.5}\n{"x": 2.5}\n')
+    dataset = StreamingDataset(tmp_path, format="json", cache="memory")
+    (tmp_path / "a.jsonl").write_text('{"x": 1.5]\n{"x": 2.5]\n')
+    with pytest.raises(StokerError) as of_one:
+        dataset.read([0])
+    with pytest.raises(type(of_one.value), match=re.escape(str(of_one.value))):  # where all are bad
+        dataset.read([])
 
 
 @pytest.mark.parametrize("index", [ROWS, -ROWS - 1, [0, ROWS]])
@@ -417,6 +447,7 @@ def test_an_empty_dataset_is_read_as_nothing(tmp_path: Path) -> None:
         pass
     dataset = StreamingDataset(local=tmp_path, shuffle=True, batch_size=4)
     assert (len(dataset), list(dataset), list(dataset.batches())) == (0, [], [])
+    assert dataset.read([], columns=["id"]) == {"id": []}
 
 
 def test_importing_stoker_is_light() -> None:

@@ -21,6 +21,8 @@ from stoker.lazy import cached_property
 from stoker.loaders.trainers.consumers import fetches_by_id
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.epoch_reader import EpochReader
+from stoker.pipeline.recovery.empty_batch import EmptyBatch
+from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import SampleLocation, location_of
 from stoker.reading.samples import read_sample, read_samples
 from stoker.streams.streams import Streams
@@ -91,7 +93,8 @@ class SamplesById:
         """Columns of any samples by id, in the order given; ``transform`` is not applied.
 
         Args:
-            ids: sample ids; negative ones count from the end.
+            ids: sample ids; negative ones count from the end. Of no ids, the columns are those of a sample, without rows:
+                one is read for it. Of a dataset without samples they are lists.
             columns: names to read; default, those of the dataset.
 
         Raises:
@@ -104,8 +107,26 @@ class SamplesById:
         wanted = self._epoch_reader.settings.columns if columns is None else columns
         shards, rows = self._table.locate(self._ids(ids))
         if not len(rows):
-            return {name: [] for name in (wanted or self._streams.index.columns)}
+            return self._read_none(wanted)
         return as_batch(read_samples(self._epoch_reader.pool, shards, rows, wanted))
+
+    def _read_none(self, columns: Sequence[str] | None) -> Batch:
+        """The columns of a good sample, without rows."""
+        pool, bad = self._epoch_reader.pool, list[Exception]()
+
+        def read(shard: int, row: int) -> Batch:
+            try:
+                return read_samples(pool, np.array([shard]), np.array([row]), columns)
+            except Exception as error:
+                bad.append(error)
+                if not is_of_sample(error):
+                    raise
+                return {}
+
+        found = EmptyBatch(self._table).columns(read)
+        if bad and not found:
+            raise bad[0]
+        return found or {name: [] for name in (columns or self._streams.index.columns)}
 
     @checked
     def where(self, sample_id: int) -> SampleLocation:
