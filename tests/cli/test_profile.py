@@ -115,3 +115,6 @@ def test_faults_are_told(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         said = profile(capsys, data, "--out", tmp_path / "trace.json", "--transform", text, code=1)
         assert f"--transform {text} {remedy}" in said
     assert "can not be written" in profile(capsys, data, "--out", tmp_path / "no" / "trace.json", code=1)
+    here = sorted(tmp_path.iterdir())
+    assert "trace until then" not in profile(capsys, tmp_path / "none", "--out", tmp_path / "trace.json", code=1)
+    assert sorted(tmp_path.iterdir()) == here  # no trace of what was not read

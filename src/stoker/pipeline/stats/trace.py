@@ -46,10 +46,10 @@ class Trace:
     At the end of the block the file is written: open it at https://ui.perfetto.dev. It has a span for each time that a thread
     lists, fetches, decompresses, opens, decodes, transforms, collates, sends or waits. DataLoader workers take part where
     they are started inside the block. Where the block ends with an error, the file ``partial.trace.json`` has what was
-    recorded until then, and an earlier ``trace.json`` stays as it is. Where nobody leaves the block, as that of a generator
-    that is not read to its end, the file is written at the interpreter's exit. What is recorded lies in a folder
-    ``.trace.json.*`` beside the file meanwhile: that of a process that was killed stays, until the next trace of that name
-    begins.
+    recorded until then, and an earlier ``trace.json`` stays as it is; there is none where no sample was asked for. Where
+    nobody leaves the block, as that of a generator that is not read to its end, the file is written at the interpreter's
+    exit. What is recorded lies in a folder ``.trace.json.*`` beside the file meanwhile: that of a process that was killed
+    stays, until the next trace of that name begins.
 
     >>> with stoker.Trace("trace.json") as trace:  # doctest: +SKIP
     ...     for batch in dataset.batches():
@@ -133,9 +133,10 @@ class Trace:
         try:
             running.close()
             self._processes = read_recorded(folder, self._facts.rank, self._origin)
-            write_trace(self.path, self._processes, self._facts, folder)
-            if error is not None and self._failed:
-                error.add_note(f"the trace until then is in {self.path}")
+            if not self._failed or any(one.has_read for one in self._processes):
+                write_trace(self.path, self._processes, self._facts, folder)
+                if error is not None and self._failed:
+                    error.add_note(f"the trace until then is in {self.path}")
         except OSError as problem:
             said = f"the trace {self.path} can not be written: {problem.strerror or problem}"
             if not self._failed:

@@ -69,6 +69,11 @@ class TracedProcess:
         """A name to show."""
         return f"rank {self.rank}" + ("" if self.worker is None else f", worker {self.worker}")
 
+    @property
+    def has_read(self) -> bool:
+        """Whether it has gone on to samples: has done more than to find out which there are."""
+        return bool(self.loaders) or not np.isin(self.spans["stage"], (Stage.LIST, Stage.PROCESSOR)).all()
+
 
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
