@@ -68,7 +68,9 @@ def test_spans_together_are_the_file(
     data = b"x" * start + data
     quote = QUOTE if quoted else None
     if quoted and data.count(b'"') % 2:
-        with pytest.raises(CorruptDataError, match=r"the file: a quote .* is not closed"):
+        begins, _ = find_lines(np.frombuffer(data, np.uint8)[start:], quote)
+        where = f"all from sample {len(begins) - 1} on, at byte {start + begins[-1]}, is one line"
+        with pytest.raises(CorruptDataError, match=rf"the file: a quote .* is not closed: {where}"):
             line_spans(MappedSource(data, "the file"), start, quote, size)
         return
     spans = line_spans(MappedSource(data, "the file"), start, quote, size)
@@ -361,3 +363,31 @@ def test_lines_of_plain_text_are_read_as_the_error_says(tmp_path: Path) -> None:
         'one, "two',
         "three",
     ]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "said"),
+    [
+        ('1500,"word,z', '1510,"word,z', "a quote .* is missing"),
+        ('1500,wo"rd,z', '1510,wo"rd,z', "a quote .* is missing"),
+        ('1500,"word,z', '1510,word,z"', "expected 3 values, found 2"),
+    ],
+)
+def test_a_stray_quote_is_a_bad_sample_that_says_how_many_lines_it_takes(
+    one: str, two: str, said: str, tmp_path: Path
+) -> None:
+    """As quotes hold line breaks, a stray one takes what follows into its sample, up to the next."""
+    lines = ["x,y,z", *(f"{number},word,z" for number in range(2000))]
+    lines[1501], lines[1511] = one, two
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    dataset = StreamingDataset(tmp_path, format="csv")
+    with pytest.raises(DecodeError, match=f"sample 1500: {said}.* The sample takes 11 lines"):
+        dataset.read(np.arange(dataset.size))
+    left = StreamingDataset(tmp_path, format="csv", on_bad_sample="skip")
+    assert [sample["x"] for sample in left] == [*range(1500), *range(1511, 2000)]
+
+
+def test_two_stray_quotes_around_lines_are_one_value(tmp_path: Path) -> None:
+    """What RFC 4180 has as one value with line breaks is not told from damage, as the documentation says."""
+    (tmp_path / "a.csv").write_text('x,y\n1,"a\n2,b\n3,c"\n4,d\n')
+    assert StreamingDataset(tmp_path, format="csv").read([0, 1])["y"] == ["a\n2,b\n3,c", "d"]

@@ -44,7 +44,14 @@ class CSVFileShard(LineShard):
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         remedy = '. If that is right, say so: format_options={{"columns": {{{name}: "str"}}}}'
-        return self._values(self._split(lines), self._names, columns, _READERS, remedy)
+        try:
+            return self._values(self._split(lines), self._names, columns, _READERS, remedy)
+        except UnfitValueError as error:
+            breaks = lines[error.row or 0].count("\n")
+            if not breaks:
+                raise
+            more = f"{error}. The sample takes {breaks + 1:,} lines, as quotes hold line breaks"
+            raise UnfitValueError(more, row=error.row) from error.__cause__
 
     def _split(self, lines: list[str]) -> Iterator[list[str]]:
         for row, line in enumerate(lines):

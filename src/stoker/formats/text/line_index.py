@@ -120,7 +120,7 @@ def _counted(source: ByteSource, start: int, quote: int | None) -> Iterator[tupl
 
     A last line without a newline ends with the file.
     """
-    quotes = 0
+    quotes = samples = 0
     previous = start - 1  # the newline before the line that goes on
     held = 0  # the byte before the block
     for first in range(start, source.size, _BLOCK):
@@ -129,20 +129,21 @@ def _counted(source: ByteSource, start: int, quote: int | None) -> Iterator[tupl
         ends, more = _borders(data, quote, quotes & 1)
         quotes += more
         there = ends + first
-        if stop == source.size:
-            if quotes & 1:
-                raise CorruptDataError(
-                    f"{source.where}: a quote ({chr(quote or 0)!r}) is not closed. If the file quotes nothing, say so with "
-                    'format_options={"quote": ""}'
-                )
-            if not len(there) or int(there[-1]) != stop - 1:
-                there = np.append(there, stop)
+        if stop == source.size and (not len(there) or int(there[-1]) != stop - 1):
+            there = np.append(there, stop)
         if len(there):
             before = np.concatenate([np.array([previous], np.int64), there[:-1]])
             lengths = there - before - 1
             last = np.where(there > first, data[np.maximum(there - first - 1, 0)], held)
             filled = (lengths > 1) | ((lengths == 1) & (last != _RETURN))
             previous = int(there[-1])
+            if stop == source.size and quotes & 1:  # so the last line is without its end
+                raise CorruptDataError(
+                    f"{source.where}: a quote ({chr(quote or 0)!r}) is not closed: all from sample "
+                    f"{samples + int(filled[:-1].sum()):,} on, at byte {int(before[-1]) + 1:,}, is one line. If the file "
+                    'quotes nothing, say so with format_options={"quote": ""}'
+                )
+            samples += int(filled.sum())
         else:
             filled = np.zeros(0, np.bool_)
         held = int(data[-1])
