@@ -129,7 +129,6 @@ LESSONS: dict[str, tuple[str, ...]] = {
     ),
     "a pool of ten connections for more threads, and a new one for each epoch": (
         f"{HERE}::test_as_many_connections_as_readers_and_they_are_kept",
-        f"{HERE}::test_minio_has_as_many_connections_as_readers",
     ),
     "one client was asked for and another read": (
         f"{PEERS}::test_torch_reads_through_the_client_that_was_requested",
