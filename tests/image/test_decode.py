@@ -219,8 +219,10 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header() -> None:
 
 def test_what_is_no_picture_at_all_is_an_error_of_arguments() -> None:
     for wrong in ("photo.jpg", {"path": "a.jpg"}, 3, np.zeros((2, 2))):
-        with pytest.raises(ConfigError, match="a picture is bytes"):
+        with pytest.raises(ConfigError, match=r"a picture is bytes, .*: name the column"):
             decode(wrong)
+    with pytest.raises(ConfigError, match=r"got list: of a list, decode each .* by stoker\.image\.decode"):
+        decode([b""])
 
 
 def test_pillow_stands_in_for_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:

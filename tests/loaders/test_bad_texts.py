@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker import BadSamples, LMBatch, LMStream, ReadOptions, StreamingDataset, World
+from stoker import BadSamples, KeepIds, LMBatch, LMStream, ReadOptions, StreamingDataset, World
 from stoker.errors import ConfigError, TooManyBadSamplesError, TransformError
 
 SAMPLES = 120
@@ -128,6 +128,12 @@ def test_a_tokenizer_that_loses_texts_is_an_error(data: Path) -> None:
     dataset = StreamingDataset(data, on_bad_sample="skip", batch_size=6)
     with pytest.raises(ConfigError, match="lists of ids for"):
         list(LMStream(dataset, "text", 6, 4, tokenizer=lambda texts: [[1]] * (len(texts) + 1)))
+    for treatment in ("skip", "raise"):  # as a tokenizer of transformers returns ids
+        dataset = StreamingDataset(data, on_bad_sample=treatment, batch_size=6, subset=KeepIds([1, 2]))
+        with pytest.raises(ConfigError, match=r"returned a dict with input_ids, mask: .*\[\"input_ids\"\]"):
+            list(LMStream(dataset, "text", 6, 4, tokenizer=lambda texts: {"input_ids": [[1]] * len(texts), "mask": []}))
+    with pytest.raises(ConfigError, match=r"dataset must be .*; such as StreamingDataset\(path\)"):
+        LMStream(str(data), "text", 6, 4, tokenizer=tokenize)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no column 'words'"):
         list(LMStream(StreamingDataset(data, on_bad_sample="skip", batch_size=6), "words", 6, 4, tokenizer=tokenize))
 

@@ -396,7 +396,7 @@ def test_a_function_of_whole_batches(data: Path) -> None:
     for read in (iter, lambda dataset: dataset[3]):
         with pytest.raises(ConfigError, match=r"batch_map\(\) makes whole batches|samples by id come one for one"):
             next(iter(read(opened(data, transform=chain))))
-    with pytest.raises(ConfigError, match="nothing for collate_fn to collate"):
+    with pytest.raises(ConfigError, match=r"nothing for collate_fn to collate: .*batch_map\(function\)"):
         StreamingDataLoader(opened(data, transform=chain), collate_fn=list)
     with pytest.raises(ConfigError, match=r"one that batch_map\(\) has changed"):
         StreamingDataLoader(opened(data, transform=Chain().batch_map(halved)), drop_last=True)

@@ -122,7 +122,7 @@ class Normalize:
         if pixels.dtype != np.uint8 or pixels.ndim < 3 or pixels.shape[axis] != len(self.mean):
             raise ConfigError(
                 f"{self!r} takes pixels, uint8, with {len(self.mean)} channels on axis {axis}, got {pixels.dtype} "
-                f"{pixels.shape}"
+                f"{pixels.shape}: layout= tells which axis has the channels, mean= and std= have a number for each"
             )
         shape = (-1,) if self.layout == "HWC" else (-1, 1, 1)
         scale, shift = (np.array(one, np.float64).reshape(shape) for one in (self.std, self.mean))

@@ -300,8 +300,12 @@ def _as_bytes(data: Any) -> bytes:
     if isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1:
         return data.tobytes()
     raise ConfigError(
-        f"a picture is bytes, an array of bytes or pixels, or an image of Pillow, got {type(data).__name__}: name the "
-        "column that holds pictures"
+        f"a picture is bytes, an array of bytes or pixels, or an image of Pillow, got {type(data).__name__}: "
+        + (
+            "of a list, decode each in a function of your own, by stoker.image.decode"
+            if isinstance(data, list | tuple)
+            else "name the column that holds pictures"
+        )
     )
 
 

@@ -114,7 +114,10 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
         elif columnar or dataset.chain.has("batch_map"):
             reads = "columnar=True" if columnar else "batch_map()"
             if options.get("collate_fn") is not None:
-                raise ConfigError(f"{reads} reads whole columns, so there is nothing for collate_fn to collate")
+                raise ConfigError(
+                    f"{reads} reads whole columns, so there is nothing for collate_fn to collate: what it does with samples, "
+                    "dataset.batch_map(function) does with the columns of a batch"
+                )
             dataset.check_columns_allowed(reads)
             changes = dataset.leaves_out or ("batch_map()" if dataset.chain.has("batch_map") else "")
             if self._drop_last and changes:

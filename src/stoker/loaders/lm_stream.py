@@ -108,7 +108,7 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
         ConfigError: arguments that make no sense.
     """
 
-    @checked
+    @checked(dataset="such as StreamingDataset(path)")
     def __init__(
         self,
         dataset: DatasetLike,

@@ -50,9 +50,11 @@ class Chain(StepMethods, OtherLibraries):
                 )
             whole, flat = whole or step.kind == "batch_map", flat or step.kind == "flat_map"
         named = [step.name for step in self.steps if step.function is not None or step.other is not None]
-        if len(set(named)) < len(named):
+        twice = next((name for number, name in enumerate(named) if name in named[:number]), None)
+        if twice is not None:
             raise ConfigError(
-                f"{self!r} has two steps of one name, and the name tells steps apart: give name= another one"
+                f"{self!r} has two steps of one name, {twice!r}, and the name tells steps apart: give the second one another, "
+                "such as name='second'"
             )
 
     def meant_by(self, name: str) -> str:

@@ -289,7 +289,8 @@ def _other(given: OtherSource, method: str, name: str | None) -> Other:
 def _name_of(function: Callable[..., Any], name: str | None) -> str:
     if name == "":
         raise ConfigError("name='': give a name, or leave it out")
-    return str(name or getattr(function, "__qualname__", type(function).__qualname__))
+    own = name or getattr(function, "step_name", None) or getattr(function, "__qualname__", None)
+    return str(own or type(function).__qualname__)
 
 
 def _fitting_name(function: Callable[..., Any], name: str | None, method: Literal["map", "random_map"]) -> str:

@@ -48,7 +48,8 @@ def test_every_format_that_holds_bytes_gives_handles(form: str, tmp_path: Path, 
         for number in range(COUNT):
             out.write({"mp4": video, "flac": sound, "number": number})
     every, samples = all_frames(video), Audio(sound).clip(0, 0.5)
-    handles = StreamingDataset(tmp_path / "data", batch_size=3).map(as_video("mp4")).map(as_audio("flac"), "sounds")
+    handles = StreamingDataset(tmp_path / "data", batch_size=3).map(as_video("mp4")).map(as_audio("flac"))
+    assert handles.chain.names == ("as_video('mp4')", "as_audio('flac')")
     clips = handles.map(decode)
     one = pickle.loads(pickle.dumps(handles[2]))
     assert isinstance(one["mp4"], Video)
@@ -103,9 +104,7 @@ def test_damaged_files_are_bad_samples(tmp_path: Path, video: bytes, sound: byte
     with open_writer("mds", {"mp4": "bytes", "flac": "bytes", "number": "int64"}, tmp_path / "data") as out:
         for number in range(COUNT):
             out.write({"mp4": b"nonsense" if number == 3 else video, "flac": sound, "number": number})
-    chain = (
-        StreamingDataset(tmp_path / "data", on_bad_sample="skip").map(as_video("mp4")).map(as_audio("flac"), "sounds")
-    )
+    chain = StreamingDataset(tmp_path / "data", on_bad_sample="skip").map(as_video("mp4")).map(as_audio("flac"))
     dataset = chain.map(decode)
     assert [sample["number"] for sample in dataset] == [0, 1, 2, 4, 5]
     assert dataset.stats().bad_samples == 1

@@ -63,6 +63,11 @@ class MediaColumns:
             f"column {name!r} is {type(value).__name__}, and {self.handle.__name__} is made of the bytes of a file"
         )
 
+    @property
+    def step_name(self) -> str:
+        """The name of a step of a chain: that of another column is another one."""
+        return repr(self)
+
     def __repr__(self) -> str:
         return f"as_{self.handle.__name__.lower()}({(self.columns[0] if len(self.columns) == 1 else list(self.columns))!r})"
 

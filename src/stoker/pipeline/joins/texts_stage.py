@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -146,6 +146,11 @@ def check_tokenized(found: Any, texts: Sequence[str]) -> None:
     Raises:
         ConfigError: it gave something else.
     """
+    if isinstance(found, Mapping):  # as a tokenizer of transformers does
+        raise ConfigError(
+            f"the tokenizer returned {with_article(type(found).__name__)} with {', '.join(map(str, found))}: expected a list "
+            'of ids for each text, such as by tokenizer=lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"]'
+        )
     if not hasattr(found, "__len__"):
         raise ConfigError(
             f"the tokenizer returned {with_article(type(found).__name__)}: expected a list of ids for each text"
