@@ -53,7 +53,7 @@ class Chain(StepMethods, OtherLibraries):
         twice = next((name for number, name in enumerate(named) if name in named[:number]), None)
         if twice is not None:
             raise ConfigError(
-                f"{self!r} has two steps of one name, {twice!r}, and the name tells steps apart: give the second one another, "
+                f"{self!r} has two steps of one name, {twice!r}, and the name tells steps apart: give one of them another, "
                 "such as name='second'"
             )
 
