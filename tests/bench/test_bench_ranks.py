@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.bench.measure.calibration import copy_of_host
 from stoker.bench.ranks import world as worlds
 from stoker.bench.ranks.control.client import Link, RankFailedError
 from stoker.bench.ranks.control.messages import Channel
@@ -203,3 +204,16 @@ def test_a_failure_never_lands_in_the_middle_of_an_answer() -> None:
         for one in writers:
             one.join()
     assert sorted(sizes) == [3] * 60 + [1_000_000] * 60
+
+
+def test_ranks_of_each_host_read_its_own_copy_in_memory() -> None:
+    """Those of all hosts opened the first one's folder, which others have not."""
+    told = [{"url": "/dev/shm/a", "files": 2}, None, {"url": "/dev/shm/b", "files": 2}, None]
+    worlds_of = [World(rank, 4, local_world_size=2) for rank in range(4)]
+    assert [copy_of_host(told, world)["url"][-1] for world in worlds_of] == ["a", "a", "b", "b"]
+    told[2] = {"url": "/dev/shm/b", "files": 3}
+    assert {copy_of_host(told, world)["error"] for world in worlds_of} == {
+        "hosts have memory for 2 files and others for 3: lower metric.calibrate_bytes"
+    }
+    told[2] = {"error": "no memory"}
+    assert all(copy_of_host(told, world) == told[2] for world in worlds_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,23 @@ def copy_files(plan: RunPlan, world: World, holds: ExitStack) -> dict[str, Any]:
         holds.close()
         return {"error": str(error)}
     return {"url": str(folder), "files": files, "bytes": size}
+
+
+def copy_of_host(told: Sequence[Mapping[str, Any] | None], world: World) -> Mapping[str, Any]:
+    """The copy of this rank's host, as :func:`copy_files` tells it; or the error for all hosts where one has none.
+
+    Args:
+        told: by rank, of the first of each host its copy.
+    """
+    copies = [one for one in told if one is not None]
+    for one in copies:
+        if "error" in one:
+            return one
+    counts = sorted({one["files"] for one in copies})
+    if len(counts) > 1:
+        return {
+            "error": f"hosts have memory for {counts[0]} files and others for {counts[-1]}: lower metric.calibrate_bytes"
+        }
+    own = told[world.rank // world.local_world_size * world.local_world_size]
+    assert own is not None
+    return own

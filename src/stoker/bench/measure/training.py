@@ -21,7 +21,7 @@ from stoker.bench.loaders.base import LoaderJob, OpenLoader, Split, SplitListing
 from stoker.bench.loaders.listing import check_split, list_split
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
-from stoker.bench.measure.calibration import copy_files, in_memory
+from stoker.bench.measure.calibration import copy_files, copy_of_host, in_memory
 from stoker.bench.measure.compute import ComputeStep, make_step
 from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.measure.metrics import block_metrics, epoch_metrics, percentiles, stalls, window
@@ -303,10 +303,10 @@ class Training:
     def _calibrate(self) -> None:
         """The same loader and steps over a copy of some files in memory: what endless storage would give."""
         with ExitStack() as holds:
-            copied = copy_files(self.plan, self.world, holds) if self.first_here else None
-            copied = next((one for one in self.link.gather("copied", copied) if one is not None), None)
-            if copied is None or "error" in copied:
-                self.record["calibration"] = {"error": "nothing was copied" if copied is None else copied["error"]}
+            own = copy_files(self.plan, self.world, holds) if self.first_here else None
+            copied = copy_of_host(self.link.gather("copied", own), self.world)
+            if "error" in copied:
+                self.record["calibration"] = {"error": copied["error"]}
                 self.save()
                 return
             self._train_in_memory(copied)
