@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker.bench.checkpoint.layout import layout_of
+from stoker.bench.checkpoint.layout import checkpoint_layout
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import WIDTHS, ModelSettings
 
@@ -155,7 +155,7 @@ def main() -> int:
     differ = 0
     for name, model, ranks in cases():
         theirs = dlio(counting, model, ranks)
-        ours = [{file.name: file.bytes for file in files} for files in layout_of(model, ranks).files]
+        ours = [{file.name: file.bytes for file in files} for files in checkpoint_layout(model, ranks).files]
         sizes = [sum(files.values()) for files in theirs]
         same = theirs == ours
         differ += not same

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from s3server import Bucket
 from stoker.bench.checkpoint import manifest as manifests
 from stoker.bench.checkpoint.content import PART, CheckpointContent, blocks
-from stoker.bench.checkpoint.layout import CheckpointLayout, layout_of, parameters
+from stoker.bench.checkpoint.layout import CheckpointLayout, checkpoint_layout, parameters
 from stoker.bench.checkpoint.manifest import Manifest, SavedFile
 from stoker.bench.checkpoint.saver import source_rank
 from stoker.bench.checkpoint.training import InEpoch
@@ -59,7 +59,7 @@ def test_the_field_s_four_models_have_dlio_s_bytes(
 ) -> None:
     """Totals and ranks as DLIO's own code makes them, file by file (argonne-lcf/dlio_benchmark e1919d7)."""
     model = model_of(name)
-    layout = layout_of(model, ranks)
+    layout = checkpoint_layout(model, ranks)
     sizes = [sum(file.bytes for file in files) for files in layout.files]
     assert parameters(model) == count
     assert (len(sizes), sum(sizes), layout.total()) == (ranks, total, total)
@@ -68,11 +68,13 @@ def test_the_field_s_four_models_have_dlio_s_bytes(
 
 def test_published_sizes_are_gib_of_the_formula_but_for_1t() -> None:
     """105 GB, 912 GB and 5.29 TB of MLPerf Storage's rules; its 18 TB of 1T has the parameters twice."""
-    whole = {name: layout_of(model_of(name), n).total() / GIB for name, n in (("8b", 8), ("70b", 64), ("405b", 512))}
+    whole = {
+        name: checkpoint_layout(model_of(name), n).total() / GIB for name, n in (("8b", 8), ("70b", 64), ("405b", 512))
+    }
     assert round(whole["8b"]) == 105
     assert whole["70b"] == pytest.approx(912, rel=1e-3)
     assert whole["405b"] / 1000 == pytest.approx(5.29, abs=5e-3)
-    largest = layout_of(model_of("1t"), 1024)
+    largest = checkpoint_layout(model_of("1t"), 1024)
     assert largest.total() / GIB == pytest.approx(15_426.6, abs=0.1)
     # What the rules take for the optimizer's part alone, to which they add a sixth for the model.
     assert largest.total() / GIB * 7 / 6 == pytest.approx(2571 + 15426, abs=1)
@@ -92,21 +94,21 @@ def test_published_sizes_are_gib_of_the_formula_but_for_1t() -> None:
 )
 def test_parallelism_divides_as_in_dlio(zero: int, tensor: int, pipeline: int, data: int, total: int) -> None:
     model = replace(SMALL, zero_stage=zero, tensor=tensor, pipeline=pipeline)
-    assert layout_of(model, tensor * pipeline * data).total() == total
+    assert checkpoint_layout(model, tensor * pipeline * data).total() == total
 
 
 def test_files_are_named_and_spread_as_in_dlio() -> None:
     """ZeRO 1 with a pipeline: layers apart, by the first data-parallel rank; optimizer states by all."""
-    layout = layout_of(replace(SMALL, zero_stage=1, pipeline=3), 6)
+    layout = checkpoint_layout(replace(SMALL, zero_stage=1, pipeline=3), 6)
     names = [[file.name for file in files] for files in layout.files]
     optimizer = [f"zero_pp_rank_{rank // 3}_mp_rank_{rank % 3}_optim_states" for rank in range(6)]
     layers = [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
     for rank in range(3):
         assert names[rank] == [*(f"layer_{one}-model_{rank}_model_states" for one in layers[rank]), optimizer[rank]]
     assert names[3:] == [[one] for one in optimizer[3:]]
-    assert layout_of(replace(SMALL, zero_stage=1), 2).files[0][0].name == "model_0_model_states"
-    assert layout_of(SMALL, 2).files[0][0].name == "zero_pp_rank_0_mp_rank_0_model_states"
-    assert layout_of(SMALL, 2).files[1] == ()  # without ZeRO, other replicas have nothing of their own
+    assert checkpoint_layout(replace(SMALL, zero_stage=1), 2).files[0][0].name == "model_0_model_states"
+    assert checkpoint_layout(SMALL, 2).files[0][0].name == "zero_pp_rank_0_mp_rank_0_model_states"
+    assert checkpoint_layout(SMALL, 2).files[1] == ()  # without ZeRO, other replicas have nothing of their own
 
 
 shapes = st.builds(
@@ -129,7 +131,7 @@ def test_the_parts_of_all_ranks_are_the_whole_model(model: ModelSettings, data: 
     tensor = draw.draw(st.sampled_from([1, 2, 4]))
     pipeline = 1 if model.zero_stage == 3 else draw.draw(st.integers(1, model.layers))
     model = replace(model, tensor=tensor, pipeline=pipeline)
-    layout = layout_of(model, tensor * pipeline * data)
+    layout = checkpoint_layout(model, tensor * pipeline * data)
     width = {"fp16": 2, "fp32": 4}[model.model_dtype]
     norms = (2 * model.layers + 1) * model.hidden_size * (tensor - 1)
     whole = (parameters(model) + norms) * width
@@ -143,19 +145,19 @@ def test_the_parts_of_all_ranks_are_the_whole_model(model: ModelSettings, data: 
 
 
 def test_a_subset_is_the_first_ranks_of_the_whole() -> None:
-    whole = layout_of(replace(SMALL, zero_stage=1, tensor=2, pipeline=3), 12)
-    part = layout_of(replace(SMALL, zero_stage=1, tensor=2, pipeline=3, data=2), 4)
+    whole = checkpoint_layout(replace(SMALL, zero_stage=1, tensor=2, pipeline=3), 12)
+    part = checkpoint_layout(replace(SMALL, zero_stage=1, tensor=2, pipeline=3, data=2), 4)
     assert part == whole
     assert whole.total(ranks=4) < whole.total()
     with pytest.raises(ConfigError, match=r"13 ranks: more than .* = 12"):
-        layout_of(replace(SMALL, tensor=2, pipeline=3, data=2), 13)
+        checkpoint_layout(replace(SMALL, tensor=2, pipeline=3, data=2), 13)
 
 
 def test_ranks_that_do_not_fit_and_models_of_nothing_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"5 ranks: no multiple of .* = 2\. .*model\.data"):
-        layout_of(replace(SMALL, tensor=2), 5)
+        checkpoint_layout(replace(SMALL, tensor=2), 5)
     with pytest.raises(ConfigError, match=r"nothing to save: give model\.layers"):
-        layout_of(ModelSettings(), 2)
+        checkpoint_layout(ModelSettings(), 2)
     with pytest.raises(ConfigError, match="ZeRO stage 3 does not go with pipeline"):
         ModelSettings(zero_stage=3, pipeline=2)
     with pytest.raises(ConfigError, match="3 layers can not be shared out to 4 stages"):
@@ -171,8 +173,8 @@ def test_a_model_of_a_size_is_shared_out_or_rank_0_s() -> None:
         return [sum(file.bytes for file in files) for files in layout.files]
 
     model = ModelSettings(size_bytes=10_001, type="cnn")
-    assert sizes(layout_of(model, 2)) == [5001, 5000]
-    assert sizes(layout_of(model, 2, all_write=False)) == [10_001, 0]
+    assert sizes(checkpoint_layout(model, 2)) == [5001, 5000]
+    assert sizes(checkpoint_layout(model, 2, all_write=False)) == [10_001, 0]
 
 
 # -- content and files ---------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from bench_faults import small_disk
 from s3server import Bucket
 from stoker.bench.checkpoint import manifest as manifests
 from stoker.bench.checkpoint.content import CheckpointContent
-from stoker.bench.checkpoint.layout import layout_of
+from stoker.bench.checkpoint.layout import checkpoint_layout
 from stoker.bench.checkpoint.manifest import Manifest
 from stoker.bench.checkpoint.saver import Saver
 from stoker.bench.checkpoint.transfer import Mover, Moving
@@ -93,7 +93,7 @@ def test_two_ranks_save_and_load_the_formula_s_bytes(tmp_path: Path) -> None:
     chosen = ("checkpoint.writes=3", "checkpoint.reads=2", "checkpoint.keep=2", "checkpoint.shift=1")
     result = bench(tmp_path / "r", *chosen, "checkpoint.verify=true", url=str(tmp_path / "data"))
     model = read_workload(None, SMALL_8B, environ={}, dotenv=None).workload.model
-    layout = layout_of(model, 2)
+    layout = checkpoint_layout(model, 2)
     found = result["checkpoint"]
     assert found["layout"]["bytes"] == layout.total() == found["layout"]["whole_bytes"]
     assert [one["bytes"] for one in (*found["saves"], *found["loads"])] == [layout.total()] * 5
@@ -308,7 +308,7 @@ def test_a_rank_that_is_killed_leaves_no_half_checkpoint_that_counts(
     assert left[0].number >= done[-1] - 2  # two are kept, and an older one until it is removed
     if is_local(url):
         folders = {path.name for path in Path(url).iterdir()}
-        assert folders == {manifests.folder_of(one.run, one.number) for one in left}
+        assert folders == {manifests.checkpoint_folder(one.run, one.number) for one in left}
 
 
 @pytest.mark.processes

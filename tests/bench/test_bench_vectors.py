@@ -21,7 +21,7 @@ from stoker.bench.vectors.beam_search import BeamSearch, ShortVectors
 from stoker.bench.vectors.disk_graph import open_graph, write_graph
 from stoker.bench.vectors.graph import build_graph
 from stoker.bench.vectors.page_reader import PageReader
-from stoker.bench.vectors.points import draw_points, draw_search, nearest, recall
+from stoker.bench.vectors.points import draw_points, draw_search, nearest_vectors, recall
 from stoker.cli.bench.tables.inference_table import show_vectors
 from stoker.errors import ConfigError, CorruptDataError
 
@@ -35,7 +35,7 @@ def test_right_answers_are_those_of_a_comparison_with_all() -> None:
     points, queries = draw_points(500, 8, 1), draw_points(20, 8, 1, queries_of=0)
     away = ((queries[:, None].astype(np.float64) - points[None]) ** 2).sum(axis=2)
     right = np.argsort(away, axis=1)[:, :5]
-    assert recall(nearest(points, queries, 5), right) == 1.0
+    assert recall(nearest_vectors(points, queries, 5), right) == 1.0
     assert recall(right[:, ::-1], right) == 1.0
     assert recall(np.full_like(right, -1), right) == 0.0
     assert np.array_equal(points, draw_points(500, 8, 1))
@@ -90,7 +90,7 @@ def test_searches_find_most_of_what_is_nearest(tmp_path: Path) -> None:
     points, queries = draw_points(4000, 32, 1), draw_points(50, 32, 1, queries_of=0)
     edges, start = build_graph(points, 24, 1)
     graph = write_graph(str(tmp_path / "g"), points, edges, start)
-    right, timer = nearest(points, queries, 10), CallTimer()
+    right, timer = nearest_vectors(points, queries, 10), CallTimer()
     found = {}
     for kept in (10, 100):
         reader = PageReader(str(tmp_path / "g"), graph.unit, 4, direct=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stoker.bench.checkpoint.layout import layout_of
+from stoker.bench.checkpoint.layout import checkpoint_layout
 from stoker.bench.checkpoint.saver import check_checkpoint_space, open_checkpoint_store
 from stoker.bench.kv_cache.stage import check_capacity, check_kv_cache
 from stoker.bench.loaders import check_client, find_loader, get_loader
@@ -52,7 +52,7 @@ def check_settings(workload: Workload, ranks: int) -> None:
         _check_evaluation(workload, ranks)
         _check_calibration(workload, ranks)
     if "checkpoint" in stages:
-        layout_of(workload.model, ranks, all_write=workload.checkpoint.ranks == "all")
+        checkpoint_layout(workload.model, ranks, all_write=workload.checkpoint.ranks == "all")
         _check_checkpoints(workload, ranks)
     if "kv_cache" in stages and workload.kv_cache.capacity_bytes:
         check_capacity(workload, range(min(ranks, _MOST_RANKS)), workload.kv_cache.capacity_bytes)

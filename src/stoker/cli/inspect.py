@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cli.arguments import integer
 from stoker.cli.running import add_format, add_json, add_storage_options, arguments_of, print_json
-from stoker.cli.terminal import make_console, make_table, pairs
+from stoker.cli.terminal import make_console, make_pairs, make_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,7 @@ def run(chosen: argparse.Namespace) -> None:
 def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
     from rich.text import Text
 
-    console.print(pairs(facts.url, _rows(facts)))
+    console.print(make_pairs(facts.url, _rows(facts)))
     console.print()
     headings = ("name", "type", "shape")
     table = make_table(headings, title="columns", left=headings, fold=True)
@@ -58,7 +58,7 @@ def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
     console.print(table)
     for number, sample in enumerate(facts.preview):
         console.print()
-        console.print(pairs(f"sample {number}", [(_plain(name), shown.text) for name, shown in sample.items()]))
+        console.print(make_pairs(f"sample {number}", [(_plain(name), shown.text) for name, shown in sample.items()]))
         for shown in sample.values():
             if pictures and console.is_terminal and shown.image is not None:
                 console.print(half_blocks(shown.image, min(_WIDEST, console.width)))

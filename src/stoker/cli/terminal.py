@@ -127,7 +127,7 @@ def print_table(console: Console, table: Table) -> None:
             console.print()
 
 
-def pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+def make_pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     """A table of names and what they are."""
     from rich.table import Table
     from rich.text import Text

@@ -54,7 +54,7 @@ class CheckpointLayout:
         return sum(one.bytes for files in mine for one in files if kind in (None, one.kind))
 
 
-def layout_of(model: ModelSettings, ranks: int, *, all_write: bool = True) -> CheckpointLayout:
+def checkpoint_layout(model: ModelSettings, ranks: int, *, all_write: bool = True) -> CheckpointLayout:
     """The files of each rank.
 
     Args:

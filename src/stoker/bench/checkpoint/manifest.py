@@ -80,14 +80,14 @@ class UnfinishedCheckpoint:
     bytes: int
 
 
-def folder_of(run: str, number: int) -> str:
+def checkpoint_folder(run: str, number: int) -> str:
     """A checkpoint's folder."""
     return f"checkpoint-{run[:8]}-{number:06d}"
 
 
 def write(store: Store, manifest: Manifest) -> None:
     """Make a checkpoint count."""
-    store.put(f"{folder_of(manifest.run, manifest.number)}/{NAME}", json.dumps(asdict(manifest)).encode())
+    store.put(f"{checkpoint_folder(manifest.run, manifest.number)}/{NAME}", json.dumps(asdict(manifest)).encode())
 
 
 def read(store: Store, folder: str) -> Manifest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stoker.bench.measure.metrics import spread
+from stoker.bench.measure.metrics import summarize
 from stoker.bench.measure.page_cache import file_system
 from stoker.bench.results.requests import counted_requests, told_requests
 
@@ -69,7 +69,7 @@ def _event(entries: Sequence[Mapping[str, Any] | None], ranks: int) -> dict[str,
         "bytes": size,
         "seconds": seconds if complete else None,
         "bytes_per_second": size / seconds if whole else None,
-        "rank_bytes_per_second": spread(moved) if whole else None,
+        "rank_bytes_per_second": summarize(moved) if whole else None,
         "fsync_seconds": max((one["fsync_seconds"] for one in timed), default=None),
         "commit_seconds": max((one["commit_seconds"] for one in known if "commit_seconds" in one), default=None),
         "device_bytes": _sum(timed, "device_bytes"),
@@ -94,10 +94,10 @@ def _over(events: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     slowest = [one["rank_bytes_per_second"] for one in done]
     return {
         "count": len(done),
-        "seconds": spread([one["seconds"] for one in done]),
-        "bytes_per_second": spread([one["bytes_per_second"] for one in done]),
-        "slowest_rank_bytes_per_second": spread([None if one is None else one["min"] for one in slowest]),
-        "fsync_seconds": spread([one["fsync_seconds"] for one in done]),
+        "seconds": summarize([one["seconds"] for one in done]),
+        "bytes_per_second": summarize([one["bytes_per_second"] for one in done]),
+        "slowest_rank_bytes_per_second": summarize([None if one is None else one["min"] for one in slowest]),
+        "fsync_seconds": summarize([one["fsync_seconds"] for one in done]),
     }
 
 

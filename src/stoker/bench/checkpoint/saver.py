@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from stoker.bench.checkpoint import manifest as manifests
 from stoker.bench.checkpoint.content import CheckpointContent, blocks, draw_seed
-from stoker.bench.checkpoint.layout import CheckpointLayout, layout_of
-from stoker.bench.checkpoint.manifest import Manifest, SavedFile, folder_of
+from stoker.bench.checkpoint.layout import CheckpointLayout, checkpoint_layout
+from stoker.bench.checkpoint.manifest import Manifest, SavedFile, checkpoint_folder
 from stoker.bench.checkpoint.transfer import Mover, Moving
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
@@ -52,7 +52,7 @@ def check_checkpoint_space(plan: RunPlan, world: World) -> None:
         return
     settings = workload.checkpoint
     count = settings.writes + training_checkpoints(workload, world.world_size)
-    layout = layout_of(workload.model, world.world_size, all_write=settings.ranks == "all")
+    layout = checkpoint_layout(workload.model, world.world_size, all_write=settings.ranks == "all")
     mine = layout.files[world.rank : world.rank + world.local_world_size]
     each = sum(one.bytes for files in mine for one in files)
     at_once = min(count, settings.keep + 1 if settings.keep else count)
@@ -85,7 +85,7 @@ class Saver:
         folder = is_local(self._store.url)
         self._local, self._path = folder is not None, None if folder is None else str(folder)
         self._told = usage.tells_device_from_page_cache(self._path)
-        self._layout = layout_of(plan.workload.model, world.world_size, all_write=settings.ranks == "all")
+        self._layout = checkpoint_layout(plan.workload.model, world.world_size, all_write=settings.ranks == "all")
         self._seed = draw_seed(plan.run, plan.workload.dataset.seed)
         self._mover = Mover(
             self._store,
@@ -119,7 +119,7 @@ class Saver:
         for _ in range(settings.writes):
             self._pause()
             written.append(self.save({"place": "stage"}))
-        kept = [folder_of(self._plan.run, one) for one in self._kept] if settings.writes else None
+        kept = [checkpoint_folder(self._plan.run, one) for one in self._kept] if settings.writes else None
         for folder in self._to_read(kept):
             self._pause()
             self.load(folder)
@@ -160,7 +160,7 @@ class Saver:
         """
         number, rank = self._number, self._world.rank
         self._number += 1
-        folder = folder_of(self._plan.run, number)
+        folder = checkpoint_folder(self._plan.run, number)
         files = self._saved_files(rank)
         entry = self._entry("save", number, where, sum(file.bytes for file in files), len(files))
         content = CheckpointContent(self._seed, number, self._layout.ranks, rank)
@@ -208,7 +208,7 @@ class Saver:
     def _forget_oldest(self) -> None:
         """Remove the checkpoints that are more than are to be kept; their manifests go first."""
         while self._settings.keep and len(self._kept) > self._settings.keep:
-            folder = folder_of(self._plan.run, self._kept.pop(0))
+            folder = checkpoint_folder(self._plan.run, self._kept.pop(0))
             if self._world.rank == 0:
                 self._store.delete(f"{folder}/{manifests.NAME}")
             self._link.barrier("forgotten")

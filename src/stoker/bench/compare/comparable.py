@@ -71,7 +71,7 @@ def warnings(runs: Sequence[RunFiles], force: bool) -> list[str]:
     return said
 
 
-def differences(a: Sequence[RunFiles], b: Sequence[RunFiles]) -> dict[str, tuple[str, str]]:
+def differing_conditions(a: Sequence[RunFiles], b: Sequence[RunFiles]) -> dict[str, tuple[str, str]]:
     """Settings, versions and machines that are not alike: what, to both sides' values."""
     sides = [[dict(_circumstances(run)) for run in side] for side in (a, b)]
     names = dict.fromkeys(name for side in sides for run in side for name in run)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Final, Literal, NamedTuple
 
-from stoker.bench.compare.comparable import apart, differences, warnings
+from stoker.bench.compare.comparable import apart, differing_conditions, warnings
 from stoker.bench.compare.statistics import Difference, holm, welch
 from stoker.bench.results.report_files import RunFiles
 from stoker.errors import ConfigError
@@ -190,7 +190,7 @@ def compare_runs(
         " ".join(_method(level, tested)),
         confidence,
         tuple(changes),
-        differences(a, b),
+        differing_conditions(a, b),
         tuple(said),
     )
 

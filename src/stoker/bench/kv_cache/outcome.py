@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from stoker.bench.kv_cache.tiers import TIERS
 from stoker.bench.measure.call_times import merged
-from stoker.bench.measure.metrics import spread
+from stoker.bench.measure.metrics import summarize
 from stoker.bench.measure.page_cache import file_system
 
 _RATES: Final = ("bytes_per_second", "per_second", "host_share", "queue_share")
@@ -70,10 +70,10 @@ def _over(repeats: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any] | N
         return None
     return {
         **{
-            name: spread([one[name] for one in done])
+            name: summarize([one[name] for one in done])
             for name in ("bytes_per_second", "per_second", "host_share", "queue_share")
         },
-        **{name: spread([one["latency"][name] for one in done]) for name in ("p50", "p95", "p99")},
+        **{name: summarize([one["latency"][name] for one in done]) for name in ("p50", "p95", "p99")},
     }
 
 

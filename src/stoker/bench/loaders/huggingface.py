@@ -11,13 +11,15 @@ import numpy as np
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.listing import data_files
 from stoker.bench.loaders.peers import array_of, local_folder
-from stoker.bench.loaders.torchloading import TorchRankLoader, collate
+from stoker.bench.loaders.torchloading import TorchRankLoader, collate_or_list
 from stoker.bench.settings.workload import DatasetSettings
 
 
 def collate_values(samples: list[dict[str, Any]], *, dataset: DatasetSettings) -> Any:
     """Values as the package has them: bytes are those of arrays, lists those of numbers."""
-    return collate([{name: _value(value, dataset, name) for name, value in sample.items()} for sample in samples])
+    return collate_or_list(
+        [{name: _value(value, dataset, name) for name, value in sample.items()} for sample in samples]
+    )
 
 
 def _value(value: Any, dataset: DatasetSettings, name: str) -> Any:

@@ -64,7 +64,7 @@ class TorchRankLoader(RankLoader):
         if kind is None:
             from torch.utils.data import DataLoader as kind  # noqa: N813
         reader, count = self.job.workload.reader, self.workers
-        given: dict[str, Any] = {"batch_size": self.job.batch_size, "num_workers": count, "collate_fn": collate}
+        given: dict[str, Any] = {"batch_size": self.job.batch_size, "num_workers": count, "collate_fn": collate_or_list}
         given["drop_last"] = reader.last_batch == "drop"
         if count:
             # Never by fork: this process has threads (of storage, of the harness), whose locks a fork would inherit.
@@ -110,14 +110,14 @@ class TorchRankLoader(RankLoader):
         self._loader = None
 
 
-def collate(samples: list[Any]) -> Any:
+def collate_or_list(samples: list[Any]) -> Any:
     """torch's own collation for numbers and for arrays of equal shapes; a list for all else."""
     import torch
     from torch.utils.data import default_collate
 
     first = samples[0]
     if isinstance(first, dict):
-        return {name: collate([sample[name] for sample in samples]) for name in first}
+        return {name: collate_or_list([sample[name] for sample in samples]) for name in first}
     if isinstance(first, np.ndarray):
         if first.dtype.kind in "biuf" and all(one.shape == first.shape for one in samples):
             if not first.flags.writeable:  # which torch warns of, for each process

@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.bench.loaders.base import LoaderJob
 from stoker.bench.loaders.peers import array_of, files_of_rank
-from stoker.bench.loaders.torchloading import TorchRankLoader, collate
+from stoker.bench.loaders.torchloading import TorchRankLoader, collate_or_list
 from stoker.bench.settings.workload import DatasetSettings
 
 
@@ -18,7 +18,7 @@ def _batch(samples: list[dict[str, Any]], *, dataset: DatasetSettings, decode: b
     def value(name: str, found: Any) -> Any:
         return array_of(found, dataset, name) if decode and isinstance(found, bytes) else found
 
-    return collate(
+    return collate_or_list(
         [
             {
                 name: value(name, found)

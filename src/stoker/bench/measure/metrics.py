@@ -180,7 +180,7 @@ def deciding_au(found: Mapping[str, Any]) -> float | None:
     return min(known, default=None)
 
 
-def spread(values: Sequence[float | None]) -> dict[str, float | int] | None:
+def summarize(values: Sequence[float | None]) -> dict[str, float | int] | None:
     """Mean, standard deviation (population, as DLIO has it), least and largest; ``None`` where there is no value."""
     found = np.array([value for value in values if value is not None], np.float64)
     if not len(found):

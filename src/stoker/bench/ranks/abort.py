@@ -32,7 +32,7 @@ def clear_unfinished(plan: RunPlan) -> None:
         return
     with contextlib.suppress(Exception):
         store = open_checkpoint_store(plan, retry=_SOON)
-        mine = manifests.folder_of(plan.run, 0).rpartition("-")[0]
+        mine = manifests.checkpoint_folder(plan.run, 0).rpartition("-")[0]
         for one in manifests.unfinished(store):
             if one.folder.rpartition("-")[0] == mine:
                 manifests.remove(store, one.folder, [], all_=True)

@@ -26,7 +26,7 @@ from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.step_watch import StepWatch
 from stoker.bench.ranks.termination import end_process, end_reason, ignore_sigterm, sigterm_interrupts
 from stoker.bench.ranks.worker_stacks import listen
-from stoker.bench.ranks.world import processors, read_threads
+from stoker.bench.ranks.world import available_processors, read_threads
 from stoker.bench.results.record import save_record
 from stoker.bench.vectors.stage import VectorStage
 from stoker.cluster import World
@@ -51,7 +51,7 @@ class Member:
             "rank": world.rank,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "processors": processors(),
+            "processors": available_processors(),
             "memory_bytes": pagecache.memory_bytes(),
             "ranks_on_host": world.local_world_size,
             "read_threads": read_threads(plan.workload.reader.threads, world.local_world_size),

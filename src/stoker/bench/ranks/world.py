@@ -39,7 +39,7 @@ def find_world(environ: Mapping[str, str] | None = None) -> World | None:
     return None
 
 
-def processors() -> int:
+def available_processors() -> int:
     """Processors that this process may use: by its affinity, and by its control group's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
@@ -55,7 +55,7 @@ def read_threads(threads: int | str, ranks_here: int) -> int:
     """Threads of one rank that read ahead: as asked, or this host's processors shared by the ranks on it, at most 8."""
     if isinstance(threads, int):
         return threads
-    return max(1, min(_MOST_THREADS, processors() // max(1, ranks_here)))
+    return max(1, min(_MOST_THREADS, available_processors() // max(1, ranks_here)))
 
 
 def meet(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.bench.measure import page_cache as pagecache
-from stoker.bench.ranks.world import processors
+from stoker.bench.ranks.world import available_processors
 from stoker.storage.files.mounts import mount_of
 from stoker.storage.files.regular import existing_path
 
@@ -33,7 +33,7 @@ _PACKAGES: Final = (
 )
 
 
-def describe() -> dict[str, Any]:
+def describe_host() -> dict[str, Any]:
     """This host, for JSON."""
     versions: dict[str, str] = {"python": platform.python_version()}
     for name in _PACKAGES:
@@ -50,7 +50,7 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": model,
         "processors": os.cpu_count(),
-        "processors_usable": processors(),
+        "processors_usable": available_processors(),
         "memory_bytes": pagecache.memory_bytes(),
         "executable": sys.executable,
         "versions": versions,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.bench.measure.metrics import percentiles, spread, step_seconds
+from stoker.bench.measure.metrics import percentiles, step_seconds, summarize
 from stoker.bench.measure.step_files import counted_waits, read_steps, steps_path
 from stoker.bench.results.requests import counted_requests, repeated_requests, told_requests
 from stoker.bench.results.storage_over_time import series_path, storage_series
@@ -74,7 +74,7 @@ def _epoch(
 ) -> dict[str, Any]:
     known = [entry for entry in entries if entry is not None]
     names = ("au", "au_nominal", "stall_part", "barrier_part", "overhead_part")
-    means = {name: spread([entry["metrics"][name] for entry in known]) for name in names}
+    means = {name: summarize([entry["metrics"][name] for entry in known]) for name in names}
     used, samples = _sum(known, "bytes"), _sum(known, "samples")
     cpu = _sum(known, "usage", "cpu_seconds")
     requests = counted_requests(known)

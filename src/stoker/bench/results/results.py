@@ -14,15 +14,15 @@ import numpy as np
 
 from stoker.bench.checkpoint.outcome import checkpoint_result
 from stoker.bench.kv_cache.outcome import kv_cache_result
-from stoker.bench.measure.metrics import deciding_au, spread, step_seconds
+from stoker.bench.measure.metrics import deciding_au, step_seconds, summarize
 from stoker.bench.measure.page_cache import file_system
 from stoker.bench.ranks.binding import describe_bindings
 from stoker.bench.ranks.plan import RunPlan
-from stoker.bench.results.environment import describe, volume_of
+from stoker.bench.results.environment import describe_host, volume_of
 from stoker.bench.results.epochs import epoch_results
 from stoker.bench.results.record import replace_file
 from stoker.bench.results.requests import over_checkpoints, over_epochs, over_writes
-from stoker.bench.results.rules import judge
+from stoker.bench.results.rules import check_rules
 from stoker.bench.results.summary import MOMENT, dlio_summary
 from stoker.bench.results.verdict import verdict
 from stoker.bench.vectors.outcome import vector_result
@@ -82,7 +82,7 @@ def collect(
         "complete": failure is None and len(records) == ranks and all(record["complete"] for record in records),
         "failure": failure,
         "plan": {name: value for name, value in plan.as_dict(secrets=False).items() if name != "scratch"},
-        "environment": describe(),
+        "environment": describe_host(),
         "world": {
             "ranks": ranks,
             "reported": len(records),
@@ -133,7 +133,7 @@ def collect(
             for record in records
         ],
     }
-    findings = judge(result, workload)
+    findings = check_rules(result, workload)
     result["findings"] = [asdict(finding) for finding in findings]
     result["valid"] = not any(finding.invalid for finding in findings)
     result["verdict"] = verdict(result, workload)
@@ -178,7 +178,7 @@ def _over(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         *("samples_per_second", "storage_bytes_per_second", "delivered_bytes_per_second", "tokens_per_second"),
         *("time_to_first_batch", "cpu_seconds_per_gb"),
     )
-    return {name: spread([epoch[name] for epoch in epochs]) for name in names} | {"epochs": len(epochs)}
+    return {name: summarize([epoch[name] for epoch in epochs]) for name in names} | {"epochs": len(epochs)}
 
 
 def _listing(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -205,7 +205,7 @@ def _calibration(records: Sequence[Mapping[str, Any]], trained: Sequence[Mapping
     return {
         "error": None,
         "au_ceiling": deciding_au(
-            {name: spread([part["metrics"][name] for part in parts]) for name in ("au", "au_nominal")}
+            {name: summarize([part["metrics"][name] for part in parts]) for name in ("au", "au_nominal")}
         ),
         **step_seconds(blocks),
         "stall_mean": stall,

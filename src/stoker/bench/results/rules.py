@@ -13,7 +13,7 @@ from stoker.bench.mlperf.verdict import mlperf_findings
 from stoker.bench.results.bytes_read import bytes_findings
 from stoker.bench.results.counts import count_findings
 from stoker.bench.results.requests import request_findings
-from stoker.bench.results.verdict import LEAST_STEPS, counted_steps
+from stoker.bench.results.verdict import LEAST_STEPS, least_counted_steps
 from stoker.bench.settings.workload import Workload
 from stoker.bench.vectors.outcome import vector_findings
 from stoker.display import counted
@@ -45,7 +45,7 @@ class Finding:
 Rule = Callable[[Mapping[str, Any], Workload], Iterator[Finding]]
 
 
-def judge(result: Mapping[str, Any], workload: Workload) -> list[Finding]:
+def check_rules(result: Mapping[str, Any], workload: Workload) -> list[Finding]:
     """The findings of all rules, broken ones first."""
     found = [finding for rule in _RULES for finding in rule(result, workload)]
     return sorted(found, key=lambda finding: not finding.invalid)
@@ -114,7 +114,7 @@ def _warm_up(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]
     start, end = workload.metric.exclude_start, workload.metric.exclude_end
     if not start:
         yield Finding("warm-up", False, "no step is left out at the beginning, so that warming up counts")
-    counted = counted_steps(result)
+    counted = least_counted_steps(result)
     if 0 < counted < LEAST_STEPS:
         yield Finding(
             "smoke test",

@@ -32,12 +32,12 @@ def verdict(result: Mapping[str, Any], workload: Workload) -> Verdict:
     au = None if result["train"] is None else deciding_au(result["train"])
     if au is None:
         return "valid"
-    if counted_steps(result) < LEAST_STEPS:
+    if least_counted_steps(result) < LEAST_STEPS:
         return "smoke test"
     return "passed" if au >= workload.metric.au else "not passed"
 
 
-def counted_steps(result: Mapping[str, Any]) -> int:
+def least_counted_steps(result: Mapping[str, Any]) -> int:
     """The fewest steps of a rank's training epoch that count."""
     return min(
         (

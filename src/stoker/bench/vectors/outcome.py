@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from stoker.bench.measure.call_times import merged
-from stoker.bench.measure.metrics import spread
+from stoker.bench.measure.metrics import summarize
 from stoker.bench.measure.page_cache import FROM_DEVICE, TELLING_BYTES, file_system
 from stoker.bench.settings.workload import Workload
 from stoker.bench.vectors.indexes import INDEXES
@@ -33,9 +33,9 @@ def vector_result(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
         "in_memory": memory,
         "build_seconds": max(built, default=None),
         "repeats": repeats,
-        "recall": spread([one["recall"] for one in repeats]),
-        "queries_per_second": spread([one["search"]["per_second"] for one in repeats]),
-        **{name: spread([one["search"]["latency"][name] for one in repeats]) for name in ("p50", "p95", "p99")},
+        "recall": summarize([one["recall"] for one in repeats]),
+        "queries_per_second": summarize([one["search"]["per_second"] for one in repeats]),
+        **{name: summarize([one["search"]["latency"][name] for one in repeats]) for name in ("p50", "p95", "p99")},
     }
 
 

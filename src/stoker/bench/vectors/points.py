@@ -62,11 +62,11 @@ def squared_distances(some: F32, others: F32) -> F32:
     return found
 
 
-def nearest(points: F32, queries: F32, count: int) -> I64:
+def nearest_vectors(points: F32, queries: F32, count: int) -> I64:
     """The nearest vectors of each query, by comparison with all: int64, shape ``(len(queries), count)``, nearest first."""
     if len(queries) > _QUERIES:
         parts = range(0, len(queries), _QUERIES)
-        return np.concatenate([nearest(points, queries[at : at + _QUERIES], count) for at in parts])
+        return np.concatenate([nearest_vectors(points, queries[at : at + _QUERIES], count) for at in parts])
     best = np.full((len(queries), count), np.inf, np.float32)
     found = np.zeros((len(queries), count), np.int64)
     for at in range(0, len(points), _ROWS):

@@ -20,7 +20,7 @@ from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.settings.workload import VectorSettings
 from stoker.bench.vectors.base import Searcher, VectorIndex
 from stoker.bench.vectors.indexes import INDEXES
-from stoker.bench.vectors.points import F32, I64, draw_search, nearest, recall
+from stoker.bench.vectors.points import F32, I64, draw_search, nearest_vectors, recall
 from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import is_local
@@ -100,7 +100,7 @@ class VectorStage:
         made = self._make(index, points)
         index.load(points)
         index.open()
-        right = nearest(points, queries, settings.neighbours)
+        right = nearest_vectors(points, queries, settings.neighbours)
         del points
         record = self._rank.record["vectors"] = {
             "index": settings.index,

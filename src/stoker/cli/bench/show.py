@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.arguments import integer, number
 from stoker.cli.running import add_json, add_workload, print_json
-from stoker.cli.terminal import make_console, make_table, pairs
+from stoker.cli.terminal import make_console, make_pairs, make_table
 from stoker.display import counted, decimal_bytes_text
 from stoker.errors import ConfigError
 
@@ -144,14 +144,14 @@ def _free(url: str | None) -> int | None:
 
 def _checkpoints(workload: Workload, accelerators: int) -> dict[str, int] | None:
     """Bytes of a checkpoint, and how many are saved and loaded; ``None`` where there are none, or the ranks do not fit."""
-    from stoker.bench.checkpoint.layout import layout_of
+    from stoker.bench.checkpoint.layout import checkpoint_layout
     from stoker.bench.settings.extent import training_checkpoints
 
     checkpoint = workload.checkpoint
     if "checkpoint" not in workload.stages:
         return None
     try:
-        layout = layout_of(workload.model, accelerators, all_write=checkpoint.ranks == "all")
+        layout = checkpoint_layout(workload.model, accelerators, all_write=checkpoint.ranks == "all")
     except ConfigError:  # which the check of the settings raises
         return None
     mine = [sum(one.bytes for one in files) for files in layout.files[:accelerators]]
@@ -205,4 +205,4 @@ def _extent(
         rows.append(("vectors", f"{vectors.count:,} of {vectors.dimension} values, {whole}"))
     if free is not None:
         rows.append(("free space", decimal_bytes_text(free)))
-    return pairs(f"{workload.name} ({found.source})", rows)
+    return make_pairs(f"{workload.name} ({found.source})", rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.arguments import byte_size, folder, integer
 from stoker.cli.bench.show import show_notes
 from stoker.cli.running import ExitCode, add_json, add_workload, arguments_of, on_interrupt, print_json
-from stoker.cli.terminal import make_console, make_table, pairs, print_table
+from stoker.cli.terminal import make_console, make_pairs, make_table, print_table
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -144,4 +144,6 @@ def _show_demand(demand: Demand, name: str) -> None:
         ("size", f"{decimal_bytes_text(demand.bytes)} ({demand.bytes:,} bytes)"),
         ("the workload's data set", enough),
     ]
-    make_console(wide=True).print(pairs(f"what MLPerf Storage's rules demand of {name} for {many} on {hosts}", rows))
+    make_console(wide=True).print(
+        make_pairs(f"what MLPerf Storage's rules demand of {name} for {many} on {hosts}", rows)
+    )

@@ -12,7 +12,7 @@ from stoker.cli.order.runs import PARTITIONS, RunArgs, open_run
 from stoker.cli.order.step import show_step
 from stoker.cli.render.advice import advice
 from stoker.cli.render.page import page
-from stoker.cli.render.tables import show
+from stoker.cli.render.tables import show_simulation
 from stoker.cli.running import arguments_of, print_json
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
@@ -137,7 +137,7 @@ def run(chosen: argparse.Namespace) -> None:
             {"settings": dict(opened.settings), "warnings": warnings, **report.as_dict(shards=chosen.list_shards)}
         )
     else:
-        show(make_console(), report, opened.settings, warnings)
+        show_simulation(make_console(), report, opened.settings, warnings)
 
 
 def _write(path: str, text: str) -> None:

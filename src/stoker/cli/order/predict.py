@@ -10,7 +10,7 @@ from stoker.cli.arguments import byte_size, count
 from stoker.cli.order.runs import RunArgs, open_location, partition_of
 from stoker.cli.render.numbers import bytes_text, count_text
 from stoker.cli.running import arguments_of, print_json
-from stoker.cli.terminal import make_console, pairs
+from stoker.cli.terminal import make_console, make_pairs
 from stoker.errors import ConfigError
 from stoker.order.native import NativeOrder
 from stoker.order.settings import NativeSettings, StreamSource
@@ -41,7 +41,7 @@ def predict_run(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print_json({"size": asdict(size), "footprint": asdict(found)})
     else:
-        make_console().print(pairs("a node, in an epoch", _in_words(found)))
+        make_console().print(make_pairs("a node, in an epoch", _in_words(found)))
 
 
 def predict_footprint(args: RunArgs, size: TotalSizes, fetches: int | None = None) -> Footprint:

@@ -10,20 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.cli.render.report_text import NODE_COLUMNS, NODE_LEGEND, findings, node_rows, settings_in_words
-from stoker.cli.terminal import make_table, pairs
+from stoker.cli.terminal import make_pairs, make_table
 from stoker.simulate import Report
 
 _MOST_NODES = 16
 
 
-def show(console: Console, report: Report, settings: Mapping[str, Any], warnings: Sequence[str]) -> None:
+def show_simulation(console: Console, report: Report, settings: Mapping[str, Any], warnings: Sequence[str]) -> None:
     """Write everything: settings, nodes, findings, warnings."""
-    console.print(pairs("settings", settings_in_words(report, settings)))
+    console.print(make_pairs("settings", settings_in_words(report, settings)))
     console.print()
     console.print(_nodes(report))
     console.print(Text(NODE_LEGEND, style="dim"))
     console.print()
-    console.print(pairs("result", findings(report)))
+    console.print(make_pairs("result", findings(report)))
     for warning in warnings:
         console.print()
         console.print(Text.assemble(("warning: ", "bold yellow"), warning))

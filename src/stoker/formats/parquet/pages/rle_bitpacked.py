@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.formats.parquet.pages.pages import OtherPagesError
-from stoker.formats.parquet.pages.rle_runs import alike, find_runs, parse_head
+from stoker.formats.parquet.pages.rle_runs import alike, parse_head, parse_runs
 from stoker.integers import ranges
 from stoker.types import Array, Ids
 
@@ -49,7 +49,7 @@ def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Id
         return _NO_POSITIONS, _NO_VALUES
     if width == 1 and len(data) <= _SHORT and (short := _short_exceptions(bytes(data), count, usual)) is not None:
         return short
-    runs = find_runs(data, count, width)
+    runs = parse_runs(data, count, width)
     flat = np.frombuffer(data, dtype=np.uint8)
     positions: list[Ids] = []
     values: list[Array] = []
@@ -197,7 +197,7 @@ def _run_head(data: memoryview, at: int) -> tuple[int, int]:
 
 def _unpack_runs(data: memoryview, count: int, width: int) -> Array:
     """:func:`unpack` of any runs."""
-    runs = find_runs(data, count, width)
+    runs = parse_runs(data, count, width)
     flat = np.frombuffer(data, dtype=np.uint8)
     packed = runs.packed
     groups = -(-runs.counts[packed] // 8)

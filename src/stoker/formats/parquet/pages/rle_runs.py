@@ -46,7 +46,7 @@ class RleRuns:
         return starts
 
 
-def find_runs(data: memoryview, count: int, width: int) -> RleRuns:
+def parse_runs(data: memoryview, count: int, width: int) -> RleRuns:
     """The runs of a stream, as many as hold ``count`` values.
 
     Args:
