@@ -283,6 +283,7 @@ class Pipeline:
         workers = tuned.processes if runner.in_processes else tuned.threads
         if runner.workers != workers and not runner.changing:
             runner.resize(workers)
+        self._executor.resized(runner.workers)
 
     def _task(self, method: ReadMethod) -> ChunkTask:
         """The work of a process that reads chunks."""

@@ -156,6 +156,28 @@ def test_random_decisions_change_no_sample(
     assert RandomRules.made > 1000 * seed + 10
 
 
+@pytest.mark.parametrize("functions", [True, False])
+def test_statistics_tell_how_many_threads_there_are_now(
+    data: Path, monkeypatch: pytest.MonkeyPatch, functions: bool
+) -> None:
+    rules, seen = [], set()
+
+    def made(_: Tuner, ranges: Mapping[Knob, KnobRange], memory: MemoryUse) -> Rules:
+        rules.append(RandomRules(ranges, memory))
+        return rules[-1]
+
+    monkeypatch.setattr(Tuner, "rules", made)
+    with StreamingDataset(data, batch_size=16, read=ReadOptions(tune="auto")) as dataset:
+        chain = dataset.random_map(augment) if functions else dataset
+        for _ in range(3):
+            for _ in chain.batches():
+                execution, threads = chain.stats().execution, rules[-1].values[Knob.READ_THREADS]
+                assert execution is not None
+                assert (execution.run_in, execution.workers) == ("threads" if threads else "consumer", threads)
+                seen.add(threads)
+    assert len(seen) > 1
+
+
 @pytest.mark.processes
 def test_tuners_of_workers_change_no_sample_and_are_listed(
     bucket: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ class Execution:
 
     Attributes:
         run_in: ``"consumer"`` (the thread that asks for samples), ``"threads"`` or ``"processes"``.
-        workers: how many threads or processes; 0: the consumer's thread.
+        workers: how many threads or processes, with a tuner as many as there are now; 0: the consumer's thread.
         reason: why.
     """
 

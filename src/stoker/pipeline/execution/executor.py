@@ -114,6 +114,14 @@ class Executor:
         """The same where no tuner has chosen."""
         return self._settings.read_processes or min(_MOST, _processors())
 
+    def resized(self, workers: int) -> None:
+        """Note how many threads or processes there are by now; 0: the consumer's thread."""
+        if self.execution is not None and self.execution.workers != workers:
+            where = self.execution.run_in
+            if where != "processes":
+                where = "threads" if workers else "consumer"
+            self.execution = replace(self.execution, run_in=where, workers=workers)
+
     def task(self, settings: EpochReaderSettings, epoch: int, method: ReadMethod, *, as_columns: bool) -> ChunkTask:
         """The work of a process that reads chunks; args are those of the reader that does the same here."""
         from stoker.pipeline.execution.chunk_process import ChunkTask
