@@ -191,7 +191,10 @@ STEP_SECONDS: Final = 0.04
 are what threads take one after the other, what waits for its last shard, and what waits in memory. One costs some 50 µs."""
 
 LITTLE_WAITING: Final = 0.03
-"""A consumer that waits for less than this part of its time is the bottleneck: the tuner changes nothing."""
+"""A consumer that waits for less than this part of its time leaves nothing to gain: the tuner changes nothing."""
+
+LOOKAHEAD_FULL: Final = 0.5
+"""The lookahead is too short where it is full in this part of the waiting, while no more than this part of downloads run."""
 
 MOST_TIMES_AHEAD: Final = 8
 """The tuner looks ahead no further than this many times what is usual, where that takes no memory of the process."""

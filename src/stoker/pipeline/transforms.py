@@ -16,7 +16,7 @@ from stoker.formats.mds.encodings.images import loaded
 from stoker.formats.unstacked import as_batch
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.policy import ReadAmounts
-from stoker.reading.apply_chain import SampleIdentity, SampleKeys, change_batch
+from stoker.reading.apply_chain import EpochChain, SampleIdentity, change_batch
 from stoker.reading.bad_samples import BadSamples
 from stoker.reading.chain import as_chain
 from stoker.reading.chain_steps import LeadingJoin, Step, project, split_steps
@@ -180,14 +180,14 @@ def make_transforms(
         several = sum(step.kind == "map" for step in steps) > 1
         transform = steps[0].function if len(steps) == 1 else partial(_in_turn if several else _and_loaded, steps)
         return lambda *_: transform  # type: ignore[return-value]
-    keys = SampleKeys(steps, identity, epoch, later=later)
+    epoch_chain = EpochChain(steps, identity, epoch, later=later)
     starts = table.starts
     firsts = np.array(identity.first_shards, np.int64)
 
     def of_samples(positions: Ids, shards: Ids, rows: Ids) -> Transform:
         streams = np.searchsorted(firsts, shards, side="right") - 1
         ids = starts[shards] + rows - starts[firsts[streams]]
-        return keys.transform(streams, ids, positions if identity.repeats else np.zeros_like(rows), positions)
+        return epoch_chain.transform(streams, ids, positions if identity.repeats else np.zeros_like(rows), positions)
 
     return of_samples
 

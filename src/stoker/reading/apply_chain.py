@@ -74,7 +74,7 @@ class SampleIdentity:
     repeats: bool = False
 
 
-class SampleKeys:
+class EpochChain:
     """Applies a chain to the samples of an epoch, each with random numbers of its own.
 
     Args:
@@ -232,7 +232,7 @@ def change_batch(steps: Sequence[Step], batch: Batch, positions: Ids, first: Cal
     """Columns as the last steps of a chain make them, which call no function of a sample.
 
     Args:
-        steps: they.
+        steps: the last ones.
         batch: of n samples, n ≥ 1; with ``batch_map`` among the steps, a single batch.
         positions: of the samples in the epoch, int64, shape ``(n,)``.
         first: says where the first sample comes from.

@@ -148,10 +148,10 @@ class Step:
 
 
 def change_columns(step: Step, values: dict[str, Any]) -> dict[str, Any]:
-    """A sample or a batch after ``rename`` or ``select``.
+    """A sample or a batch after a ``rename`` or ``select``.
 
     Args:
-        step: one of them.
+        step: one of these, or a ``project`` that has no position.
         values: by column name.
 
     Raises:
@@ -177,10 +177,10 @@ def change_columns(step: Step, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_column(step: Step, values: dict[str, Any], positions: Any) -> dict[str, Any]:
-    """A sample or a batch after ``enumerate``.
+    """A sample or a batch after an ``enumerate``.
 
     Args:
-        step: it.
+        step: of this kind.
         values: by column name.
         positions: of the samples.
 

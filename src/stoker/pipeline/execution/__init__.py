@@ -1,1 +1,1 @@
-"""Execution of chunks: in the consumer's thread, or in threads that read ahead."""
+"""Execution of chunks: in the consumer's thread, or in threads or processes that read ahead."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Where: TypeAlias = Literal["consumer", "threads", "processes"]
-"""The thread that asks for samples; threads of its process; processes that stoker starts."""
+ExecutedBy: TypeAlias = Literal["consumer", "threads", "processes"]
+"""What reads: the thread that asks for samples; threads of its process; processes that stoker starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,6 @@ class Execution:
         reason: why.
     """
 
-    run_in: Where
+    run_in: ExecutedBy
     workers: int
     reason: str

@@ -176,7 +176,7 @@ def _not_here(error: Exception) -> str:
 
 
 def _seed_anew() -> None:
-    """Let global generators of copies of one process draw different numbers; and leave torch one thread a process."""
+    """Seed global generators anew, so that copies of one process draw different numbers; give torch one thread a process."""
     random.seed()
     np.random.seed()  # noqa: NPY002 - that of functions which use it
     torch = sys.modules.get("torch")
@@ -228,7 +228,11 @@ class _Chunks:
         return ChunkAnswer(parcel, took=took, awaited=awaited, busy=busy, ready=ready, fetched=here), data
 
     def _packed(self, chunk: Chunk, value: Any) -> tuple[Parcel, memoryview | None]:
-        """The same; raises an error that names the sample where a value can not be sent."""
+        """The result of a chunk on its way, see :func:`~stoker.pipeline.execution.hand_over.pack`.
+
+        Raises:
+            TransformError: a value can not be sent; names the sample.
+        """
         try:
             with span(Stage.SEND):
                 return pack(value, self._region)

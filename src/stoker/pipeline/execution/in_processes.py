@@ -44,7 +44,7 @@ class _Pending:
 
 
 class ChunkProcess:
-    """One of the processes, as the process sees it that it serves."""
+    """A process that reads chunks, as the process that it serves sees it."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self.worker = worker
@@ -157,6 +157,7 @@ class InProcesses(Generic[_T]):
     """
 
     reads_here = False
+    in_processes = True
 
     def __init__(
         self,
@@ -185,10 +186,8 @@ class InProcesses(Generic[_T]):
 
     @property
     def ahead(self) -> int:
-        """Chunks for all processes."""
+        """See :class:`~stoker.pipeline.execution.runner.Runner`; some for each process."""
         return CHUNKS_OF_PROCESS * (self.workers - len(self._coming))
-
-    in_processes = True
 
     @property
     def changing(self) -> bool:

@@ -89,7 +89,7 @@ class Measured(Generic[_T]):
 
     @property
     def workers(self) -> int:
-        """Threads or processes."""
+        """See :class:`~stoker.pipeline.execution.runner.Runner`."""
         return self._runner.workers
 
     @property
@@ -115,7 +115,7 @@ class Measured(Generic[_T]):
 
     @property
     def ahead(self) -> int:
-        """A whole burst while it is measured."""
+        """See :class:`~stoker.pipeline.execution.runner.Runner`; a whole burst while it is measured."""
         return self._size - 1 if self._measures else self._runner.ahead
 
     @property

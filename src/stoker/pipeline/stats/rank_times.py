@@ -21,6 +21,7 @@ from stoker.concurrency.spans.recorder import APART, WHOLE, Stage
 from stoker.errors import ConfigError
 from stoker.pipeline.stats.span_times import Activity, Intervals, Times
 from stoker.pipeline.stats.trace_files import TracedProcess
+from stoker.policy import LOOKAHEAD_FULL
 
 BottleneckKind: TypeAlias = Literal[
     "consumer",
@@ -39,9 +40,6 @@ Python code runs between two spans."""
 
 LITTLE: Final = 0.1
 """A consumer that waits for less than this part of its time is the bottleneck itself."""
-
-_FULL: Final = 0.5
-"""The lookahead is too short where it is full in this part of the waiting, and no more than this part of downloads run."""
 
 _FIRST: Final = 5
 """Of so many waits the first is left out: it is the start's. With workers, that for the first batch of each."""
@@ -140,7 +138,7 @@ class RankTimes:
         if said[_OTHER] < said.sum() / 2:  # what no span says is small pieces of many things
             said[_OTHER] = 0.0
         kind = KINDS[int(np.argmax(said))]
-        if kind == "store" and self.full >= _FULL and self.downloads <= _FULL * self.most_downloads:
+        if kind == "store" and self.full >= LOOKAHEAD_FULL and self.downloads <= LOOKAHEAD_FULL * self.most_downloads:
             return "buffer"
         return kind
 

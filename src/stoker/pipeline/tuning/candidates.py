@@ -9,10 +9,7 @@ from typing import Final
 from stoker.pipeline.tuning.changes import KnobChange, Why
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.ticks import Tick, Window
-from stoker.policy import PROCESS_BYTES
-
-_FULL: Final = 0.5
-"""The lookahead is too short where it is full in this part of the waiting, and in no more of it all downloads run."""
+from stoker.policy import LOOKAHEAD_FULL, PROCESS_BYTES
 
 _SOME: Final = 0.02
 """Shards are worth a trial where this part of the makers' time is waiting for them, or all downloads run that may."""
@@ -151,10 +148,10 @@ class Candidates:
 def _likely(window: Window) -> Iterator[tuple[Knob, bool, Why]]:
     """Knobs that may make the waiting less, the most likely first, and whether they are raised."""
     shards, downloads = window.mean("shards"), window.mean("downloads")
-    short = window.mean("full") >= _FULL and downloads <= _FULL
+    short = window.mean("full") >= LOOKAHEAD_FULL and downloads <= LOOKAHEAD_FULL
     if shards < 0.5:
         yield from _OF_READING
-    if shards >= _SOME or downloads > _FULL:
+    if shards >= _SOME or downloads > LOOKAHEAD_FULL:
         yield from _OF_SHARDS[::-1] if short else _OF_SHARDS
         yield (Knob.DOWNLOAD_THREADS, False, Why.LESS)
     if shards >= 0.5:

@@ -1,4 +1,4 @@
-"""Placing: which spans of documents go where, so that rows are as full as can be."""
+"""Packs spans of documents into rows, so that these are as full as can be."""
 
 from __future__ import annotations
 
@@ -86,7 +86,13 @@ def split(documents: Ragged, settings: LMSettings, too_long: TooLong) -> tuple[I
     return np.repeat(rows, counts), firsts, np.minimum(np.repeat(lengths, counts) - firsts, size), (0, 0)
 
 
-def into_rows(rows: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[int, int]) -> PackedRows:
+def into_rows(documents: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[int, int]) -> PackedRows:
+    """Spans sorted into rows.
+
+    Args:
+        documents, firsts, lengths, cut: see :class:`PackedRows`.
+        row: number of the row of each span; int64, shape ``(k,)``.
+    """
     order = np.argsort(row, kind="stable")
     row, lengths = row[order], lengths[order]
     count = int(row[-1]) + 1 if row.size else 0
@@ -94,9 +100,14 @@ def into_rows(rows: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[int, in
     ends = np.cumsum(lengths)
     before = np.concatenate([np.zeros(1, dtype=np.int64), ends])[bounds[:-1]]
     columns = ends - lengths - np.repeat(before, np.diff(bounds))
-    return PackedRows(rows[order], firsts[order], lengths, columns, bounds, cut)
+    return PackedRows(documents[order], firsts[order], lengths, columns, bounds, cut)
 
 
 def check_too_long(too_long: TooLong) -> None:
+    """See that ``too_long=`` is known.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if too_long not in get_args(TooLong):
         raise ConfigError(f"too_long={too_long!r} is unknown; known: {', '.join(get_args(TooLong))}")

@@ -26,6 +26,7 @@ class PadLayout(TokenLayout):
     _too_long: Literal["error", "truncate"] = "error"
 
     def identity(self) -> dict[str, object]:
+        # A row is a document, however long: which one comes next depends on no setting.
         return {}
 
     def amounts(self, source: TokenSource, bounds: Ids, tokens: Ids, rows: Ids) -> Ids:  # noqa: ARG002
