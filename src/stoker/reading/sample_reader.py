@@ -101,7 +101,7 @@ class SampleReader:
         return samples.own or read_samples(self.pool, samples.shards, samples.rows, self.columns, named=named)
 
     def iterate(self, samples: SampleRows, transform: Transform | None = None, *, timed: bool = True) -> SampleRun:
-        """The same one by one, each made when it is asked for, or what a transform makes of it.
+        """The samples one by one, each made when it is asked for, or what a transform makes of it.
 
         Args:
             samples: where they are.

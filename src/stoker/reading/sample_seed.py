@@ -35,7 +35,7 @@ class SampleSeed(ISpawnableSeedSequence):
         return found
 
     def spawn(self, n_children: int) -> list[np.random.SeedSequence]:  # type: ignore[override]
-        """The same: seeds of other generators, of which the sample has the same in each run."""
+        """See NumPy's ``SeedSequence``: seeds of other generators, the same of a sample in each run."""
         return self._seeds().spawn(n_children)
 
     def _seeds(self) -> np.random.SeedSequence:

@@ -41,12 +41,12 @@ class StepMethods:
     __slots__ = ()
 
     def _and(self, step: Step) -> Self:
-        """The same with a further step."""
+        """This chain or dataset with a further step."""
         raise NotImplementedError
 
     @checked(**OTHER_OF_MAP)
     def map(self, function: Callable[[Any], Any], name: str | None = None) -> Self:
-        """The same with a further function of its samples.
+        """This chain or dataset with a further function of its samples.
 
         Args:
             function: of a sample.
@@ -65,7 +65,7 @@ class StepMethods:
     def random_map(
         self, function: Callable[[Any, Any], Any], name: str | None = None, *, generator: Generator = "numpy"
     ) -> Self:
-        """The same with a further function of its samples and of a generator of random numbers, which belong to the sample.
+        """This chain or dataset with a further function of its samples and of random numbers, which belong to the sample.
 
         The numbers are those of the dataset's ``shuffle_seed``, the epoch, the stream, the sample's id in it and the step's
         name, whatever world, workers and threads read it, and after any resume. Where an epoch has a sample more than once,
@@ -89,7 +89,7 @@ class StepMethods:
     def filter(
         self, function: Callable[[Any], Any], name: str | None = None, *, dropped: Dropped = "leave_out"
     ) -> Self:
-        """The same without the samples for which a function says no.
+        """This chain or dataset without the samples for which a function says no.
 
         Batch n is made of those that it would have without the filter; ranks take as many steps as without it, which is what
         ``len`` of a dataset says; any run resumes exactly.
@@ -111,7 +111,7 @@ class StepMethods:
 
     @checked(**OTHER_OF_MAP)
     def flat_map(self, function: Callable[[Any], Iterable[Any]], name: str | None = None) -> Self:
-        """The same with any number of samples, which a function makes of each.
+        """This chain or dataset with any number of samples, which a function makes of each.
 
         Batch n is made of all that comes of the samples which it would have without: its length varies, and all ranks take
         as many steps.
@@ -130,7 +130,9 @@ class StepMethods:
 
     @checked(**OTHER_OF_MAP)
     def batch_map(self, function: Callable[[Batch], Batch], name: str | None = None) -> Self:
-        """The same with a function of whole batches, called once for each that has samples, before arrays become tensors.
+        """This chain or dataset with a function of whole batches.
+
+        It is called once for each batch that has samples, before arrays become tensors.
 
         Only what delivers batches takes such a chain: ``batches()``, ``StreamingDataLoader``, which then reads whole
         columns, ``stoker.jax.batches``.
@@ -150,7 +152,7 @@ class StepMethods:
 
     @checked
     def rename(self, columns: Mapping[str, str]) -> Self:
-        """The same with other names of columns.
+        """This chain or dataset with other names of columns.
 
         >>> images.rename({"image": "x", "label": "y"})        # doctest: +SKIP
 
@@ -172,7 +174,7 @@ class StepMethods:
 
     @checked(columns="samples are chosen by subset=KeepIds(ids) of the constructor")
     def select(self, columns: Sequence[str]) -> Self:
-        """The same with these columns alone, in this order.
+        """This chain or dataset with these columns alone, in this order.
 
         Args:
             columns: their names. Others are not decoded, unless a function before this step may need them.
@@ -190,7 +192,7 @@ class StepMethods:
 
     @checked
     def enumerate(self, column: str = "position") -> Self:
-        """The same with a further column: the position of the sample in the epoch, from 0, as ``numpy.int64``.
+        """This chain or dataset with a further column: the position of the sample in the epoch, from 0, as ``numpy.int64``.
 
         It is the same on any world and after any resume; with ``batching_method="per_stream"`` on any with the same global
         batch, with ``"device_per_stream"`` on any with the same ``batch_size``. Samples that :meth:`flat_map` makes of one
@@ -211,7 +213,7 @@ class StepMethods:
 
     @checked
     def zip(self, other: OtherSource, *, name: str | None = None, prefix: str = "") -> Self:
-        """The same with the columns of another dataset: those of its sample i beside those of sample i here.
+        """This chain or dataset with the columns of another dataset: those of its sample i beside those of sample i here.
 
         The order, its steps, ids and random numbers stay those of this dataset.
 
@@ -245,7 +247,7 @@ class StepMethods:
         name: str | None = None,
         prefix: str = "",
     ) -> Self:
-        """The same with the columns of that sample of another dataset which has the same key.
+        """This chain or dataset with the columns of that sample of another dataset which has the same key.
 
         The order, its steps, ids and random numbers stay those of this dataset. Keys are integers, text or bytes, and
         different in all samples of the other dataset. The first join reads its column of keys once; see

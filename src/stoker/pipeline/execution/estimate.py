@@ -67,7 +67,10 @@ class Costs:
         return 1.0 + min(1.0, best) * (threads - 1)
 
     def of_processes(self, processes: int, processors: int) -> float:
-        """The same of processes: what each does is packed there, and unpacked by one thread here."""
+        """The number of times that so many processes get as much done as one thread.
+
+        What each does is packed there, and unpacked by one thread here.
+        """
         each = self.alone + self.packed
         most = (processes / each, processors / (each + self.unpacked), 1 / max(self.unpacked, 1e-9))
         return self.alone * min(most)

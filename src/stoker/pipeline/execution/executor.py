@@ -111,7 +111,7 @@ class Executor:
 
     @property
     def first_processes(self) -> int:
-        """The same where no tuner has chosen."""
+        """Processes, where it is processes that read and no tuner has chosen how many."""
         return self._settings.read_processes or min(_MOST, _processors())
 
     def resized(self, workers: int) -> None:

@@ -110,7 +110,7 @@ class GoodBatchReader:
         return found if values is found.values else found._replace(values=values)
 
     def _batch(self, positions: Ids, samples: SampleRows) -> Batch | GoodSamples:
-        """The same before functions of batches; columns of the shards one part after the other."""
+        """The samples of :meth:`batch` as columns, before functions of batches change these."""
         good, shards, rows = self._good, samples.shards, samples.rows
         if samples.own is not None and self._stored and not left_to_load():
             batch: Batch = samples.own

@@ -180,6 +180,7 @@ class GoodSampleReader(GoodRowReader):
         bad.update((first + number, error) for number, error in more.items())
 
     def _decoded(self, samples: SampleRows) -> tuple[list[Any], dict[int, SampleError]]:
+        """Samples before any function of the user, with ``BAD`` for those that are bad, and the errors of these by number."""
         if isinstance(self.reader, JoinedReader) and samples.others is not None and not self.strict:
             missing = self.reader.missing(samples.others, samples)
             if missing:
@@ -203,7 +204,7 @@ class GoodSampleReader(GoodRowReader):
     def _decoded_beside(
         self, missing: dict[int, SampleError], samples: SampleRows
     ) -> tuple[list[Any], dict[int, SampleError]]:
-        """The same, where some have no sample in another dataset."""
+        """The samples of :meth:`_decoded`, where some have no sample in another dataset."""
         found: list[Any] = [BAD] * len(samples)
         there = np.setdiff1d(np.arange(len(samples)), list(missing))
         if not len(there):
@@ -235,7 +236,7 @@ class GoodSampleReader(GoodRowReader):
         origins: SampleRows,
         bad: dict[int, SampleError],
     ) -> None:
-        """The same for functions that take samples one by one."""
+        """Put what functions of single samples make in their place, and add to the bad ones."""
         left = np.array([number for number in range(len(found)) if number not in bad], np.int64)
         while len(left):
             made: list[Any] = []

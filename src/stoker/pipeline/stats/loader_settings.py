@@ -28,7 +28,7 @@ _SIMPLE: Final = (bool, int, str, type(None))
 
 
 def note_settings(loader: str, settings: Mapping[str, Any]) -> None:
-    """Say, where a trace runs, which settings a loader has that begins to iterate.
+    """Note the settings of a loader that begins to iterate, where a trace runs.
 
     Args:
         loader: its public class.
@@ -42,7 +42,7 @@ def note_settings(loader: str, settings: Mapping[str, Any]) -> None:
 
 
 def note_dataset(pool: ShardPool, settings: EpochReaderSettings, *, ahead: bool, by_sample: bool) -> None:
-    """Say, where a trace runs, which settings a ``StreamingDataset`` has that begins to be read.
+    """Note the settings of a ``StreamingDataset`` that begins to be read, where a trace runs.
 
     Args:
         pool: its shards.

@@ -216,7 +216,7 @@ class Controller:
         self._resting = 0
 
     def _forget(self) -> None:
-        """Let what was found not hold any more."""
+        """Forget what trials said: it holds no more."""
         self._candidates.forget()
         self._rest = _REST_TICKS
 

@@ -44,14 +44,17 @@ class Window:
         self._ticks: list[Tick] = []
 
     def add(self, tick: Tick) -> None:
+        """Add a tick."""
         self._ticks.append(tick)
 
     @property
     def ticks(self) -> int:
+        """Number of ticks."""
         return len(self._ticks)
 
     @property
     def latest(self) -> Tick:
+        """The tick that was added last."""
         return self._ticks[-1]
 
     @property
