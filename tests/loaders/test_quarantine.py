@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -329,6 +330,29 @@ def test_a_line_may_say_where_the_sample_lies(data: Path, file: Path) -> None:
     where = opened(data).where(300)
     add(file, {"sample": 300, "url": where.url, "shard": where.shard, "row": where.row, "reason": "a bad one"})
     check(read(opened(data, quarantine=file)), read(opened(data)), {300})
+
+
+def test_a_line_is_of_its_own_stream_where_these_are_listed_in_another_order(
+    data: Path, file: Path, tmp_path: Path
+) -> None:
+    """Files of all streams have the same names; data that was copied elsewhere is still known by them."""
+    twin = shutil.copytree(data / "a", tmp_path / "twin")
+    for cached in (False, True):
+        streams = [
+            Stream(remote=str(one), local=str(tmp_path / f"cache-{one.name}") if cached else None)
+            for one in (data / "a", twin)
+        ]
+        where = StreamingDataset(streams=streams, batch_size=8).where(100)
+        for url in (where.url, where.copy, f"file://{where.url}"):
+            line = {"sample": 100, "url": url, "shard": where.shard, "row": where.row}
+            file.write_text(json.dumps(line) + "\n")
+            left = StreamingDataset(streams=streams, batch_size=8, ids="number", quarantine=file)
+            assert 100 not in [number for batch in left.batches() for number in batch["number"]]
+            swapped = StreamingDataset(streams=streams[::-1], batch_size=8, quarantine=file)
+            with pytest.raises(ConfigError, match=r"twin/.* and by the line .*/a/.* it is of other data"):
+                read(swapped)
+        file.write_text(json.dumps({**line, "url": f"s3://elsewhere/{Path(str(where.url)).name}"}) + "\n")
+        read(StreamingDataset(streams=streams[::-1], batch_size=8, quarantine=file))
 
 
 def test_a_line_may_be_of_a_run_with_a_cache(data: Path, file: Path, tmp_path: Path) -> None:

@@ -296,8 +296,9 @@ def _parse(
         ids.append(sample)
         if isinstance(found, dict):
             described.append((number, sample, found))
+    urls = _ShardUrls(table, url_of)
     for number, sample, found in described:
-        _check_described(where(number), found, table, url_of, sample)
+        _check_described(where(number), found, table, urls, sample)
     return np.unique(np.array(ids, np.int64)), ranges
 
 
@@ -316,9 +317,36 @@ def _range(found: dict[str, Any]) -> tuple[int, int, int]:
     return int(found["epoch"]), int(begin * each), int(end * each)
 
 
-def _check_described(
-    where: str, found: dict[str, Any], table: ShardTable, url_of: Callable[[int], str | None], sample: int
-) -> None:
+class _ShardUrls:
+    """Compares the URLs of lines with those of the shards of a dataset.
+
+    The dataset may have been copied since a line was written, so that a URL that no shard has is good if the file's name is
+    the shard's. The URL of another shard is not: streams may be listed in another order.
+    """
+
+    def __init__(self, table: ShardTable, url_of: Callable[[int], str | None]) -> None:
+        self._table = table
+        self._url_of = url_of
+        self._all: frozenset[str] | None = None
+
+    def told(self, shard: int) -> str:
+        """The URL of a shard, for messages."""
+        url = self._url_of(shard)
+        return "" if url is None else f", {url}"
+
+    def agree(self, told: str, shard: int) -> bool:
+        """Whether a shard may be the one that a line tells of."""
+        url = self._url_of(shard)
+        if url is None or _stored(told) == _stored(url):
+            return True
+        if _names(url).isdisjoint(_names(told)):
+            return False
+        if self._all is None:
+            self._all = frozenset(_stored(self._url_of(other) or "") for other in range(len(self._table)))
+        return _stored(told) not in self._all
+
+
+def _check_described(where: str, found: dict[str, Any], table: ShardTable, urls: _ShardUrls, sample: int) -> None:
     """See that a sample lies where a line says.
 
     Raises:
@@ -326,11 +354,10 @@ def _check_described(
     """
     shards, rows = table.locate(np.array([sample], np.int64))
     shard, row = int(shards[0]), int(rows[0])
-    url = url_of(shard) if found.get("url") else None
-    other = url is not None and _names(url).isdisjoint(_names(str(found.get("url"))))
+    other = bool(found.get("url")) and not urls.agree(str(found["url"]), shard)
     if found.get("row", row) != row or found.get("shard", shard) not in (shard, None) or other:
         raise ConfigError(
-            f"{where}: sample {sample} of this dataset lies in row {row} of shard {shard}, and by "
+            f"{where}: sample {sample} of this dataset lies in row {row} of shard {shard}{urls.told(shard)}, and by "
             f"the line in row {found.get('row')} of shard {found.get('shard')}, {found.get('url')}: it is of other data"
         )
 
@@ -338,3 +365,10 @@ def _check_described(
 def _names(url: str) -> set[str]:
     """The names of a shard's file in a URL as errors have it: ``.../a.mds``, or ``CACHE/a.mds (from .../a.mds.zstd)``."""
     return {one.removesuffix(")").rpartition("/")[2] for one in url.split(" (from ")}
+
+
+def _stored(url: str) -> str:
+    """The URL of a shard where it is stored, of a URL as errors have it; a path is absolute."""
+    copy, _, stored = url.rpartition(" (from ")
+    url = (stored.removesuffix(")") if copy else url).removeprefix("file://")
+    return url if "://" in url else os.path.abspath(url)
