@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from io import BytesIO
 from pathlib import Path
 
@@ -39,6 +40,30 @@ def test_images_that_do_not_load_are_left_out_in_any_epoch(data: Path, batch_siz
             found.append(sample["id"])
         assert found == [number for number in range(COUNT) if number not in BAD]
     assert dataset.stats().bad_samples == 2 * len(BAD)
+
+
+def test_images_that_only_later_samples_have_are_left_out_where_they_do_not_load(tmp_path: Path) -> None:
+    """In the first chunk that had any, a bad one came to its user, whose own loading failed."""
+    out = BytesIO()
+    Image.fromarray(np.random.default_rng(1).integers(0, 255, (64, 64, 3), np.uint8)).save(out, "jpeg")
+    whole = out.getvalue()
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(800):
+            values = {"txt": str(number).encode()}
+            if number >= 700:
+                values["jpg"] = whole[: len(whole) // 2] if number == 720 else whole
+            for name, value in values.items():
+                member = tarfile.TarInfo(f"{number:04}.{name}")
+                member.size = len(value)
+                archive.addfile(member, BytesIO(value))
+    options = {"columns": ["txt", "jpg"], "encodings": {"jpg": "jpeg"}}
+    dataset = StreamingDataset(tmp_path, format="tar", format_options=options, on_bad_sample="skip", shuffle=False)
+    found = []
+    for sample in dataset:
+        if sample["jpg"] is not None:
+            sample["jpg"].load()
+            found.append(int(sample["txt"]))
+    assert found == [*range(700, 720), *range(721, 800)]
 
 
 def test_images_that_a_function_keeps_for_the_next_epoch_are_loaded(data: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -64,6 +64,15 @@ def column_kinds(info: ShardInfo) -> dict[str, ColumnKind]:
     else:
         words = dict(zip(spec["column_names"], spec["column_encodings"], strict=True))
     return {name: _kind(info.format, str(words[name])) for name in column_names(info)}
+
+
+def may_hold_images(info: ShardInfo, columns: Sequence[str] | None) -> bool:
+    """Whether values of some of a shard's columns may be images, or lists of them; ``None`` for all columns."""
+    return any(
+        kind.base == "image" or kind.word.startswith("list[")
+        for name, kind in column_kinds(info).items()
+        if columns is None or name in columns
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Final
 
+import numpy as np
+
 from stoker.errors import SampleError
-from stoker.formats.mds.encodings.images import last_left
+from stoker.formats.kinds import may_hold_images
+from stoker.formats.mds.encodings.images import last_left, leaves_images
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.pipeline.chunks.located import Chunk
@@ -22,6 +25,12 @@ from stoker.reading.shard_pool import ShardPool
 
 _UNKNOWN: Final = object()
 """Stands for nothing that was seen yet."""
+
+
+def _may_hold_images(pool: ShardPool, columns: Sequence[str] | None) -> bool:
+    """Whether columns of the dataset may hold images: all shards with samples have columns of the same kinds."""
+    sizes = pool.index.sizes
+    return bool(len(sizes)) and may_hold_images(pool.index.shards[int(np.argmax(sizes > 0))], columns)
 
 
 class Recovery:
@@ -44,6 +53,8 @@ class Recovery:
         self._takes_chunks = settings.takes_chunks
         # Errors of samples are the consumer's, at once: none is left out or replaced.
         self._raises = settings.bad_samples is None
+        # Whether samples may have images to load that were in none so far, as where some samples lack them.
+        self._may_have_images = not self._raises and leaves_images() and _may_hold_images(pool, settings.columns)
         # What stood for the image that was left to load last when a chunk was begun; of none, this.
         self._last_left: object = _UNKNOWN
         # The chunk whose samples are made as they are asked for, until all that are left of it are there; ``None``: none.
@@ -137,7 +148,7 @@ class Recovery:
             return self._transformed_lazily(chunk)
         chunk, missing = reader.find_others(chunk)
         # They are opened when samples are asked for: after the first chunk it is known whether there are any.
-        images = before is _UNKNOWN or self._pool.has_images
+        images = before is _UNKNOWN or self._pool.has_images or self._may_have_images
         if missing or (images and reader.filters):
             return self._run_of(reader.good_samples(chunk), first)
         try:
