@@ -101,7 +101,7 @@ class BadSamples:
         if wanted.on_bad_sample == "raise":
             return None
         if wanted.file is not None:
-            append_line(wanted.file)
+            _append_line(wanted.file)
         return wanted
 
 
@@ -213,9 +213,9 @@ class BadSampleLog:
         for counts in {self._counts, self._own}:
             counts.add(Count.BAD_SAMPLES, 1)
         if settings.file is not None and not self._silent:
-            line = line_of(error)
+            line = _line_of(error)
             if line not in self._listed:
-                append_line(settings.file, line)
+                _append_line(settings.file, line)
         if not self._silent and (self._bad <= _LOGGED or not self._bad & (self._bad - 1)):
             done = "left out" if settings.on_bad_sample == "skip" else "replaced by another"
             logger.warning("bad sample, %s: %s (%d of this process so far)", done, error, self._bad)
@@ -256,17 +256,17 @@ def of_dict(listed: Mapping[str, Any]) -> SampleError:
     return SampleError(listed["reason"], **{name: listed[name] for name in _TOLD})
 
 
-def line_of(error: SampleError) -> bytes:
+def _line_of(error: SampleError) -> bytes:
     """The line of a bad sample in a list of them."""
     return (json.dumps(as_dict(error)) + "\n").encode()
 
 
-def append_line(file: str | os.PathLike[str], line: bytes = b"") -> None:
+def _append_line(file: str | os.PathLike[str], line: bytes = b"") -> None:
     """Append a bad sample to a list of them, in one write, so that lines of several processes do not mix.
 
     Args:
         file: the list; made where there is none.
-        line: of the bad sample, see :func:`line_of`; an empty one only sees that the list can be written to.
+        line: of the bad sample, as ``_line_of`` makes it; an empty one only sees that the list can be written to.
 
     Raises:
         ConfigError: it can not.

@@ -119,7 +119,7 @@ class Candidates:
         at_work = window.processors
         if up:
             reads_here = knob is Knob.READ_THREADS and not values[knob]
-            computes = reads_here and window.mean("at_work") >= _COMPUTES
+            computes = reads_here and window.mean(lambda tick: tick.at_work) >= _COMPUTES
             return not computes and at_work < _TAKEN * self._processors
         if self._raised.get(knob) == values[knob]:
             return False
@@ -147,8 +147,8 @@ class Candidates:
 
 def _likely(window: Window) -> Iterator[tuple[Knob, bool, Why]]:
     """Knobs that may make the waiting less, the most likely first, and whether they are raised."""
-    shards, downloads = window.mean("shards"), window.mean("downloads")
-    short = window.mean("full") >= LOOKAHEAD_FULL and downloads <= LOOKAHEAD_FULL
+    shards, downloads = window.mean(lambda tick: tick.shards), window.mean(lambda tick: tick.downloads)
+    short = window.mean(lambda tick: tick.full) >= LOOKAHEAD_FULL and downloads <= LOOKAHEAD_FULL
     if shards < 0.5:
         yield from _OF_READING
     if shards >= _SOME or downloads > LOOKAHEAD_FULL:

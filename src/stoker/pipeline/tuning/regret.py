@@ -7,12 +7,12 @@ from typing import Final
 
 from stoker.pipeline.tuning.ticks import Tick
 
-FIRST_SHARE: Final = 0.015
-LATER_SHARE: Final = 0.005
-FREE_SECONDS: Final = 1.0
+_FIRST_SHARE: Final = 0.015
+_LATER_SHARE: Final = 0.005
+_FREE_SECONDS: Final = 1.0
 """Vain trials may cost the first part of the time; where that is more, so many seconds and the second part."""
 
-STAKE: Final = 0.03
+_STAKE: Final = 0.03
 """Seconds that a trial may cost at least, else it does not begin."""
 
 _LIKELY: Final = 2.0
@@ -23,11 +23,14 @@ class Regret:
     """Sums up what vain trials cost.
 
     A trial costs the time that it takes beyond what the same samples took before it. One that is kept costs nothing.
+
+    Attributes:
+        pace: seconds of a sample before the trial.
     """
 
     def __init__(self) -> None:
         self._seconds = self._lost = 0.0
-        self._pace = self._noise = self._trial_seconds = 0.0
+        self.pace = self._noise = self._trial_seconds = 0.0
         self._trial_samples = self._ticks = 0
 
     def passes(self, seconds: float) -> None:
@@ -36,7 +39,7 @@ class Regret:
 
     def begin(self, pace: float, noise: float) -> None:
         """Begin a trial; before it a sample took ``pace`` seconds, and ticks had a standard deviation of ``noise``."""
-        self._pace, self._noise = pace, noise
+        self.pace, self._noise = pace, noise
         self._trial_seconds, self._trial_samples, self._ticks = 0.0, 0, 0
 
     def tries(self, tick: Tick) -> None:
@@ -52,22 +55,17 @@ class Regret:
     @property
     def cost(self) -> float:
         """Seconds that the trial has cost; negative: that it has saved."""
-        return self._trial_seconds - self._trial_samples * self._pace
+        return self._trial_seconds - self._trial_samples * self.pace
 
     @property
     def gain(self) -> float:
         """The part of the time of a sample that the trial has saved; negative: that it has cost."""
-        return 1.0 - self._trial_seconds / max(1, self._trial_samples) / self._pace
-
-    @property
-    def pace(self) -> float:
-        """Seconds of a sample before the trial."""
-        return self._pace
+        return 1.0 - self._trial_seconds / max(1, self._trial_samples) / self.pace
 
     @property
     def left(self) -> float:
         """Seconds that a trial may cost now."""
-        return min(FIRST_SHARE * self._seconds, FREE_SECONDS + LATER_SHARE * self._seconds) - self._lost
+        return min(_FIRST_SHARE * self._seconds, _FREE_SECONDS + _LATER_SHARE * self._seconds) - self._lost
 
     @property
     def more(self) -> float:
@@ -76,6 +74,6 @@ class Regret:
 
     @property
     def until_stake(self) -> float:
-        """Seconds until :data:`STAKE` is left."""
-        staked = self._lost + STAKE
-        return max(0.0, staked / FIRST_SHARE - self._seconds, (staked - FREE_SECONDS) / LATER_SHARE - self._seconds)
+        """Seconds until ``_STAKE`` is left."""
+        staked = self._lost + _STAKE
+        return max(0.0, staked / _FIRST_SHARE - self._seconds, (staked - _FREE_SECONDS) / _LATER_SHARE - self._seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -80,10 +81,10 @@ class Window:
         """Standard deviation of the seconds of a tick, for its samples."""
         return self.error * self.samples / math.sqrt(self.ticks)
 
-    def mean(self, name: str) -> float:
-        """The mean of a number of ticks, weighted by their waiting."""
+    def mean(self, part: Callable[[Tick], float]) -> float:
+        """The mean of a number that each tick has, weighted by their waiting."""
         weights = [tick.waited + 1e-9 for tick in self._ticks]
-        values = (weight * float(getattr(tick, name)) for weight, tick in zip(weights, self._ticks, strict=True))
+        values = (weight * part(tick) for weight, tick in zip(weights, self._ticks, strict=True))
         return sum(values) / sum(weights)
 
     @property
