@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from stoker.errors import ConfigError
 
-__all__ = ["as_decimal", "parse_bytes", "parse_count"]
+__all__ = ["GIB", "as_decimal", "parse_bytes", "parse_count"]
+
+GIB: Final = 1 << 30
+"""Bytes of a GiB."""
 
 _BYTES = {"": 1, "b": 1} | {
     f"{letter}{end}": 1 << 10 * power for power, letter in enumerate("kmgtpe", 1) for end in ("b", "ib")

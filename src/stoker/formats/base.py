@@ -24,6 +24,9 @@ RunIn: TypeAlias = Literal["threads", "processes", "auto"]
 UNKNOWN: Final = -1
 """Size of a file that only decompressing it tells."""
 
+NO_HASHES: Final[Mapping[str, str]] = {}
+"""Hashes of a file without any: one dict for all, as an index may have millions of files."""
+
 
 @dataclass(frozen=True, slots=True)
 class FilePart:

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.shared.arrays import cut_arrays
 from stoker.concurrency.shared.bytes import SharedBytes
-from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
+from stoker.formats.base import NO_HASHES, UNKNOWN, FileInfo, ShardInfo
 from stoker.types import Ids
 
 FEW: Final = 2000
 """Shards that take little memory as objects."""
 
 _CHUNK: Final = 4096
-_NO_HASHES: Final[Mapping[str, str]] = {}
 
 
 class LazyShards(Sequence[ShardInfo]):
@@ -276,4 +275,4 @@ def _info(kind: ShardKind, samples: int, sizes: Iterator[int], texts: Iterator[s
 
 
 def _file(names: Sequence[str], sizes: Iterator[int], texts: Iterator[str]) -> FileInfo:
-    return FileInfo(next(texts), next(sizes), {name: next(texts) for name in names} if names else _NO_HASHES)
+    return FileInfo(next(texts), next(sizes), {name: next(texts) for name in names} if names else NO_HASHES)

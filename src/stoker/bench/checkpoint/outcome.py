@@ -8,8 +8,8 @@ from typing import Any, Final
 from stoker.bench.measure.metrics import summarize
 from stoker.bench.measure.page_cache import file_system
 from stoker.bench.results.requests import counted_requests, told_requests
+from stoker.units import GIB
 
-_GIB: Final = float(1 << 30)
 _EVENT_KEYS: Final = ("kind", "place", "number", "repeat", "epoch", "step")
 _RANK: Final = (
     *("bytes", "files", "seconds", "fsync_seconds", "io_seconds", "fill_seconds", "verify_seconds"),
@@ -106,15 +106,15 @@ def checkpoint_summary(result: Mapping[str, Any]) -> dict[str, Any]:
     found = result["checkpoint"]
     if found is None:
         return {}
-    made: dict[str, Any] = {"checkpoint_size_GB": found["layout"]["bytes"] / _GIB}
+    made: dict[str, Any] = {"checkpoint_size_GB": found["layout"]["bytes"] / GIB}
     for kind in ("save", "load"):
         over = found[kind]
         if over is None:
             continue
         rate, seconds = over["bytes_per_second"], over["seconds"]
         made |= {
-            f"{kind}_checkpoint_io_mean_GB_per_second": rate["mean"] / _GIB,
-            f"{kind}_checkpoint_io_stdev_GB_per_second": rate["stdev"] / _GIB,
+            f"{kind}_checkpoint_io_mean_GB_per_second": rate["mean"] / GIB,
+            f"{kind}_checkpoint_io_stdev_GB_per_second": rate["stdev"] / GIB,
             f"{kind}_checkpoint_duration_mean_seconds": seconds["mean"],
             f"{kind}_checkpoint_duration_stdev_seconds": seconds["stdev"],
         }

@@ -10,9 +10,9 @@ from stoker.bench.kv_cache.tiers import TIERS
 from stoker.bench.measure.call_times import merged
 from stoker.bench.measure.metrics import summarize
 from stoker.bench.measure.page_cache import file_system
+from stoker.units import GIB
 
 _RATES: Final = ("bytes_per_second", "per_second", "host_share", "queue_share")
-_GIB: Final = float(1 << 30)
 _COUNTS: Final = ("requests", "generated_tokens", "hits", "misses", "moves", "deletes", "workers")
 
 
@@ -88,7 +88,7 @@ def kv_cache_summary(found: Mapping[str, Any] | None) -> dict[str, float]:
     for kind in ("read", "write"):
         if found[kind] is None:
             continue
-        done[f"kvcache_aggregated_{kind}_bandwidth_gbps"] = found[kind]["bytes_per_second"]["mean"] / _GIB
+        done[f"kvcache_aggregated_{kind}_bandwidth_gbps"] = found[kind]["bytes_per_second"]["mean"] / GIB
         worst = [one["tiers"]["storage"][kind] for one in found["repeats"]]
         slowest = max(one["device_latency"]["p95"] for one in worst if one is not None)
         done[f"kvcache_aggregated_device_{kind}_p95_ms"] = slowest * 1e3

@@ -24,8 +24,8 @@ from stoker.bench.mlperf.read_runs import (
 )
 from stoker.bench.size.rules import MEMORIES, STEPS
 from stoker.display import counted
+from stoker.units import GIB
 
-_GIB: Final = float(1 << 30)
 _DF: Final = re.compile(r"^Filesystem\s+\S+\s+Used\s+Avail\w*\s+Use%\s+Mounted on\s*\n((?:.+\n?)*)", re.MULTILINE)
 _MOST_LOG: Final = 1 << 26
 _SLACK: Final = 2
@@ -172,7 +172,7 @@ def _trained(space: Workspace, run: SubmittedRun, model: str) -> Iterator[Submis
         )
         return
     files, samples, record, batch, ranks, hosts, memory = known
-    needed = max(STEPS * batch * ranks, MEMORIES * memory * _GIB / record) / samples
+    needed = max(STEPS * batch * ranks, MEMORIES * memory * GIB / record) / samples
     if files + 1 <= needed:  # rounded down, as MLPerf's own script does
         yield space.fault(
             metadata,

@@ -11,6 +11,7 @@ from stoker.bench.clients import reads_objects
 from stoker.bench.measure.step_files import RankSteps, read_steps, steps_path
 from stoker.bench.settings.dlio_keys import KEYS, OLD_NAMES
 from stoker.bench.settings.workload import Workload, as_plain
+from stoker.units import GIB
 
 _APART: Final = frozenset(
     {
@@ -21,7 +22,6 @@ _APART: Final = frozenset(
 """Settings that several of DLIO's keys make together, or apart."""
 
 _LOADERS: Final = {"stoker": "pytorch", "torch": "pytorch"}
-_GIB: Final = float(1 << 30)
 
 
 def moment(seconds: float) -> datetime:
@@ -88,7 +88,7 @@ def rank_output(result: Mapping[str, Any], folder: Path, rank: int, epochs: list
     made: dict[str, Any] = {
         "hostname": about["host"],
         "host_cpu_count": about["processors"],
-        "host_memory_GB": about["memory_bytes"] / _GIB,
+        "host_memory_GB": about["memory_bytes"] / GIB,
     }
     for number, epoch in enumerate(epochs, 1):
         steps = read_steps(steps_path(folder, rank, epoch["kind"], epoch["repeat"], epoch["epoch"]))
@@ -132,7 +132,7 @@ def rank_epochs(rank: int, epochs: list[Mapping[str, Any]], checkpoints: list[Ma
             mine = next((part for part in one["ranks"] if part["rank"] == rank), None)
             span = _span(one["began_at"], one["ended_at"])
             if mine is not None and mine["seconds"]:
-                span["throughput"] = mine["bytes"] / _GIB / mine["seconds"]
+                span["throughput"] = mine["bytes"] / GIB / mine["seconds"]
             events[f"{one['kind']}_ckpt{counts[one['kind']]}"] = span
         made["1"] = {**events, "end": _iso(checkpoints[-1]["ended_at"])}
     return made

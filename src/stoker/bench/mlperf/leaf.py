@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from stoker.bench.mlperf.code_image import POINTER, algorithm
 from stoker.bench.mlperf.dlio_form import dlio_parameters, moment, rank_epochs, rank_output
@@ -21,9 +21,9 @@ from stoker.bench.results.summary import dlio_summary
 from stoker.bench.settings.schema import build, tree_of
 from stoker.bench.settings.workload import Workload
 from stoker.bench.settings.yaml import write_yaml
+from stoker.units import GIB
 
 Command = Literal["datasize", "datagen", "run"]
-_GIB: Final = float(1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def _metadata(leaf: Leaf, name: str, parameters: Mapping[str, Any], overrides: M
         "command": leaf.command,
         "hosts": hosts,
         "num_processes": ranks,
-        "client_host_memory_in_gb": max(one["memory_bytes"] for one in memory) / _GIB,
+        "client_host_memory_in_gb": max(one["memory_bytes"] for one in memory) / GIB,
         "num_client_hosts": len(hosts),
         "data_access_protocol": "file" if result["storage"]["local"] else "object",
         "results_dir": result["plan"]["results"],

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from stoker.bench.settings.yaml import read_yaml, write_yaml
 from stoker.errors import ConfigError, import_option
+from stoker.units import GIB
 
 _OPEN: Final = "FILL IN"
-_GIB: Final = 1 << 30
 _CLIENT: Final = "clients"
 _RULES: Final = {"remap_time_in_seconds": "4.7.3", "simultaneous_write": "4.7.4", "simultaneous_read": "4.7.4"}
 _RULES_ELSE: Final = "2.1.7"
@@ -36,7 +36,7 @@ def draft_description(name: str, result: Mapping[str, Any]) -> str:
         "cpu_model": environment["processor"] or _OPEN,
         "cpu_qty": 0,
         "cpu_cores": max((rank["processors"] for rank in ranks), default=0),
-        "memory_capacity": max((rank["memory_bytes"] for rank in ranks), default=0) // _GIB,
+        "memory_capacity": max((rank["memory_bytes"] for rank in ranks), default=0) // GIB,
         "power": {
             "min_psus_active": 1,
             "psus_configured": [

@@ -23,8 +23,7 @@ from stoker.bench.mlperf.parameters import changes, dlio_name
 from stoker.bench.settings.workload import Workload
 from stoker.bench.size.rules import MEMORIES, STEPS, demanded
 from stoker.display import counted
-
-_GIB: Final = float(1 << 30)
+from stoker.units import GIB
 
 
 class Broken(NamedTuple):
@@ -146,7 +145,7 @@ def _data(case: Case) -> Iterator[Broken]:
         why = (
             f"{STEPS} steps of {case.workload.reader.batch_size} samples on {ranks} accelerators"
             if demand.decides == "steps"
-            else f"{MEMORIES} times the {sum(memory.values()) / _GIB:.4g} GiB of memory of {hosts} host"
+            else f"{MEMORIES} times the {sum(memory.values()) / GIB:.4g} GiB of memory of {hosts} host"
             f"{'s' if hosts > 1 else ''}"
         )
         yield Broken(
@@ -258,7 +257,7 @@ def _checkpoints(case: Case) -> Iterator[Broken]:
             f"{GROUPS[model]} (4.6.4)",
         )
     memory = case.edition.accelerators.get(case.workload.accelerator)
-    size = found["layout"]["bytes"] / _GIB
+    size = found["layout"]["bytes"] / GIB
     if memory is not None and size > memory * ranks:
         yield Broken(
             "accelerator memory",

@@ -13,10 +13,10 @@ import numpy as np
 from stoker.bench.checkpoint.outcome import checkpoint_summary
 from stoker.bench.kv_cache.outcome import kv_cache_summary
 from stoker.bench.vectors.outcome import vector_summary
+from stoker.units import GIB
 
 MOMENT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _MIB: Final = float(1 << 20)
-_GIB: Final = float(1 << 30)
 
 
 def dlio_summary(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def dlio_summary(result: Mapping[str, Any]) -> dict[str, Any]:
     hosts = result["world"]["hosts"] or ["unknown"]
     record = _nominal(dataset)
     files = dataset["files"] * dataset["samples_per_file"]
-    per_host = files * record / _GIB / len(hosts)
-    memory = [_first(ranks, host, "memory_bytes") / _GIB for host in hosts]
+    per_host = files * record / GIB / len(hosts)
+    memory = [_first(ranks, host, "memory_bytes") / GIB for host in hosts]
     metric: dict[str, Any] = {}
     for kind, name in (("train", "train"), ("valid", "eval")):
         # Of epochs in which all ranks have measured something: one that broke off has a mean over some, but no sum.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from stoker.errors import CorruptDataError, FormatError, IndexFileError
-from stoker.formats.base import FileInfo
+from stoker.formats.base import NO_HASHES, FileInfo
 from stoker.formats.common.compression import parse_compression
 from stoker.storage.files.own import PRIVATE
 
@@ -35,7 +35,6 @@ _UNPACKED_RATIO: Final = 64
 
 MAX_PACKED: Final = 1 << 40
 """Bytes of a compressed file at most: it has no offsets of its own."""
-_NO_HASHES: Final[Mapping[str, str]] = {}
 _HEX = frozenset("0123456789abcdef")
 USUAL_NAME: Final = "[A-Za-z0-9_-]{1,99}(?:[./][A-Za-z0-9_-]{1,99}){0,9}"
 """Expression for the paths of most files, all of which are safe: words between single dots and slashes."""
@@ -134,7 +133,7 @@ def _parse_file(obj: Mapping[str, Any], key: str, where: str, limit: int) -> Fil
     for name, digest in hashes.items():
         if not isinstance(digest, str) or not digest or not _HEX.issuperset(digest):
             refuse(where, f"the {name} hash of {key} is not lower-case hex")
-    return FileInfo(basename, size, hashes or _NO_HASHES)
+    return FileInfo(basename, size, hashes or NO_HASHES)
 
 
 def check_basename(basename: str) -> str | None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from stoker.digests import blake2b
 from stoker.errors import CorruptDataError
-from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ShardInfo
+from stoker.formats.base import NO_HASHES, UNKNOWN, FileInfo, FilePart, ShardInfo
 from stoker.formats.common.compression import codec_of
 from stoker.storage import ObjectInfo
 from stoker.storage.versions import stable_version
 from stoker.types import Array, Ids
-
-_NO_HASHES: Final[Mapping[str, str]] = {}
 
 
 def file_mark(file: ObjectInfo) -> tuple[str, int, str]:
@@ -113,7 +111,7 @@ def describe_file(
         name = data.key if in_place else f"{_cached(data)}.pieces/{start}-{end}"
         detail = SpanDetail(end - start, f"{data.key}\0{data.size}\0{start}-{end}\0{kind}", first)
         yield ShardInfo(
-            format_name, samples, (*before, FileInfo(name, end - start, _NO_HASHES, part)), (), None, spec, detail
+            format_name, samples, (*before, FileInfo(name, end - start, NO_HASHES, part)), (), None, spec, detail
         )
         first += samples
 
@@ -160,7 +158,7 @@ def packed_file(file: ObjectInfo, size: int = UNKNOWN, start: int = 0, end: int 
     """
     stem, suffix = os.path.splitext(os.path.splitext(file.key)[0])
     part = FilePart(file.key, size, "", (start,), (end,), in_place=True)
-    return FileInfo(f"{stem}.{_mark(file)}{suffix}", end - start, _NO_HASHES, part), whole_file(file, in_place=False)
+    return FileInfo(f"{stem}.{_mark(file)}{suffix}", end - start, NO_HASHES, part), whole_file(file, in_place=False)
 
 
 def _kind(spec: Mapping[str, Any]) -> str:
@@ -170,7 +168,7 @@ def _kind(spec: Mapping[str, Any]) -> str:
 def whole_file(file: ObjectInfo, *, in_place: bool) -> FileInfo:
     """A file that is read whole. That it is still the one that was found is checked when it is mapped or fetched."""
     part = FilePart(file.key, file.size, file.version, (0,), (file.size,), in_place=in_place)
-    return FileInfo(file.key if in_place else _cached(file), file.size, _NO_HASHES, part)
+    return FileInfo(file.key if in_place else _cached(file), file.size, NO_HASHES, part)
 
 
 def _cached(file: ObjectInfo) -> str:

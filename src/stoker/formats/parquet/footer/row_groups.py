@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import CorruptDataError
-from stoker.formats.base import FileInfo, FilePart, ShardInfo
+from stoker.formats.base import NO_HASHES, FileInfo, FilePart, ShardInfo
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import Partition
 from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, MAGIC, START, UNCOMPRESSED, FileFacts, RowGroup
@@ -18,7 +18,6 @@ from stoker.storage.versions import stable_version
 
 # Row groups of one file are fetched together until they have so many bytes.
 _FETCH_TOGETHER: Final = 16 << 20
-_NO_HASHES: Final[Mapping[str, str]] = {}
 # Numbers of CompressionCodec in parquet.thrift of the Parquet format.
 _CODECS: Final = ("none", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 
@@ -79,7 +78,7 @@ def _windows(facts: FileFacts, indices: Sequence[int]) -> Iterator[tuple[FileInf
     for index in indices:
         start, end = starts[index], ends[index]
         part = FilePart(facts.key, facts.size, facts.version, (start,), (end,), in_place=True)
-        yield FileInfo(facts.key, end - start, _NO_HASHES, part), (index,)
+        yield FileInfo(facts.key, end - start, NO_HASHES, part), (index,)
 
 
 def _fetched(facts: FileFacts, indices: Sequence[int], apart: bool) -> Iterator[tuple[FileInfo, Sequence[int]]]:
@@ -122,4 +121,4 @@ def _file(facts: FileFacts, indices: Sequence[int]) -> FileInfo:
         repr((part.size, stable_version(part.version), part.starts, part.ends)).encode()
     ).hexdigest()[:16]
     name = f"{facts.key}/{facts.numbers[indices[0]]}-{facts.numbers[indices[-1]]}-{digest}.chunks"
-    return FileInfo(name, len(MAGIC) + int((lasts - firsts).sum()), _NO_HASHES, part)
+    return FileInfo(name, len(MAGIC) + int((lasts - firsts).sum()), NO_HASHES, part)
