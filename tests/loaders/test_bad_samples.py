@@ -26,6 +26,7 @@ from stoker import (
     ReadOptions,
     StreamingDataLoader,
     StreamingDataset,
+    convert,
 )
 from stoker.cluster import World
 from stoker.errors import (
@@ -51,6 +52,33 @@ GOOD = set(range(SAMPLES)) - BAD
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_with_bad(tmp_path_factory.mktemp("bad") / "data", SAMPLES, BAD)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "mds"])
+def test_values_of_any_type_stay_beside_a_bad_sample(form: str, tmp_path: Path) -> None:
+    values = [number if number in (21, 31, 44) else f"text {number}" for number in range(60)]
+    if form == "jsonl":
+        lines = [json.dumps({"any": value}) for value in values]
+        lines[20] = lines[32] = "{broken"
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "a.jsonl").write_text("\n".join(lines) + "\n")
+    else:
+        with MDSWriter({"any": "json"}, tmp_path / "data") as out:
+            for number, value in enumerate(values):
+                out.write({"any": "X" * 9 if number in (20, 32) else value})
+        (shard,) = (tmp_path / "data").glob("*.mds")
+        shard.write_bytes(shard.read_bytes().replace(b'"XXXXXXXXX"', b'"XXXXXXXXXX'))
+    good = [value for number, value in enumerate(values) if number not in (20, 32)]
+    for shuffle in (False, True):
+        for treatment, count in ((BadSamples("skip"), 58), (BadSamples("replace"), 60)):
+            dataset = StreamingDataset(tmp_path / "data", shuffle=shuffle, batch_size=60, on_bad_sample=treatment)
+            (batch,) = dataset.batches()
+            assert len(batch["any"]) == count
+            assert Counter(map(repr, batch["any"])) >= Counter(map(repr, good))
+            assert dataset.stats().bad_samples == 2
+    done = convert(tmp_path / "data", tmp_path / "out", processes=1, on_bad_sample="skip")
+    assert (done.samples, done.bad_samples) == (58, 2)
+    assert [sample["any"] for sample in StreamingDataset(tmp_path / "out")] == good
 
 
 def ids_of(batches: Iterator[Any]) -> list[list[int]]:

@@ -17,13 +17,13 @@ from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError, SampleError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.entries import entry_of
-from stoker.formats.common.rows.merge import check_types, scatter
+from stoker.formats.common.rows.merge import scatter
 from stoker.formats.one_file import CLASS, LABEL, PATH, folder_of
 from stoker.formats.registry import get_format
 from stoker.formats.unstacked import as_batch
 from stoker.index.index import INDEX_NAME, Index
 from stoker.reading.good_rows import GoodRowReader
-from stoker.reading.sample_errors import SampleLocation, location_of, url_of_shard
+from stoker.reading.sample_errors import SampleLocation, location_of
 from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
@@ -128,11 +128,12 @@ class ShardSource(ConversionSource):
         self._pool.reads_cut = True
         if tuple(columns) not in self._readers:
             self._readers[tuple(columns)] = GoodRowReader(SampleReader(self._pool, columns))
-        parts, bad = self._readers[tuple(columns)].parts(SampleRows(shards, rows))
+        reader = self._readers[tuple(columns)]
+        parts, bad = reader.parts(SampleRows(shards, rows))
         kept = np.setdiff1d(np.arange(len(rows)), np.fromiter(bad, np.int64, len(bad)))
         if len(parts) < 2:
             return (as_batch(parts[0][1]) if parts else {}), kept, bad
-        check_types([part for _, part in parts], [url_of_shard(self._pool, int(shards[at[0]])) for at, _ in parts])
+        reader.check_types([(int(shards[at[0]]), int(rows[at[0]]), part) for at, part in parts])
         return as_batch(scatter([(np.searchsorted(kept, at), part) for at, part in parts], len(kept))), kept, bad
 
     def expect(self, shards: Ids, now: int) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from stoker.errors import DecodeError, SampleError
+from stoker.formats.common.rows.merge import check_types
 from stoker.formats.mds.encodings.images import last_left, loaded
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import decode_error, location_of, override_error
@@ -90,6 +93,27 @@ class GoodRowReader:
         if len(left):
             read(left)
         return parts, bad
+
+    def check_types(self, parts: Sequence[tuple[int, int, Batch]], *, alike: bool = True) -> None:
+        """Check that a column holds values of one type in all parts, but for those of shards that are laid out alike.
+
+        What such shards hold is of one type by their format. That may be the type of any value, as of a key of JSON lines
+        with text and numbers, which parts of a batch need not both have.
+
+        Args:
+            parts: shard and row of a sample of each, and its columns.
+            alike: whether all columns are of these shards.
+
+        Raises:
+            FormatError: it does not.
+        """
+        kinds: dict[object, tuple[int, int, Batch]] = {}
+        for number, part in enumerate(parts):
+            kinds.setdefault(self.pool.get(part[0]).layout if alike else number, part)
+        check_types(
+            [batch for _, _, batch in kinds.values()],
+            [str(location_of(self.pool, shard, row)) for shard, row, _ in kinds.values()],
+        )
 
     def _everything(self, count: int) -> Ids:
         """The numbers of so many samples."""

@@ -13,7 +13,7 @@ from stoker.concurrency.shared.counters import Count
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.user_code import pass_exits
 from stoker.errors import SampleError
-from stoker.formats.common.rows.merge import check_types, scatter
+from stoker.formats.common.rows.merge import scatter
 from stoker.formats.mds.encodings.images import last_left, left_to_load
 from stoker.formats.unstacked import Unstacked, number_dtype
 from stoker.image.batch_rows import BatchRows
@@ -151,17 +151,20 @@ class GoodBatchReader:
                 return parts[0][1]
             return GoodSamples(parts[0][1], parts[0][0], positions, [])
         there = positions.copy()
+        places = [(int(shards[at[0]]), int(rows[at[0]])) for at, _ in parts]
         if good.replaces:
             for number, error in bad.items():
                 batch, there[number] = good.substitutes.find(int(positions[number]), error, self._columns_at)
                 parts.append((np.array([number]), batch))
+                assert good.substitutes.last is not None
+                places.append(good.substitutes.last)
         kept = np.sort(np.concatenate([at for at, _ in parts])) if parts else np.zeros(0, np.int64)
         values: Batch = {}
         if len(parts) == 1:
             values = parts[0][1]
         elif parts:
-            begins = [str(location_at(good.pool, shards, rows, int(at[0]))) for at, _ in parts]
-            check_types([part for _, part in parts], begins)
+            told = [(*place, part) for place, (_, part) in zip(places, parts, strict=True)]
+            good.check_types(told, alike=not isinstance(good.reader, JoinedReader))
             values = scatter([(np.searchsorted(kept, at), part) for at, part in parts], len(kept))
         return GoodSamples(values, kept, there, sorted(bad.items()))
 
