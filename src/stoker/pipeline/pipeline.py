@@ -130,7 +130,7 @@ class Pipeline:
                 return map(itemgetter(1), self._chunks(reader.sample_run))
             return (reader.overridden(chunk, SampleRun.of(made)) for chunk, made in self._chunks(reader.samples))
         if self._ahead:
-            return map(self._recovery.told_run, self._chunks(reader.good_samples))
+            return map(self._recovery.delivered_run, self._chunks(reader.good_samples))
         return map(itemgetter(1), self._chunks(self._recovery.begin))
 
     def recover(self, run: SampleRun, error: Exception) -> SampleRun:
@@ -149,7 +149,7 @@ class Pipeline:
     def _groups(self) -> Iterator[BatchGroup]:
         if self._reader.good is None:
             return map(itemgetter(1), self._chunks(self._reader.group))
-        return map(self._recovery.told_group, self._chunks(self._reader.good_batch))
+        return map(self._recovery.delivered_group, self._chunks(self._reader.good_batch))
 
     def groups(self) -> Iterator[BatchGroup]:
         """The same batches, those together that are read in one step; of several workers each takes every n-th group.

@@ -62,7 +62,7 @@ class Recovery:
         # Samples of the chunk that is delivered, and of those before it, of which the log does not know.
         self._here = self._before = 0
 
-    def told_group(self, read: tuple[Chunk, BatchGroup | GoodSamples]) -> BatchGroup:
+    def delivered_group(self, read: tuple[Chunk, BatchGroup | GoodSamples]) -> BatchGroup:
         """The batches of a chunk that is delivered now."""
         chunk, good = read
         self._enter(chunk)
@@ -71,7 +71,7 @@ class Recovery:
         self._note(good.bad)
         return BatchGroup(good.values, self._reader.good_lengths(chunk, good))
 
-    def told_run(self, read: tuple[Chunk, list[Any] | GoodSamples]) -> SampleRun:
+    def delivered_run(self, read: tuple[Chunk, list[Any] | GoodSamples]) -> SampleRun:
         """The samples of a chunk that is delivered now, all made."""
         chunk, found = read
         self._enter(chunk)

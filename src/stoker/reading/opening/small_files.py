@@ -124,6 +124,7 @@ class _Stream:
         self._options = options
 
     def open(self, shards: Sequence[int], at_once: int) -> Iterator[tuple[int, bytes, ShardReader]]:
+        """Read and open shards; those that fail are left out, and raise their error where they are asked for."""
         reader = self._cache.small_files
         if reader is None:
             return iter(())
@@ -205,13 +206,13 @@ class AheadWindow:
             yield group
 
     def demand(self, shard: int) -> Iterator[list[int]]:
-        """The same, with so much room that a shard that waits is in one of them: more is asked for at once than fits."""
+        """Groups as of :meth:`groups`, with room made for a shard that waits: more is asked for at once than fits."""
         while shard in self._waiting:
             self.limit *= 2
             yield from self.groups()
 
     def done(self, shard: int) -> Iterator[list[int]]:
-        """The same, once a shard is not wanted any more."""
+        """Groups as of :meth:`groups`, once a shard is not wanted any more."""
         self._waiting.pop(shard, None)
         self._bytes -= self._begun.pop(shard, 0)
         return self.groups()
