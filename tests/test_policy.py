@@ -50,8 +50,13 @@ def test_processors_are_those_of_the_process_divided_among_those_that_share() ->
 @pytest.mark.parametrize("halves", [2, 3])
 def test_a_container_has_the_processors_that_its_control_group_allows(halves: int) -> None:
     """Two or more may be seen in it."""
-    script = "import sys; open(sys.argv[1], 'w').write('0'); from stoker.policy import processors; print(processors(1))"
+    script = (
+        "import sys; open(sys.argv[1], 'w').write('0'); from stoker.policy import processor_count, processors; "
+        "print(processors(1), processor_count())"
+    )
     with limited_group(halves) as group:
         command = [sys.executable, "-c", script, str(group / "cgroup.procs")]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert float(done.stdout) == min(halves / 2, len(os.sched_getaffinity(0)))
+    has, count = done.stdout.split()
+    assert float(has) == min(halves / 2, len(os.sched_getaffinity(0)))
+    assert int(count) == min((halves + 1) // 2, len(os.sched_getaffinity(0)))

@@ -215,6 +215,11 @@ def processors(processes: int) -> float:
     return max(1.0, min(len(os.sched_getaffinity(0)), _quota()) / processes)
 
 
+def processor_count() -> int:
+    """Processors that this process may keep busy: as many threads or processes that compute; of a quota of 1.5, 2."""
+    return math.ceil(processors(1))
+
+
 @lru_cache(maxsize=1)
 def _quota() -> float:
     """Processors that the control groups of this process let it have, on average."""

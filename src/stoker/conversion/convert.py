@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from stoker.conversion.tasks.work import FILES, begin, done_before, finish, unfi
 from stoker.conversion.transform import Transform, identity_of, load_transform
 from stoker.errors import ConfigError
 from stoker.order.shuffle.shuffle import SHUFFLES
+from stoker.policy import processor_count
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.storage.job_record import check_unchanged, stable_versions
 from stoker.types import Engine, StorageOptions
@@ -132,7 +132,7 @@ def convert(
     target = target_of(source, destination)
     bad_samples = check_bad_samples(on_bad_sample)
     fresh = not unfinished(target, storage_options) or not resume
-    workers = Processes((processes or len(os.sched_getaffinity(0))) if engine == "local" else 1)
+    workers = Processes((processes or processor_count()) if engine == "local" else 1)
     with contextlib.closing(workers):
         opened = open_source(
             source,

@@ -28,6 +28,7 @@ from stoker.generation.marker import (
 )
 from stoker.generation.names import Output, outputs
 from stoker.generation.spec import DatasetSpec
+from stoker.policy import processor_count
 from stoker.storage import Store, open_store
 from stoker.storage.job_record import remove_partial_files
 from stoker.storage.unfinished import MARK
@@ -112,7 +113,7 @@ def generate(
     if engine == "local" and processes is None:
         processes = 1
     alone = engine == "local" and processes == 1
-    threads = (len(os.sched_getaffinity(0)) if alone else 1) if threads is None else threads
+    threads = (processor_count() if alone else 1) if threads is None else threads
     if (processes is not None and processes < 1) or threads < 1:
         raise ConfigError(f"processes={processes}, threads={threads}: at least 1")
     workers = _Workers(engine, processes, threads)

@@ -28,6 +28,7 @@ from stoker.inspection.problems import VerifyReport
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.repair import rebuild
 from stoker.inspection.unindexed.verify import plan_unindexed
+from stoker.policy import processor_count
 from stoker.storage import is_local, open_store
 from stoker.storage.files.locked_folder import LockedFolder
 from stoker.types import Engine, StorageOptions
@@ -88,9 +89,9 @@ def verify(
         progress: called with bytes done since the last call, and bytes in all.
 
     Raises:
-        ConfigError: arguments that do not go together, or it is not clear what the files are.
+        ConfigError: arguments that do not go together, it is not clear what the files are, or the folder for temporary files
+            is full or can not be written.
         ObjectNotFoundError: nothing is there.
-        ConfigError: settings that do not go together, or the folder for temporary files is full or can not be written.
         MissingPackageError: what reads the format, decodes a column, or the engine needs is not installed.
         AccessDeniedError, StorageTimeoutError: the files can not be listed.
 
@@ -121,7 +122,7 @@ def verify(
     text = dataset_url(url)
     remote = is_local(text) is None
     if engine == "local" and threads is None:
-        threads = _THREADS if remote else len(os.sched_getaffinity(0))
+        threads = _THREADS if remote else processor_count()
     options = storage_options if remote else None
 
     def check(plan: CheckPlan, checker: Checker, repaired: tuple[str, ...] = (), told: str = "") -> VerifyReport:

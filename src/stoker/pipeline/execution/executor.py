@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +18,7 @@ from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.choice import Execution
 from stoker.pipeline.execution.runner import InThreads, Runner
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_steps
+from stoker.policy import processor_count
 from stoker.reading.shard_pool import ShardPool
 
 if TYPE_CHECKING:  # imported where an iteration runs in processes, or may
@@ -94,7 +94,7 @@ class Executor:
             return "this Python has no global lock, so that threads run functions at once"
         if override is not None:
             return "a method of a subclass makes the samples, in the thread that asks for them"
-        if min(_processors(), threads, self.processes) < 2:
+        if min(processor_count(), threads, self.processes) < 2:
             return "there is one processor, or one thread or process was asked for"
         if self._measured is not None and self._measured.run_in == "threads":
             return self._measured.reason
@@ -112,7 +112,7 @@ class Executor:
     @property
     def first_processes(self) -> int:
         """Processes, where it is processes that read and no tuner has chosen how many."""
-        return self._settings.read_processes or min(_MOST, _processors())
+        return self._settings.read_processes or min(_MOST, processor_count())
 
     def resized(self, workers: int) -> None:
         """Note how many threads or processes there are by now; 0: the consumer's thread."""
@@ -160,7 +160,7 @@ class Executor:
             InThreads(execute, threads),
             make,
             self.processes,
-            _processors(),
+            processor_count(),
             self._decided,
             before="" if self._measured is None else self._measured.reason,
         )
@@ -187,10 +187,6 @@ def _check_may_start() -> None:
     from stoker.pipeline.execution.in_processes import check_may_start
 
     check_may_start()
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _refused(task: ChunkTask) -> str:

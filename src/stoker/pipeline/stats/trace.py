@@ -15,6 +15,7 @@ from stoker.cluster import World
 from stoker.concurrency.spans.recorder import Recorder, record, recorder
 from stoker.concurrency.threads import call_at_end
 from stoker.errors import ConfigError
+from stoker.policy import processor_count
 
 if TYPE_CHECKING:
     from stoker.pipeline.stats.bottleneck import Profile
@@ -105,7 +106,7 @@ class Trace:
             self._folder = LockedFolder(self.path.parent, f".{self.path.name}.")
         except OSError as error:
             raise ConfigError(f"the trace {self.path} can not be written: {error.strerror or error}") from error
-        self._facts = TraceFacts(self._world.rank, self._world.world_size, time.time_ns(), len(os.sched_getaffinity(0)))
+        self._facts = TraceFacts(self._world.rank, self._world.world_size, time.time_ns(), processor_count())
         self._origin = time.perf_counter_ns()
         self._recorder = Recorder(os.fspath(self._folder.path))
         record(self._recorder)

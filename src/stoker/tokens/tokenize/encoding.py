@@ -16,6 +16,7 @@ from stoker.concurrency.processes import in_processes
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.display import nearest
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, import_option
+from stoker.policy import processor_count
 from stoker.storage.files.regular import read_regular
 from stoker.tokens.tokenize.texts import TextBlock, Texts
 from stoker.types import Array, Engine, Ids
@@ -120,7 +121,7 @@ def tokenized(
             _encode,
             job,
             taken(),
-            processes or len(os.sched_getaffinity(0)),
+            processes or processor_count(),
             ahead=_AHEAD,
             does="tokenizes",
             call="tokenize()",
