@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stoker.concurrency.processes import in_processes, sendable
+from stoker.concurrency.processes import StartMethod, WorkerProcess, in_processes, sendable, stop_workers
 from stoker.errors import ConfigError, StokerError
 from support import environ
 
@@ -108,6 +108,26 @@ if __name__ == "__main__":
     for pid, _ in in_processes(named, None, iter(int, 1), 2, ahead=3, does="works", call="work()", remedy=""):
         print(pid, flush=True)
 """
+
+
+def until_the_end(pipe: Any) -> None:
+    while True:
+        pipe.send(pipe.recv() + 1)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_processes_end_when_nothing_more_is_sent_to_them(start_method: StartMethod) -> None:
+    """Not for want of patience: a copy has what its parent had of its own pipe, and of those of others."""
+    some = [WorkerProcess("test", until_the_end, start_method=start_method) for _ in range(3)]
+    try:
+        for number, worker in enumerate(some):
+            worker.send(pickle.dumps(number))
+            assert worker.receive_bytes() == pickle.dumps(number + 1)
+        for worker in some:
+            worker.finish()
+            assert worker.join(60) == 0
+    finally:
+        stop_workers(some)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -19,6 +19,7 @@ from multiprocessing import connection, get_context, parent_process, resource_tr
 from queue import SimpleQueue
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from stoker.concurrency.forks import reset_in_children
 from stoker.errors import StokerError
 
 A = TypeVar("A")
@@ -49,6 +50,7 @@ class WorkerProcess:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_begin, args=(serve, theirs, args, self._pid), daemon=True, name=name)
         self.name = name
+        reset_in_children(self)
         try:
             with _uninterrupted():
                 self._process.start()
@@ -57,6 +59,12 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: a copy, as the process itself may be, lets go of this end of its
+        pipe, of which the process would never see the end else.
+        """
+        self._pipe.close()
 
     @property
     def pid(self) -> int | None:
