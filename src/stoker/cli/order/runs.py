@@ -105,14 +105,10 @@ def open_run(args: RunArgs) -> OpenedRun:
         StokerError: there is no index, or the arguments do not go together.
     """
     url, location = open_location(args)
-    index, store = location.index, location.cache.store
+    index = location.index
 
     def shard_url(shard: int) -> str:
-        info = index.shards[shard]
-        if store is None:  # files of this machine, that are read where they lie
-            return location.cache.describe(info)
-        file = info.stored[0]
-        return store.url_of(file.basename if file.part is None else file.part.key)
+        return location.cache.url_of(index.shards[shard])
 
     streams = Streams([Stream(remote=url)], [args.split or "data"], [location])
     options = OrderOptions(
