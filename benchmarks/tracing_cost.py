@@ -12,8 +12,10 @@ One process reads epochs, without, with, with, and without a trace, then with, w
 How to read it: the figure is the median of these ratios, less 1, with the interval that has it in 95 of 100 cases (see
 ``paired.py``). ``< 2 %`` is ``yes`` or ``no`` where the whole interval lies on that side, else ``open``: more seconds tell.
 Other programs make intervals wider, and not the median larger. ``control`` is the same without any trace, from a process of
-its own: its true value is 0 %, and where its interval has no 0 the other is not to be trusted either. Revisions are processes
-of their own, in turn. A trace's file is written after the measured time; how long that takes is printed beside.
+its own: its true value is 0 %, and where its interval has no 0 the other is not to be trusted either. ``wall`` is the same of
+times by the clock, which tell what a loop waits for: where several threads compute at once, processors that share a core take
+longer for the same, and processor time is more where less of the work is one after the other. Revisions are processes of
+their own, in turn. A trace's file is written after the measured time; how long that takes is printed beside.
 """
 
 from __future__ import annotations
@@ -128,31 +130,32 @@ def measure(case: str, folder: Path, seconds: float, *, traced: bool) -> None:
     read, path = _loader(case, folder), folder / f"{os.getpid()}.json"
     spans, file, epochs = 0, 0.0, 1
 
-    def run(*, recorded: bool) -> float:
+    def run(*, recorded: bool) -> tuple[float, float]:
         nonlocal spans, file
         with Trace(path) if recorded else nullcontext() as trace:
             for _ in read():  # a trace begins with 0.3 ms for its files
                 pass
-            begin = _seconds()
+            begin, wall = _seconds(), time.perf_counter()
             for _ in range(epochs):
                 for _ in read():
                     pass
-            end = _seconds()
+            wall, end = time.perf_counter() - wall, _seconds()
         if trace is not None:
             file = _seconds() - end
             spans = sum(stage.spans for stage in trace.profile().stages) * epochs // (epochs + 1)
             path.unlink()
-        return end - begin
+        return end - begin, wall
 
     run(recorded=False)
-    epochs = max(1, round(RUN / run(recorded=False)))
-    found: list[tuple[float, float]] = []
+    epochs = max(1, round(RUN / run(recorded=False)[0]))
+    found: list[tuple[list[float], list[float]]] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until or len(found) < 3:
         # One outside, the other inside, and the other way round: what changes steadily meets both alike.
         outside = bool(len(found) % 2)
-        first, *inner, last = (run(recorded=traced and one) for one in (outside, not outside, not outside, outside))
-        found.append((sum(inner), first + last) if outside else (first + last, sum(inner)))
+        runs = [run(recorded=traced and one) for one in (outside, not outside, not outside, outside)]
+        inner, outer = ([sum(times) for times in zip(*pair, strict=True)] for pair in (runs[1:3], runs[::3]))
+        found.append((inner, outer) if outside else (outer, inner))
     print(json.dumps({"seconds": found, "spans": spans, "file": file}))
 
 
@@ -191,17 +194,20 @@ def main() -> None:
         before = source_of(options.before, scratch) if options.before else None
         for case in options.cases:
             found, same = (start(case, scratch, here, options.seconds, traced=traced) for traced in (True, False))
-            off = statistics.median(one[0] for one in found["seconds"]) / 2
-            ratio, control = (Ratio.of([one[1] / one[0] for one in each["seconds"]]) for each in (found, same))
-            said = f"{case:<18}{off:6.3f} s   trace {ratio}   < 2 %: {ratio.keeps(BOUND):<5}control {control}   "
-            said += f"of {ratio.pairs}   {found['spans']:.0f} spans, file in {found['file']:.2f} s"
+            off = statistics.median(one[0][0] for one in found["seconds"]) / 2
+            ratio, wall, control = (
+                Ratio.of([one[1][at] / one[0][at] for one in each["seconds"]])
+                for each, at in ((found, 0), (found, 1), (same, 0))
+            )
+            said = f"{case:<18}{off:6.3f} s   trace {ratio}   < 2 %: {ratio.keeps(BOUND):<5}wall {wall}   "
+            said += f"control {control}   of {ratio.pairs}   {found['spans']:.0f} spans, file in {found['file']:.2f} s"
             if before is not None:
                 ratios = []
                 for number in range(options.rounds):
                     pair = [0.0, 0.0]
                     for side in (0, 1) if number % 2 == 0 else (1, 0):
                         one = start(case, scratch, (before, here)[side], 0, traced=False)
-                        pair[side] = min(each[0] for each in one["seconds"])
+                        pair[side] = min(each[0][0] for each in one["seconds"])
                     ratios.append(pair[1] / pair[0])
                 said += f"   without / {options.before} {Ratio.of(ratios)}"
             print(said, flush=True)
