@@ -66,7 +66,11 @@ def location_at(pool: ShardPool, shards: Ids, rows: Ids, number: int) -> SampleL
 
 @calls_user_code
 def apply_transform(
-    transform: Transform, samples: Iterator[Sample], remaining: Iterator[Any], origin: Callable[[int], SampleLocation]
+    transform: Transform,
+    samples: Iterator[Sample],
+    remaining: Iterator[Any],
+    origin: Callable[[int], SampleLocation],
+    count: int | None = None,
 ) -> Iterator[Any]:
     """Samples as a transform makes them, each when it is asked for.
 
@@ -75,11 +79,12 @@ def apply_transform(
         samples: what it is applied to.
         remaining: an iterator whose length hint is the number of samples not yet taken.
         origin: where the n-th of these samples comes from.
+        count: how many there were before the first was taken, where these are some of the samples that ``remaining`` counts.
 
     Raises:
         TransformError: the transform raised an error; names the sample.
     """
-    count = operator.length_hint(remaining)
+    count = operator.length_hint(remaining) if count is None else count
     for sample in samples:
         try:
             made = transform(sample)

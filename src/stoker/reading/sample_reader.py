@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.concurrency.spans.recorder import recorder
-from stoker.concurrency.spans.sample_clock import SampleClock, StretchClock
+from stoker.concurrency.spans.sample_clock import SampleClock
 from stoker.formats.unstacked import rows_of
 from stoker.reading.sample_errors import apply_transform, location_at
 from stoker.reading.samples import SampleRun, iterate_samples, list_samples, read_sample, read_samples
@@ -138,7 +138,7 @@ class SampleReader:
         run: SampleRun,
         samples: SampleRows,
         transform: Transform | None,
-        clock: SampleClock | StretchClock | None,
+        clock: SampleClock | None,
     ) -> SampleRun:
         """Samples with a transform applied to each.
 

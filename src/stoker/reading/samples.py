@@ -16,7 +16,7 @@ from stoker.concurrency.spans.sample_clock import SampleClock, StretchClock
 from stoker.formats.base import ShardReader
 from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.formats.registry import get_format
-from stoker.reading.sample_errors import apply_transform, decode_error, location_at
+from stoker.reading.sample_errors import SampleLocation, apply_transform, decode_error, location_at
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Sample, Transform
 
@@ -152,19 +152,36 @@ def list_samples(
 
     ``made`` is the list that they are added to, which keeps those before one that has an error; default, a new one.
     """
-    recording = recorder()
     made = [] if made is None else made
     if transform is None:
         with span(Stage.DECODE, len(rows)):
             made.extend(_iterate(pool, shards, rows, columns).samples)
         return made
     run = _iterate(pool, shards, rows, columns)
-    samples = run.samples
-    if recording is not None:
-        clock = StretchClock(recording)
-        samples, transform = clock.decoded(samples, run.remaining), clock.transforming(transform)
-    made.extend(apply_transform(transform, samples, run.remaining, partial(location_at, pool, shards, rows)))
+    made.extend(make_all(run, transform, partial(location_at, pool, shards, rows)))
     return made
+
+
+def make_all(run: SampleRun, transform: Transform | None, origin: Callable[[int], SampleLocation]) -> Iterator[Any]:
+    """Samples that are all taken one after the other, with nothing else in between; a trace shows how long that takes.
+
+    Args:
+        run: the samples as they were read.
+        transform: applied to each; ``None``: nothing is.
+        origin: where the n-th of these samples comes from.
+
+    Raises:
+        TransformError: the transform raised an error; names the sample.
+    """
+    recording, count = recorder(), operator.length_hint(run.remaining)
+
+    def applied(some: Iterator[Any]) -> Iterator[Any]:
+        assert transform is not None
+        return apply_transform(transform, some, run.remaining, origin, count)
+
+    if recording is not None:
+        return StretchClock(recording).made(run.samples, run.remaining, None if transform is None else applied)
+    return run.samples if transform is None else applied(run.samples)
 
 
 def _iterate(

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.spans.recorder import recorder
-from stoker.concurrency.spans.sample_clock import StretchClock
 from stoker.errors import SampleError, TransformError
 from stoker.formats.unstacked import spread
 from stoker.pipeline.joins.other_dataset import OtherReader
 from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.chain_steps import LeadingJoin, Step
-from stoker.reading.sample_errors import SampleLocation, location_of, transform_error
+from stoker.reading.sample_errors import SampleLocation, location_at, location_of, transform_error
 from stoker.reading.sample_reader import OtherIds, SampleReader, SampleRows, one_row
-from stoker.reading.samples import SampleRun, read_samples
+from stoker.reading.samples import SampleRun, make_all, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Column, Ids, Sample, Transform
 
@@ -234,10 +233,8 @@ class JoinedReader(SampleReader):
     ) -> list[Any]:
         """See the base class."""
         run = self.iterate(samples, timed=False)
-        recording = recorder()
-        clock = None if recording is None else StretchClock(recording)
         made = [] if made is None else made
-        made.extend(self.transformed(run, samples, transform, clock).samples)
+        made.extend(make_all(run, transform, partial(location_at, self.pool, samples.shards, samples.rows)))
         return made
 
     def one(self, shard: int, row: int) -> Sample:

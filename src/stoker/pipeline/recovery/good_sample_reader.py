@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from stoker.concurrency.shared.counters import Count, Counts
-from stoker.concurrency.spans.recorder import recorder
-from stoker.concurrency.spans.sample_clock import StretchClock
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.errors import SampleError, TransformError
 from stoker.formats.mds.encodings.images import last_left, loaded
@@ -25,8 +23,9 @@ from stoker.pipeline.transforms import Override, TransformOf
 from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
 from stoker.reading.good_rows import GoodRowReader
-from stoker.reading.sample_errors import apply_transform, location_at, override_error
+from stoker.reading.sample_errors import location_at, override_error
 from stoker.reading.sample_reader import SampleReader, SampleRows, one_row
+from stoker.reading.samples import SampleRun, make_all
 from stoker.types import Ids
 
 
@@ -272,11 +271,7 @@ class GoodSampleReader(GoodRowReader):
         origin = partial(location_at, self.pool, shards, rows)
         made: Iterator[Any] = remaining
         if functions is not None:
-            transform, recording = functions(positions, shards, rows), recorder()
-            if recording is not None:
-                clock = StretchClock(recording)
-                made, transform = clock.decoded(made, remaining), clock.transforming(transform)
-            made = apply_transform(transform, made, remaining, origin)
+            made = make_all(SampleRun(made, remaining), functions(positions, shards, rows), origin)
         if override is None:
             yield from made
             return
