@@ -83,6 +83,21 @@ def test_a_thousand_pipelines() -> None:
     assert min(ratios) >= 0.85
 
 
+def test_a_lookahead_that_helps_is_not_cut_for_threads() -> None:
+    """Where memory is short, threads are not tried in place of what a trial has just shown to help."""
+    rng = np.random.default_rng(3)
+    raised = 0
+    for seed in range(150):
+        kept = None
+        for one in run(random_pipeline(rng), 500, seed).changes:
+            if one.knob is Knob.PREDOWNLOAD and one.outcome is TrialOutcome.KEPT:
+                kept = one.after if one.after > one.before else None
+                raised += kept is not None
+            cut = one.knob is Knob.PREDOWNLOAD and one.outcome is TrialOutcome.WITHDRAWN and one.after < one.before
+            assert not cut or one.before != kept, (seed, one)
+    assert raised > 20
+
+
 @pytest.mark.parametrize("load", [0.0, 1.0])
 def test_vain_trials_cost_less_than_a_hundredth_of_an_hour(load: float) -> None:
     """Also where the rest of the machine makes all take up to twice as long, now and then."""

@@ -107,12 +107,18 @@ class Candidates:
             after = self._next(knob, window.latest, values, up=up)
             if after is not None:
                 yield (_change(knob, after, why, window.latest, values),)
-            elif up and why is Why.READING and not self._ranges[Knob.PREDOWNLOAD].fixed:
+            elif up and why is Why.READING and self._may_make_room(values):
                 less = values[Knob.PREDOWNLOAD] // 2
                 after = self._next(knob, window.latest, {**values, Knob.PREDOWNLOAD: less}, up=up)
                 if less and after is not None:
                     making = _change(Knob.PREDOWNLOAD, less, Why.MEMORY, window.latest, values)
                     yield (_change(knob, after, why, window.latest, values), making)
+
+    def _may_make_room(self, values: Mapping[Knob, int]) -> bool:
+        """Whether less may be looked ahead to make memory for something else: not where a trial has shown that it helps."""
+        return (
+            not self._ranges[Knob.PREDOWNLOAD].fixed and self._raised.get(Knob.PREDOWNLOAD) != values[Knob.PREDOWNLOAD]
+        )
 
     def _may_help(self, knob: Knob, window: Window, values: Mapping[Knob, int], *, up: bool) -> bool:
         """Whether a change may make the time less, by what computes now."""
