@@ -223,6 +223,27 @@ def test_steps_that_are_larger_than_thought_give_memory_back() -> None:
     assert controller.values[Knob.READ_THREADS] == 1, "one thread and one step are the least"
 
 
+def test_a_trial_goes_on_where_memory_cuts_a_little_of_it() -> None:
+    """Steps of reading are not all alike: at the limit of memory a trial would be begun again and again."""
+    memory = MemoryUse(budget=1000, chunk_bytes=10, sample_bytes=1)
+    ranges = {knob: KnobRange(one.start, one.start) for knob, one in Simulated().ranges().items()}
+    ranges[Knob.PREDOWNLOAD] = KnobRange(500, 1 << 20)
+    controller = Controller(ranges, memory)
+    tick = Tick(0.1, 0.05, 1000, shards=1.0, full=1.0, chunk_bytes=10)
+    while controller.values[Knob.PREDOWNLOAD] == 500:
+        assert not controller.observe(tick)
+    begun = controller.values[Knob.PREDOWNLOAD]
+    (cut,) = controller.observe(replace(tick, chunk_bytes=30))
+    after = controller.values[Knob.PREDOWNLOAD]
+    assert (cut.why, cut.after) == (Why.MEMORY, after)
+    assert 500 < after < begun
+    assert controller.settled[Knob.PREDOWNLOAD] == 500, "it is still on trial"
+    better, changes = replace(tick, samples=2000, chunk_bytes=30), []
+    while not changes:
+        changes = controller.observe(better)
+    assert [(one.before, one.after, one.outcome) for one in changes] == [(500, after, TrialOutcome.KEPT)]
+
+
 def test_what_is_on_trial_is_withdrawn_where_the_next_iteration_is_another() -> None:
     simulated = Simulated(consumer=1e-5, reading=4e-4, waits=0.9, noise=0.0)
     controller = Controller(simulated.ranges(), simulated.memory)

@@ -67,6 +67,9 @@ _MOST_REST: Final = 1024
 _SHORT, _LONG = 0.1, 1.0
 """Seconds of a tick while there are trials, and while there are none."""
 
+_NEARLY: Final = 0.9
+"""A value that memory cuts to this part or more is the same for what is measured."""
+
 _TICK_CHUNKS: Final = 4
 """Steps of reading that a tick has at least, and twice as many as there are threads: they come in bursts."""
 
@@ -203,9 +206,16 @@ class Controller:
         """Take back chunks, or threads, that take more memory than there is, by what steps of reading really take."""
         if (excess := self._candidates.excess(tick, self.values)) is None:
             return None
-        self._give_up()
-        self.values[excess.knob] = min(self.values[excess.knob], excess.after)
-        self._measure()
+        knob, after = excess.knob, excess.after
+        if after < _NEARLY * excess.before:
+            self._give_up()
+            self.values[knob] = min(self.values[knob], after)
+            self._measure()
+        else:  # steps of reading are not all alike: a trial goes on, or one at the limit would be begun again and again
+            self.values[knob] = after
+            if self._trial is not None:
+                changes = (replace(one, after=after) if one.knob is knob else one for one in self._trial.changes)
+                self._trial = replace(self._trial, changes=tuple(changes))
         return excess.judged(TrialOutcome.KEPT, 0.0)
 
     # -- trials ------------------------------------------------------------------------------------------------------
