@@ -238,9 +238,9 @@ def test_a_trial_goes_on_where_memory_cuts_a_little_of_it() -> None:
     assert (cut.why, cut.after) == (Why.MEMORY, after)
     assert 500 < after < begun
     assert controller.settled[Knob.PREDOWNLOAD] == 500, "it is still on trial"
-    better, changes = replace(tick, samples=2000, chunk_bytes=30), []
-    while not changes:
-        changes = controller.observe(better)
+    better = replace(tick, samples=2000, chunk_bytes=30)
+    while not (changes := controller.observe(better)):
+        pass
     assert [(one.before, one.after, one.outcome) for one in changes] == [(500, after, TrialOutcome.KEPT)]
 
 
