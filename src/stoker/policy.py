@@ -202,12 +202,12 @@ MOST_TIMES_AHEAD: Final = 8
 
 def most_read_threads(processes: int) -> int:
     """Threads that may read ahead in one of some processes of a node: twice its processors, or more, as some of them wait."""
-    return min(64, max(16, 2 * len(os.sched_getaffinity(0)) // processes))
+    return min(64, max(16, 2 * processor_count() // processes))
 
 
 def most_read_processes(processes: int) -> int:
     """Processes that may read for one of some processes of a node: twice its processors, or more, as some of them wait."""
-    return min(64, max(8, 2 * len(os.sched_getaffinity(0)) // processes))
+    return min(64, max(8, 2 * processor_count() // processes))
 
 
 def processors(processes: int) -> float:

@@ -363,7 +363,7 @@ def test_threads_of_generation_are_shared_by_the_ranks_of_a_host(
         return made(spec, place, threads=threads, **more | {"host": (0, 1)})
 
     monkeypatch.setattr(stoker.generation, "generate", noted)
-    monkeypatch.setattr(generation, "available_processors", lambda: 6)
+    monkeypatch.setattr(generation, "processor_count", lambda: 6)
     for count, here in ((1, 1), (2, 2), (8, 2), (8, 8)):  # the last two are of 8 ranks in all, on 4 hosts and on one
         make_data(workload(), str(tmp_path), World(0, count, here))
     assert asked == [6, 3, 3, 1]

@@ -171,7 +171,7 @@ def test_ranks_are_found_where_a_launcher_started_them(
 
 
 def test_threads_are_shared_by_the_ranks_of_the_host_and_not_of_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worlds, "available_processors", lambda: 64)
+    monkeypatch.setattr(worlds, "processor_count", lambda: 64)
     assert read_threads("auto", 8) == 8
     assert read_threads("auto", 16) == 4
     assert read_threads("auto", 200) == 1

@@ -343,7 +343,7 @@ def test_a_line_is_of_its_own_stream_where_these_are_listed_in_another_order(
             for one in (data / "a", twin)
         ]
         where = StreamingDataset(streams=streams, batch_size=8).where(100)
-        for url in (where.url, where.copy, f"file://{where.url}"):
+        for url in (where.url, where.file, f"file://{where.url}"):
             line = {"sample": 100, "url": url, "shard": where.shard, "row": where.row}
             file.write_text(json.dumps(line) + "\n")
             left = StreamingDataset(streams=streams, batch_size=8, ids="number", quarantine=file)

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import threading
 import time
 from collections import defaultdict
 from functools import partial
@@ -408,6 +409,18 @@ def test_a_recorder_without_room_stops_and_says_so(tmp_path: Path, monkeypatch: 
     assert (len(found.spans), found.full) == (1 << 14, True)
     running.close()
     running.add(Stage.WAIT, 1, 2)  # of a thread that is late
+
+
+def test_a_thread_that_begins_when_the_trace_has_ended_is_not_in_it(tmp_path: Path) -> None:
+    running = Recorder(str(tmp_path))
+    running.add(Stage.WAIT, 1, 2)
+    running.close()
+    late = threading.Thread(target=running.add, args=(Stage.DECODE, 3, 4))
+    late.start()
+    late.join()
+    (found,) = read_recorded(tmp_path, 0, 0)
+    assert found.spans["stage"].tolist() == [Stage.WAIT]
+    assert set(found.spans["thread"].tolist()) == set(found.threads)
 
 
 def test_many_spans_keep_few_files_open(tmp_path: Path) -> None:

@@ -61,8 +61,9 @@ class WorkerProcess:
             theirs.close()
 
     def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: a copy, as the process itself may be, lets go of this end of its
-        pipe, of which the process would never see the end else.
+        """See :class:`~stoker.concurrency.forks.Forkable`: a forked child closes its copy of this end of the pipe.
+
+        The worker itself may be such a child. It would wait for ever for an end of the pipe that it holds itself.
         """
         self._pipe.close()
 

@@ -55,8 +55,9 @@ def url_of_shard(pool: ShardPool, shard: int) -> str:
 def location_of(pool: ShardPool, shard: int, row: int) -> SampleLocation:
     """The location of the sample in a row of a shard."""
     cache, info = pool.cache_of(shard), pool.index.shards[shard]
+    url, described = cache.url_of(info), cache.describe(info)
     sample = int(pool.index.table.starts[shard]) + row
-    return SampleLocation(cache.url_of(info), shard, row, sample, copy=cache.describe(info))
+    return SampleLocation(url, shard, row, sample, copy=None if described == url else described)
 
 
 def location_at(pool: ShardPool, shards: Ids, rows: Ids, number: int) -> SampleLocation:

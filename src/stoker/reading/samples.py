@@ -174,14 +174,12 @@ def make_all(run: SampleRun, transform: Transform | None, origin: Callable[[int]
         TransformError: the transform raised an error; names the sample.
     """
     recording, count = recorder(), operator.length_hint(run.remaining)
-
-    def applied(some: Iterator[Any]) -> Iterator[Any]:
-        assert transform is not None
-        return apply_transform(transform, some, run.remaining, origin, count)
-
+    apply = None
+    if transform is not None:
+        apply = partial(apply_transform, transform, remaining=run.remaining, origin=origin, count=count)
     if recording is not None:
-        return StretchClock(recording).made(run.samples, run.remaining, None if transform is None else applied)
-    return run.samples if transform is None else applied(run.samples)
+        return StretchClock(recording).made(run.samples, run.remaining, apply)
+    return run.samples if apply is None else apply(run.samples)
 
 
 def _iterate(

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from simulated_pipeline import Simulated, run, run_ranks
 
-from stoker.pipeline.tuning.changes import TrialOutcome, Why
+from stoker.pipeline.tuning.candidates import Candidates
+from stoker.pipeline.tuning.changes import KnobChange, TrialOutcome, Why
 from stoker.pipeline.tuning.controller import Controller
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
-from stoker.pipeline.tuning.ticks import Tick
+from stoker.pipeline.tuning.ticks import Tick, Window
 
 SLOW = {
     "slow decoding": (Simulated(consumer=5e-5, reading=4e-4, start={Knob.READ_THREADS: 1}), Knob.READ_THREADS),
@@ -242,6 +243,41 @@ def test_a_trial_goes_on_where_memory_cuts_a_little_of_it() -> None:
     while not (changes := controller.observe(better)):
         pass
     assert [(one.before, one.after, one.outcome) for one in changes] == [(500, after, TrialOutcome.KEPT)]
+
+
+def test_fewer_threads_on_trial_stay_as_many_where_memory_cuts_those_before() -> None:
+    """While what was before is measured again, memory takes one of these threads: the trial is still of half as many."""
+    memory = MemoryUse(budget=300, chunk_bytes=10, sample_bytes=0)
+    ranges = {knob: KnobRange(one.start, one.start) for knob, one in Simulated().ranges().items()}
+    ranges[Knob.READ_THREADS] = KnobRange(20, 1 << 10)
+    controller = Controller(ranges, memory, processors=4)
+    slow = Tick(0.1, 0.05, 1000, chunk_bytes=10, computed=0.4)
+    while controller.values[Knob.READ_THREADS] == 20:
+        assert not controller.observe(slow)
+    assert controller.values[Knob.READ_THREADS] == 10
+    while controller.values[Knob.READ_THREADS] == 10:  # until they are withdrawn, and those before measured again
+        assert not controller.observe(replace(slow, samples=2000))
+    (cut,) = controller.observe(replace(slow, chunk_bytes=15))
+    assert (cut.why, controller.values[Knob.READ_THREADS]) == (Why.MEMORY, 20 - 1)
+    while not (changes := controller.observe(replace(slow, chunk_bytes=15))):
+        pass
+    assert [(one.after, one.outcome) for one in changes] == [(10, TrialOutcome.KEPT)]
+    assert controller.values[Knob.READ_THREADS] == 10
+
+
+def test_a_lookahead_that_memory_has_cut_is_still_one_that_helps() -> None:
+    memory = MemoryUse(budget=400, chunk_bytes=100, sample_bytes=1)
+    ranges = {**Simulated().ranges(), Knob.READ_THREADS: KnobRange(1, 8), Knob.PREDOWNLOAD: KnobRange(100, 1000)}
+    candidates, window = Candidates(ranges, memory, 8.0), Window()
+    window.add(Tick(0.1, 0.05, 100))
+    values = {**{knob: one.start for knob, one in ranges.items()}, Knob.CHUNKS_AHEAD: 0, Knob.PREDOWNLOAD: 290}
+
+    def lowers() -> bool:
+        return any(one.knob is Knob.PREDOWNLOAD for changes in candidates.found(window, values) for one in changes)
+
+    assert lowers(), "to make memory for a thread"
+    candidates.helped(KnobChange(Knob.PREDOWNLOAD, 150, 150, 300, Why.LOOKAHEAD))
+    assert not lowers()
 
 
 def test_what_is_on_trial_is_withdrawn_where_the_next_iteration_is_another() -> None:

@@ -10,13 +10,13 @@ from stoker.bench.measure.page_cache import file_system
 from stoker.bench.measure.requests import Moment, request_record
 from stoker.bench.measure.usage import tells_device_from_page_cache
 from stoker.bench.ranks.control.client import Link
-from stoker.bench.ranks.world import available_processors
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
 from stoker.concurrency.request_counts import RequestCounts
 from stoker.concurrency.request_observer import ServedBy
 from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError, StorageFullError, StorageTimeoutError
+from stoker.policy import processor_count
 from stoker.storage import is_local, open_store
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import existing_path
@@ -154,7 +154,7 @@ def make_data(
     in_memory = folder is not None and file_system(str(folder))[1]
     served = ServedBy.NETWORK if folder is None else ServedBy.PAGE_CACHE if in_memory else ServedBy.DEVICE
     options = workload.storage.store_options(url, world.rank)
-    threads = max(1, available_processors() // world.local_world_size)
+    threads = max(1, processor_count() // world.local_world_size)
     report = generate(
         spec,
         data_url,

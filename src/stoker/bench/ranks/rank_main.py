@@ -26,11 +26,12 @@ from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.ranks.step_watch import StepWatch
 from stoker.bench.ranks.termination import end_process, end_reason, ignore_sigterm, sigterm_interrupts
 from stoker.bench.ranks.worker_stacks import listen
-from stoker.bench.ranks.world import available_processors, read_threads
+from stoker.bench.ranks.world import read_threads
 from stoker.bench.results.record import save_record
 from stoker.bench.vectors.stage import VectorStage
 from stoker.cluster import World
 from stoker.errors import StokerError, StorageError
+from stoker.policy import processor_count
 
 _DRAWN: Final = 10
 
@@ -51,7 +52,7 @@ class Member:
             "rank": world.rank,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "processors": available_processors(),
+            "processors": processor_count(),
             "memory_bytes": pagecache.memory_bytes(),
             "ranks_on_host": world.local_world_size,
             "read_threads": read_threads(plan.workload.reader.threads, world.local_world_size),

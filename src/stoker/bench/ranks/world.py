@@ -14,6 +14,7 @@ from stoker.bench.ranks.control.client import Link
 from stoker.bench.ranks.control.server import Server
 from stoker.cluster import World
 from stoker.errors import ConfigError
+from stoker.policy import processor_count
 
 _MOST_THREADS: Final = 8
 _MEETING: Final = "meeting.json"
@@ -39,23 +40,11 @@ def find_world(environ: Mapping[str, str] | None = None) -> World | None:
     return None
 
 
-def available_processors() -> int:
-    """Processors that this process may use: by its affinity, and by its control group's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            count = min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return count
-
-
 def read_threads(threads: int | str, ranks_here: int) -> int:
     """Threads of one rank that read ahead: as asked, or this host's processors shared by the ranks on it, at most 8."""
     if isinstance(threads, int):
         return threads
-    return max(1, min(_MOST_THREADS, available_processors() // max(1, ranks_here)))
+    return max(1, min(_MOST_THREADS, processor_count() // max(1, ranks_here)))
 
 
 def meet(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.bench.measure import page_cache as pagecache
-from stoker.bench.ranks.world import available_processors
+from stoker.policy import processor_count
 from stoker.storage.files.mounts import mount_of
 from stoker.storage.files.regular import existing_path
 
@@ -50,7 +50,7 @@ def describe_host() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": model,
         "processors": os.cpu_count(),
-        "processors_usable": available_processors(),
+        "processors_usable": processor_count(),
         "memory_bytes": pagecache.memory_bytes(),
         "executable": sys.executable,
         "versions": versions,

@@ -70,9 +70,9 @@ WHOLE: Final = (1 << 16) - 1
 
 _SHIFT: Final = 10
 _SEGMENT: Final = 1 << _SHIFT
-"""Spans for which a file grows at first, in whole pages: many processes record few spans, and pages are cleared first."""
+"""Spans for which a file has room at first, in whole pages: many processes record few, and the system clears each page."""
 _MOST_SEGMENTS: Final = 256
-"""Segments for which it grows at most: as many as there are, as each time takes a descriptor."""
+"""Segments by which it grows at most. It doubles until then: each growth keeps a file descriptor open."""
 
 _pack_into: Final = RECORD.pack_into
 _SIZE: Final = RECORD.size
@@ -87,8 +87,8 @@ _QUICK: Final = 400_000
 
 _LOOKED: Final = 10_000_000
 _MOST_LOOKED: Final = 160_000_000
-"""Nanoseconds after which it is asked again what a thread had of the processors: at first, then twice as many, and at most.
-Asking lets go of Python's lock: where other threads want it, that takes some 20 µs."""
+"""Nanoseconds after which a thread's time on the processors is asked for again: at first, and at most. They double each time:
+asking lets go of Python's lock, and then waits for it where other threads want it."""
 
 MOST_SPANS: Final = 1 << 22
 """Spans that a process records at most: 128 MiB."""
@@ -144,12 +144,12 @@ class Recorder:
     def look(self, now: int) -> None:
         """Record what this thread had of the processors since it was looked at last, if that is some time ago."""
         mine = self._of_thread
-        since = mine.since or now
-        if since == now:
+        since = mine.since
+        if not since:
             mine.since = now
         elif now - since >= mine.look_after:
             mine.since = now
-            if mine.times is None:  # which opens a file: threads that end sooner go without
+            if mine.times is None:  # it opens a file: threads that end sooner do without
                 mine.times = ThreadTimes()
                 return
             mine.look_after = min(2 * mine.look_after, _MOST_LOOKED)
@@ -220,6 +220,7 @@ class Recorder:
         """Let go of the file. Spans of threads that are still in one are dropped."""
         with self._lock:
             self._full = self._closed = True
+            self._segments = []  # or a thread that begins now would have spans in the file, and no name in the notes
             files = self._file, self._notes
             self._file = self._notes = -1
             for file in files:
@@ -228,7 +229,7 @@ class Recorder:
 
 
 class _OfThread(threading.local):
-    """The number of each thread, its times, when they were looked at last, by the monotonic clock, and when again."""
+    """Of each thread: its number, its times, when they were last asked for (ns, monotonic), and for how long they are not."""
 
     number = 0
     times: ThreadTimes | None = None

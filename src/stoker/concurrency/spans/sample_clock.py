@@ -130,9 +130,7 @@ class SampleClock:
                 if sample is self:
                     return
                 self._weight = min(stride, 1 + length_hint(remaining))
-                if self._counts(begin, end, Stage.DECODE):
-                    self._decode += (end - begin) * self._weight
-                    self._decoded += self._weight
+                self._add(Stage.DECODE, begin, end)
                 seen, took = seen + self._weight, took + (end - begin) * self._weight
                 yield (sample,)  # type: ignore[misc]
                 del sample
@@ -158,28 +156,28 @@ class SampleClock:
                 return function(sample)
             begin = perf_counter_ns()
             made = function(sample)
-            end = perf_counter_ns()
-            if self._counts(begin, end, Stage.TRANSFORM):
-                self._transform += (end - begin) * self._weight
-                self._transformed += self._weight
+            self._add(Stage.TRANSFORM, begin, perf_counter_ns())
             return made
 
         return timed
 
-    def _counts(self, begin: int, end: int, stage: Stage) -> bool:
-        """Whether a piece of work is to be summed up; else it was recorded by itself."""
+    def _add(self, stage: Stage, begin: int, end: int) -> None:
+        """Sum up a piece of work, or record a long one by itself."""
         took = end - begin
         self._took += took
         if took >= _LONG and self._weight == 1:
             self._flush(begin)
             self._recorder.add(stage, begin, end, 1)
-            return False
-        if not self._since:
-            self._since = begin
-        elif end - self._since > _SUMMED:
+            return
+        if self._since and end - self._since > _SUMMED:
             self._flush(begin)
-            self._since = begin
-        return True
+        self._since = self._since or begin
+        if stage is Stage.DECODE:
+            self._decode += took * self._weight
+            self._decoded += self._weight
+        else:
+            self._transform += took * self._weight
+            self._transformed += self._weight
 
     def _flush(self, now: int) -> None:
         """Record what was summed up, in the time that has passed since."""
@@ -242,8 +240,8 @@ class StretchClock:
                 self._decode += decoded - begin
                 self._transform += end - decoded
                 if stride > 1:
-                    # No code of ours runs for each of these: beside work of 100 µs, which empties the processor's caches, a
-                    # function that only calls another takes 1 to 3 µs.
+                    # No Python code is added for each of these: work on pictures empties the processor's caches, so that
+                    # even a function that only calls another takes long.
                     some: Iterator[Any] = islice(samples, stride - 1)
                     yield some if apply is None else apply(some)
                 took = end - begin

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 ExecutedBy: TypeAlias = Literal["consumer", "threads", "processes"]
-"""What reads: the thread that asks for samples; threads of its process; processes that stoker starts."""
+"""Samples are read by the thread that asks for them, by threads of its process, or by processes that stoker starts."""
 
 
 @dataclass(frozen=True, slots=True)

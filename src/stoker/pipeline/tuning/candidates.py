@@ -70,6 +70,8 @@ class Candidates:
         self._vain.clear()
         if change.is_raise:
             self._raised[change.knob] = change.after
+        else:
+            self._raised.pop(change.knob, None)
 
     def failed(self, change: KnobChange) -> None:
         """Note a change that was withdrawn, so that it is not found again."""
@@ -115,10 +117,12 @@ class Candidates:
                     yield (_change(knob, after, why, window.latest, values), making)
 
     def _may_make_room(self, values: Mapping[Knob, int]) -> bool:
-        """Whether less may be looked ahead to make memory for something else: not where a trial has shown that it helps."""
-        return (
-            not self._ranges[Knob.PREDOWNLOAD].fixed and self._raised.get(Knob.PREDOWNLOAD) != values[Knob.PREDOWNLOAD]
-        )
+        """Whether less may be looked ahead to make memory for something else."""
+        return not self._ranges[Knob.PREDOWNLOAD].fixed and not self._has_helped(Knob.PREDOWNLOAD, values)
+
+    def _has_helped(self, knob: Knob, values: Mapping[Knob, int]) -> bool:
+        """Whether a trial has shown that a knob does better at its value, or at one that memory has cut to it, than below."""
+        return values[knob] <= self._raised.get(knob, -1)
 
     def _may_help(self, knob: Knob, window: Window, values: Mapping[Knob, int], *, up: bool) -> bool:
         """Whether a change may make the time less, by what computes now."""
@@ -127,7 +131,7 @@ class Candidates:
             reads_here = knob is Knob.READ_THREADS and not values[knob]
             computes = reads_here and window.mean(lambda tick: tick.at_work) >= _COMPUTES
             return not computes and at_work < _TAKEN * self._processors
-        if self._raised.get(knob) == values[knob]:
+        if self._has_helped(knob, values):
             return False
         return knob is not Knob.READ_THREADS or at_work < _COMPUTES * values[knob]
 

@@ -213,7 +213,7 @@ class Controller:
             self._measure()
         else:  # steps of reading are not all alike: a trial goes on, or one at the limit would be begun again and again
             self.values[knob] = after
-            if self._trial is not None:
+            if self._trial is not None and self._trial.tried is None:
                 changes = (replace(one, after=after) if one.knob is knob else one for one in self._trial.changes)
                 self._trial = replace(self._trial, changes=tuple(changes))
         return excess.judged(TrialOutcome.KEPT, 0.0)
