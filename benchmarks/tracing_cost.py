@@ -39,8 +39,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
 BOUND = 1.02
-TOKENS, PICTURES, ROWS = 100_000, 512, 40_000
-"""Samples of an epoch, of 0.04 to 0.2 s: what a trace costs once an epoch, a thread and a process is little beside."""
+TOKENS, PICTURES, ROWS = 100_000, 4096, 40_000
+"""Samples of an epoch, of 0.07 to 1 s: what a trace costs once an epoch, a thread and a process is little beside."""
 RUN = 0.08
 """Processor seconds of a run at least: neighbours in time are alike."""
 
