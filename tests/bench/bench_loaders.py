@@ -161,6 +161,21 @@ class Hangs(Killed):
         return _Hanging(job, self.hanging)
 
 
+class _StoppingItself(_Hanging):
+    def read(self) -> None:
+        Path(self.job.url, "stopped").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class StopsItself(Hangs):
+    """Rank 1 is stopped at batch 3 of epoch 1, and leaves the number of its process in the folder of the data."""
+
+    name = "stops itself"
+
+    def open(self, job: LoaderJob) -> OpenLoader:
+        return _StoppingItself(job, self.hanging)
+
+
 class Hangs0(Hangs):
     """Rank 0 does."""
 

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servers import ray_cluster
+from stoker.bench.ranks import launch
 from stoker.bench.ranks.control.client import RankFailedError
 from stoker.bench.ranks.ray import RayRanks, deal
 from stoker.bench.run import run_benchmark
@@ -158,6 +159,22 @@ def test_a_rank_that_is_gone_ends_the_run_and_what_was_measured_is_kept(loader: 
     assert said in result["failure"]
     assert result["epochs"][0]["complete"]  # the first one was whole
     assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+def test_a_rank_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_END_SECONDS", 2.0)  # in which it could have saved what it has
+    resolved = tiny("reader.loader=bench_loaders:StopsItself", "train.barrier=true", "train.step_timeout=4")
+    with pytest.raises(RankFailedError, match=r"rank 1 .*hangs: it gave no sign for 4 s"):
+        run_benchmark(
+            resolved, results=tmp_path / "out", url=str(tmp_path), accelerators=2, stages=("train",), launcher="ray"
+        )
+    stopped = int((tmp_path / "stopped").read_text())
+    deadline = time.monotonic() + 60  # Ray does not wait for its end, either
+    while Path(f"/proc/{stopped}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{stopped}").exists()
 
 
 @pytest.mark.processes

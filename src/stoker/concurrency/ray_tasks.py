@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _RETRIES: Final = 20
 _STOPPING_SECONDS: Final = 10.0
+_NAMESPACE: Final = "stoker"
 # Tasks handed to Ray for each processor at a time.
 _AHEAD: Final = 4
 
@@ -30,7 +32,7 @@ def on_ray(
     """Arguments and what a function returns for them, found by tasks of a Ray cluster.
 
     A cluster that is running is used (``RAY_ADDRESS``); otherwise one is started on this machine, and ended with the
-    generator. Tasks that still run when the generator is closed are cancelled.
+    generator. When the generator is closed, tasks that have not begun are left out, and those that run have 10 s to end.
 
     Args:
         function: of a module; called with ``shared`` and an argument.
@@ -83,14 +85,18 @@ def on_ray(
                     result = _result(ray, ready)
                     yield running.pop(ready), result
         finally:
-            # Not by force: where a task ends in the same moment, Ray 2.60 then ends the process that cancels it.
-            for reference in running:
-                ray.cancel(reference)
+            # Not by ray.cancel(): where a task begins or ends in the same moment, Ray 2.60 ends the process that cancels it.
             if running:
+                stopped = ray.remote(num_cpus=0)(_Stopped).options(name=given.hex(), namespace=_NAMESPACE).remote()
                 ray.wait(list(running), num_returns=len(running), timeout=_STOPPING_SECONDS)
+                del stopped
     finally:
         if started:
             ray.shutdown()
+
+
+class _Stopped:
+    """An actor with the name of the work, which is there as soon as tasks of it that have not begun are to be left out."""
 
 
 def _ended(ray: Any, running: list[Any]) -> list[Any]:
@@ -114,10 +120,13 @@ def _do(given: list[Any], name: str, function: Callable[[Any, Any], Any], argume
     """A task, on a worker of the cluster."""
     # A module of the caller's is found as it is there.
     sys.path.extend(entry for entry in path if entry not in sys.path)
+    import ray
+
+    with contextlib.suppress(ValueError):  # there is none
+        ray.get_actor(name, namespace=_NAMESPACE)
+        return True, None  # nobody asks for it
     try:
         if name not in _shared:
-            import ray
-
             _shared.clear()
             _shared[name] = ray.get(given[0])
         return True, function(_shared[name], argument)

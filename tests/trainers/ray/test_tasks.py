@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ import ray
 from ray_start import start_ray
 from stoker import MDSWriter
 from stoker.cli import main
+from stoker.concurrency.ray_tasks import on_ray
 from stoker.conversion import convert
 from stoker.errors import ConfigError, TransformError
 from stoker.generation import DatasetSpec, generate
@@ -30,7 +35,9 @@ pytestmark = [pytest.mark.timeout(300)]
 def cluster() -> Iterator[None]:
     """A cluster of two processors on this machine."""
     start_ray(num_cpus=2)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can not import it
     yield
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     ray.shutdown()
 
 
@@ -94,6 +101,35 @@ def test_an_error_of_a_task_is_raised(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"transform": Doubled(str(tmp_path / "marker")), "shard_samples": 20, "engine": "ray"}
     with pytest.raises(TransformError, match=r"sample 100 .*one thousand"):
         convert(tmp_path / "data", tmp_path / "out", **settings)
+
+
+def slow(seconds: float, number: int) -> int:
+    """Take some milliseconds."""
+    time.sleep(seconds)
+    return number
+
+
+def test_work_that_is_given_up_again_and_again_does_not_end_this_process() -> None:
+    """As tasks begin and end in the same moments: ray.cancel() ended it within some fifty rounds."""
+    for round_ in range(100):
+        with contextlib.closing(on_ray(slow, 0.0005 * (round_ % 40), range(100), None)) as running:
+            assert len(list(itertools.islice(running, 1 + round_ % 7))) == 1 + round_ % 7
+    assert list(on_ray(slow, 0.0, range(3), None, in_order=True)) == [(0, 0), (1, 1), (2, 2)]
+
+
+def marked(markers: str, number: int) -> None:
+    """Leave a mark; all but the first take seconds."""
+    time.sleep(2 * (number > 0))
+    Path(f"{markers}-{number}").touch()
+
+
+def test_work_that_is_given_up_leaves_out_what_has_not_begun(tmp_path: Path) -> None:
+    with contextlib.closing(on_ray(marked, str(tmp_path / "mark"), range(100), None)) as running:
+        assert next(running) == (0, None)
+    done = len(list(tmp_path.iterdir()))  # those that ran at the end have ended, too
+    assert 2 <= done <= 5, "of eight that Ray had been given, two ran"
+    time.sleep(3)
+    assert len(list(tmp_path.iterdir())) == done
 
 
 def test_generate_makes_the_same_files(tmp_path: Path) -> None:

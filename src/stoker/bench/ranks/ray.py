@@ -1,7 +1,7 @@
-"""Ranks on Ray: a task of each, dealt out evenly over as many nodes of the cluster as can have the same number.
+"""Ranks on Ray: an actor of each, dealt out evenly over as many nodes of the cluster as can have the same number.
 
 The process that starts them, which is in the cluster but is no rank, is where they meet; Ray only starts them and says how
-they ended. What a rank writes comes back with its task, so that nodes need not share the directory of the results.
+they ended. What a rank writes comes back with its call, so that nodes need not share the directory of the results.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def deal(ranks: int, slots: Mapping[str, int]) -> list[str]:
 
 
 class RayRanks(Launch):
-    """Tasks of the Ray cluster that this process is in, or that ``RAY_ADDRESS`` or a running node of this host leads to.
+    """Actors on the Ray cluster that this process is in, or that ``RAY_ADDRESS`` or a running node of this host leads to.
 
     Args:
         ranks: how many.
@@ -89,7 +89,8 @@ class RayRanks(Launch):
         self._ray: Any = None
         self._connected = False
         self._nodes: list[str] = []
-        self._tasks: list[Any] = []
+        self._actors: list[Any] = []
+        self._calls: list[Any] = []
         self._ended: list[str | None] = []
 
     def prepare(self) -> None:
@@ -151,36 +152,37 @@ class RayRanks(Launch):
         on_node = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         meeting = ray.util.get_node_ip_address(), port, token
         each = self._ranks // len(set(self._nodes))
-        task = ray.remote(_rank)
+        # An actor can be killed at any moment; Ray 2.60 ends the process that cancels a task as this begins or ends.
+        of_rank = ray.remote(_Rank)
         for rank, node in enumerate(self._nodes):
-            options = task.options(
-                name=f"stoker bench rank {rank}",
+            actor = of_rank.options(
                 num_cpus=1,
                 num_gpus=1 if self._needs == "GPU" else 0,
-                max_retries=0,
                 scheduling_strategy=on_node(node, soft=False),
-            )
-            self._tasks.append(options.remote(plan, World(rank, self._ranks, each, self.name), meeting))
+            ).remote()
+            run = actor.run.options(name=f"stoker bench rank {rank}")
+            self._calls.append(run.remote(plan, World(rank, self._ranks, each, self.name), meeting))
+            self._actors.append(actor)
             self._ended.append(None)
 
     def ended(self) -> list[str | None]:
         ray = self._ray
         running = [rank for rank, said in enumerate(self._ended) if said is None]
         if running:
-            tasks = [self._tasks[rank] for rank in running]
-            done = set(ray.wait(tasks, num_returns=len(tasks), timeout=_LOOK_SECONDS, fetch_local=False)[0])
+            calls = [self._calls[rank] for rank in running]
+            done = set(ray.wait(calls, num_returns=len(calls), timeout=_LOOK_SECONDS, fetch_local=False)[0])
             for rank in running:
-                if self._tasks[rank] in done:
-                    self._ended[rank] = self._taken(self._tasks[rank])
+                if self._calls[rank] in done:
+                    self._ended[rank] = self._taken(self._calls[rank])
         return self._ended
 
     def end_stopped(self) -> None:
-        """Nothing: a task's process may be on another host, and is ended with its task."""
+        """Nothing: an actor's process may be on another host, and is ended with its actor."""
 
-    def _taken(self, task: Any) -> str:
+    def _taken(self, call: Any) -> str:
         """Keep what a rank has left; why it failed."""
         try:
-            left: _Left = self._ray.get(task)
+            left: _Left = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
             return f"ended with {type(error).__name__}: {' '.join(str(error).split())[:500]}"
         with contextlib.suppress(OSError):  # a directory that can not be written to is told when the results are
@@ -197,7 +199,7 @@ class RayRanks(Launch):
             continue  # they have been told; asking them waits
         for rank, said in enumerate(self._ended):
             if said is None:
-                self._ray.cancel(self._tasks[rank], force=True)
+                self._ray.kill(self._actors[rank])
         self._leave()
 
     def _leave(self) -> None:
@@ -206,22 +208,25 @@ class RayRanks(Launch):
             self._connected = False
 
 
-def _rank(plan: RunPlan, world: World, meeting: tuple[str, int, str]) -> _Left:
-    """The task: one rank, in a process of Ray's on the node that it belongs to."""
-    scratch = os.path.join(tempfile.gettempdir(), f"stoker-bench-{plan.run}")  # of all ranks of the host
-    name, error = f"rank{world.rank:05d}", ""
-    with contextlib.ExitStack() as stack:
-        results = Path(plan.results)  # where it is there, of a rank that is killed more is left
-        if not results.is_dir():
-            results = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"stoker-bench-{name}-")))
-        if world.rank % world.local_world_size == 0:
-            stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        try:
-            os.makedirs(scratch, mode=0o700, exist_ok=True)
-            silence = plan.workload.train.step_timeout
-            link = Link(lambda: meeting, world.rank, plan.digest, join_seconds=60, fatal=True, silence=silence)
-            run_member(replace(plan, scratch=scratch, results=str(results)), world, link)
-        except Exception as failure:  # noqa: BLE001 - all others have been told; what was measured is to come back
-            error = error_text(failure)
-        written = [*results.glob(f"{name}.json"), *results.glob(f"steps/{name}-*.npz")]
-        return _Left(error, {str(path.relative_to(results)): path.read_bytes() for path in written})
+class _Rank:
+    """The actor: one rank, in a process of Ray's on the node that it belongs to."""
+
+    def run(self, plan: RunPlan, world: World, meeting: tuple[str, int, str]) -> _Left:
+        """Take part from the beginning to the end."""
+        scratch = os.path.join(tempfile.gettempdir(), f"stoker-bench-{plan.run}")  # of all ranks of the host
+        name, error = f"rank{world.rank:05d}", ""
+        with contextlib.ExitStack() as stack:
+            results = Path(plan.results)  # where it is there, of a rank that is killed more is left
+            if not results.is_dir():
+                results = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"stoker-bench-{name}-")))
+            if world.rank % world.local_world_size == 0:
+                stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+            try:
+                os.makedirs(scratch, mode=0o700, exist_ok=True)
+                silence = plan.workload.train.step_timeout
+                link = Link(lambda: meeting, world.rank, plan.digest, join_seconds=60, fatal=True, silence=silence)
+                run_member(replace(plan, scratch=scratch, results=str(results)), world, link)
+            except Exception as failure:  # noqa: BLE001 - all others have been told; what was measured is to come back
+                error = error_text(failure)
+            written = [*results.glob(f"{name}.json"), *results.glob(f"steps/{name}-*.npz")]
+            return _Left(error, {str(path.relative_to(results)): path.read_bytes() for path in written})
