@@ -50,6 +50,9 @@ class Made:
             "some": None if draw() < 0.3 else np.float32(number),
             "mixed": number if draw() < 0.3 else np.int64(number),
             "plain": number,
+            "wide": number if draw() < 0.7 else number << 60,
+            "share": None if draw() < 0.3 else number / 3,
+            "even": number % 2 == 0 if draw() < 0.7 else number % 2,
             "text": f"{number}",
             "empty": np.zeros(0 if odd else 2, np.uint8),
             "zero": np.array(number) if odd else np.int64(number),
@@ -71,8 +74,17 @@ def twice(batch: dict[str, Any]) -> dict[str, Any]:
 
 def column_of(values: Sequence[Any]) -> Any:
     """The column of a batch: what the documentation says, and nothing else."""
-    kinds = {(value.dtype, value.shape) if isinstance(value, np.ndarray | np.generic) else None for value in values}
-    return np.stack(values) if len(kinds) == 1 and None not in kinds else list(values)
+    kinds = {
+        (value.dtype, value.shape) if isinstance(value, np.ndarray | np.generic) else type(value) for value in values
+    }
+    if len(kinds) > 1 or not kinds:
+        return list(values)
+    kind = kinds.pop()
+    if isinstance(kind, tuple):
+        return np.stack(values)
+    if kind not in (bool, int, float) or (kind is int and not all(-(1 << 63) <= value < 1 << 63 for value in values)):
+        return list(values)
+    return np.array(values, {bool: np.bool_, int: np.int64, float: np.float64}[kind])
 
 
 def batch_of(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from stoker import (
 )
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.pipeline.workers.config import StreamingConfig
+from stoker.writers import ArrowWriter, ParquetWriter, TarWriter
 
 SEEDS = (1, 2)
 IN_TURN = ReadOptions(read_threads=0)
@@ -71,7 +72,7 @@ def kinds_of(batches: list[Any], name: str) -> set[str]:
 def test_batches_have_the_columns_of_their_own_samples(data: Path, seed: int) -> None:
     for shuffle in (False, True):
         whole = expected(data, seed, shuffle=shuffle)
-        for name in ("ragged", "dtypes", "scalar", "some", "mixed"):
+        for name in ("ragged", "dtypes", "scalar", "some", "mixed", "wide", "share", "even"):
             assert kinds_of(whole, name) == {"ndarray", "list"}
         for threads in (0, 1, 4):
             read = ReadOptions(read_threads=threads)
@@ -255,6 +256,28 @@ def test_lines_with_numbers_of_any_size(tmp_path: Path) -> None:
     assert alone(dataset(), dataset()) == all_told(batches)
 
 
+@pytest.mark.parametrize("writer", [MDSWriter, ParquetWriter, ArrowWriter, TarWriter])
+def test_numbers_in_digits_are_arrays_where_they_fit(writer: Any, tmp_path: Path) -> None:
+    """As those of a tar file's ``cls``."""
+    numbers = [10**30 if number % 20 == 13 else number for number in range(60)]
+    with writer({"id": "str_int", "x": "str_float"}, tmp_path / "data", size_limit=400) as out:
+        for number in numbers:
+            out.write({"id": number, "x": number / 3})
+
+    def dataset() -> StreamingDataset:
+        return StreamingDataset(tmp_path / "data", batch_size=4, read=IN_TURN, columns=["id", "x"])
+
+    whole = [batch_of([{"id": n, "x": n / 3} for n in numbers[at : at + 4]]) for at in range(0, 60, 4)]
+    assert kinds_of(all_told(whole), "id") == {"ndarray", "list"}
+    assert all_told(dataset().batches()) == all_told(dataset().map(handed_on).batches()) == all_told(whole)
+    assert alone(dataset(), dataset()) == all_told(whole)
+    assert [told(sample["id"]) for sample in dataset()] == [told(number) for number in numbers]
+
+
+def handed_on(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
 def test_joined_columns_are_those_of_their_own_samples(tmp_path: Path) -> None:
     with MDSWriter({"key": "int"}, tmp_path / "left", size_limit=400) as out:
         for number in range(120):
@@ -270,9 +293,7 @@ def test_joined_columns_are_those_of_their_own_samples(tmp_path: Path) -> None:
         return {"key": np.int64(number), "v": v, "n": 2 * number if found else None}
 
     def batch(first: int) -> dict[str, Any]:
-        samples = [one(number) for number in range(first, first + BATCH)]
-        n = [sample["n"] for sample in samples]
-        return {**batch_of(samples), "n": n if None in n else np.array(n)}
+        return batch_of([one(number) for number in range(first, first + BATCH)])
 
     def joined(*, later: bool) -> StreamingDataset:
         left = StreamingDataset(tmp_path / "left", batch_size=BATCH, read=IN_TURN)

@@ -1,14 +1,15 @@
 """Columns that were read for several batches at once, of which some may be arrays, and others lists.
 
 Whether the column of a batch is an array depends on the values of this batch alone, and not on what was read in the same
-step: values that are arrays, or NumPy's numbers, of one dtype and shape become an array, all others a list. Readers and what
-stacks samples know values, and not where batches begin and end. Where not all of the values become one array, they say so by
-an :class:`Unstacked`, of which each batch then makes its own column.
+step: values that are arrays, or NumPy's numbers, of one dtype and shape become an array, and so do Python's numbers of one
+type that functions have made; all others a list. Readers and what stacks samples know values, and not where batches begin and
+end. Where not all of the values become one array, they say so by an :class:`Unstacked`, of which each batch then makes its
+own column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,8 @@ _ARRAYS: Final = (np.ndarray, np.generic)
 # Kinds of dtypes of which NumPy makes an array of numbers as fast as of Python's.
 _PLAIN_KINDS: Final = "biufcmM"
 _NUMBERS: Final = "biuf"
+# Of Python's numbers, as torch's collation has them.
+_DTYPES: Final = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 
 
 class Unstacked(list[Any]):
@@ -28,35 +31,44 @@ class Unstacked(list[Any]):
         values: the values: arrays, NumPy's numbers and anything else; or with ``dtype`` Python's numbers and ``None``.
         dtype: of numbers, which are Python's own in a list.
         own_numbers: whether NumPy's numbers become Python's own in a list.
+        made: whether functions have made the values: Python's numbers of one type become an array.
 
     >>> ragged = Unstacked([np.zeros(2), np.ones(2), np.zeros(3)])
     >>> ragged.column(0, 2).shape, type(ragged.column())
     ((2, 2), <class 'list'>)
     """
 
-    __slots__ = ("dtype", "own_numbers")
+    __slots__ = ("dtype", "made", "own_numbers")
 
     def __init__(
-        self, values: Iterable[Any] = (), dtype: np.dtype[Any] | None = None, *, own_numbers: bool = True
+        self,
+        values: Iterable[Any] = (),
+        dtype: np.dtype[Any] | None = None,
+        *,
+        own_numbers: bool = True,
+        made: bool = False,
     ) -> None:
         super().__init__(values)
-        self.dtype, self.own_numbers = dtype, own_numbers
+        self.dtype, self.own_numbers, self.made = dtype, own_numbers, made
 
     def column(self, begin: int = 0, end: int | None = None) -> Column:
         """The column of a batch that has the values ``[begin, end)``."""
         values = self[begin:end]
-        if self.dtype is None:
-            return stack(values, own_numbers=self.own_numbers)
-        if None in values:
-            return values
-        try:
-            return np.array(values, self.dtype)
-        except OverflowError:  # whole numbers of any size, as text has them
-            return values
+        if self.dtype is not None:
+            return values if None in values else _numbers(values, self.dtype)
+        if stacks(values):
+            return stacked(values)
+        if self.made and (dtype := _dtype_of(set(map(type, values)))) is not None:
+            return _numbers(values, dtype)
+        return _own_numbers(values) if self.own_numbers else values
+
+    def of(self, values: Iterable[Any]) -> Unstacked:
+        """Other values of the same column."""
+        return Unstacked(values, self.dtype, own_numbers=self.own_numbers, made=self.made)
 
     def some(self, rows: Iterable[int]) -> Unstacked:
         """The values of some rows."""
-        return Unstacked([self[row] for row in rows], self.dtype, own_numbers=self.own_numbers)
+        return self.of(self[row] for row in rows)
 
     def scalars(self) -> list[Any]:
         """The values, numbers as NumPy's."""
@@ -65,16 +77,26 @@ class Unstacked(list[Any]):
         return [None if value is None else _scalar(value, self.dtype.type) for value in self]
 
 
-def stack(values: list[Any], *, own_numbers: bool) -> Column:
-    """The column of a batch: an array where all values are arrays or NumPy's numbers of one dtype and shape, else a list.
+def made_column(values: list[Any]) -> Column:
+    """The column of values that functions have made, of which :func:`stacks` is not true, and batches are then made."""
+    kinds = set(map(type, values))
+    dtype = _dtype_of(kinds)
+    if dtype is None and kinds.isdisjoint(_DTYPES) and not any(issubclass(kind, _ARRAYS) for kind in kinds):
+        return values
+    column = values if dtype is None else _numbers(values, dtype)
+    return column if isinstance(column, np.ndarray) else Unstacked(values, own_numbers=False, made=True)
 
-    Args:
-        values: of the batch.
-        own_numbers: whether NumPy's numbers become Python's own in a list.
-    """
-    if stacks(values):
-        return stacked(values)
-    return _own_numbers(values) if own_numbers else values
+
+def _dtype_of(kinds: Collection[type]) -> np.dtype[Any] | None:
+    """The dtype of values of these types, where all are Python's numbers of one type; else ``None``."""
+    return _DTYPES.get(next(iter(kinds))) if len(kinds) == 1 else None
+
+
+def _numbers(values: list[Any], dtype: np.dtype[Any]) -> Column:
+    try:
+        return np.array(values, dtype)
+    except OverflowError:  # whole numbers of any size, as text has them
+        return values
 
 
 def stacks(values: Sequence[Any]) -> bool:
@@ -147,7 +169,7 @@ def spread(column: Column, at: Iterable[int], length: int) -> Column:
     for place, value in zip(at, column if dtype is None else items_of(column), strict=True):
         values[place] = value
     if isinstance(column, Unstacked):
-        return Unstacked(values, dtype, own_numbers=column.own_numbers)
+        return column.of(values)
     return Unstacked(values, dtype) if isinstance(column, np.ndarray) else values
 
 

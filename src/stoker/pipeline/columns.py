@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from stoker.formats.unstacked import Unstacked, as_batch, has_arrays, stacked, stacks
+from stoker.formats.unstacked import Unstacked, as_batch, made_column, stacked, stacks
 from stoker.image.batch_rows import BatchRows
 from stoker.reading.sample_errors import SampleLocation, returned_error, transform_error
 from stoker.types import Batch, Column
@@ -83,7 +83,7 @@ def batch_length(batch: Batch) -> int:
 
 
 def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation], rows: BatchRows) -> Batch:
-    """Columns of samples: arrays where all values are arrays or NumPy scalars of one dtype and shape, else lists.
+    """Columns of samples: arrays where all values are arrays or numbers of one dtype and shape, else lists.
 
     Lists of which those of some of the samples may be arrays are :class:`~stoker.formats.unstacked.Unstacked`.
 
@@ -110,10 +110,10 @@ def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation
 
 
 def _stack(values: list[Any], rows: BatchRows) -> Column:
-    if stacks(values):
-        joined = rows.joined(values)
-        return stacked(values) if joined is None else joined
-    return Unstacked(values, own_numbers=False) if has_arrays(values) else values
+    if not stacks(values):
+        return made_column(values)
+    joined = rows.joined(values)
+    return stacked(values) if joined is None else joined
 
 
 def bytes_of(values: object) -> int:

@@ -15,7 +15,7 @@ from stoker.concurrency.user_code import pass_exits
 from stoker.errors import SampleError
 from stoker.formats.common.rows.merge import scatter
 from stoker.formats.mds.encodings.images import last_left, left_to_load
-from stoker.formats.unstacked import Unstacked, number_dtype
+from stoker.formats.unstacked import Unstacked, has_arrays, number_dtype
 from stoker.image.batch_rows import BatchRows
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.joins.joined_reader import JoinedReader
@@ -213,7 +213,7 @@ class GoodBatchReader:
         return _Found(there, bad, tuple(ids[there] for ids in others))
 
     def _give_dtypes(self, batch: Batch, shards: Ids, rows: Ids) -> None:
-        """Make lists of Python's numbers arrays, where their column is one when it is read as a whole.
+        """Give Python's numbers the dtype that their column has when it is read as a whole.
 
         Args:
             batch: whose columns ``as_stored`` names.
@@ -239,7 +239,9 @@ class GoodBatchReader:
             }
         for name, dtype in self._dtypes.items():
             column = batch[name]
-            if isinstance(column, list) and not isinstance(column, Unstacked):
+            if isinstance(column, np.ndarray):
+                batch[name] = column.astype(dtype, copy=False)
+            elif not has_arrays(column):
                 numbers = Unstacked(column, dtype)
                 whole = numbers.column()
                 batch[name] = whole if isinstance(whole, np.ndarray) else numbers

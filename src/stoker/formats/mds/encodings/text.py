@@ -13,6 +13,8 @@ import numpy as np
 
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings.base import Encoding, RawColumn
+from stoker.formats.unstacked import Unstacked, items_of
+from stoker.types import Column
 
 
 class Bytes(Encoding):
@@ -79,6 +81,12 @@ class StrInt(Encoding):
     def decode(self, data: bytes) -> int:
         return int(data.decode())
 
+    def decode_values(self, values: list[bytes]) -> Unstacked:
+        return Unstacked(super().decode_values(values), np.dtype(np.int64))
+
+    def items(self, column: Column) -> list[Any]:
+        return items_of(column)
+
 
 class StrFloat(Encoding):
     """``str_float``: a float as the shortest decimal text that gives it back."""
@@ -95,6 +103,12 @@ class StrFloat(Encoding):
 
     def decode(self, data: bytes) -> float:
         return float(data.decode())
+
+    def decode_values(self, values: list[bytes]) -> Unstacked:
+        return Unstacked(super().decode_values(values), np.dtype(np.float64))
+
+    def items(self, column: Column) -> list[Any]:
+        return items_of(column)
 
 
 class StrDecimal(Encoding):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from stoker.errors import CorruptDataError
 from stoker.formats.common.container import decode_fixed, decode_values
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.pages.values import ColumnValues
+from stoker.formats.unstacked import spread
 from stoker.types import Column, Ids
 
 
@@ -40,9 +39,4 @@ class EncodedValues(ColumnValues):
         there = [place for place, value in enumerate(column) if value is not None]
         data = [value.encode() if isinstance(value, str) else value for value in map(column.__getitem__, there)]
         values = decode_values(self._encoding, data, rows[there], self._name, self._where)
-        if len(there) == len(column):
-            return values
-        out: list[Any] = [None] * len(column)
-        for place, value in zip(there, values, strict=True):
-            out[place] = value
-        return out
+        return values if len(there) == len(column) else spread(values, there, len(column))
