@@ -30,7 +30,13 @@ def server() -> Iterator[Server]:
     made = Server(3, "token", "digest", join_seconds=30)
     yield made
     made.close()
-    while OPENED:  # whose sockets would be left to the garbage collection, in whatever thread
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Links are closed: their sockets would be left to the garbage collection, in whatever thread."""
+    yield
+    while OPENED:
         OPENED.pop().close()
 
 
