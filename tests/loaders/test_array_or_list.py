@@ -274,6 +274,50 @@ def test_numbers_in_digits_are_arrays_where_they_fit(writer: Any, tmp_path: Path
     assert [told(sample["id"]) for sample in dataset()] == [told(number) for number in numbers]
 
 
+def test_functions_after_a_join_have_the_numbers_of_samples(tmp_path: Path) -> None:
+    """Batches gave them NumPy's after a function, whose products overflow."""
+    kinds = {"cls": "str_int", "x": "str_float", "n": "int", "small": "uint8"}
+    with MDSWriter({"key": "int"}, tmp_path / "left") as out:
+        for number in range(24):
+            out.write({"key": number})
+    with MDSWriter({"key": "int", **kinds}, tmp_path / "right") as out:
+        for number in range(0, 24, 2):
+            out.write({"key": number, "cls": 10**25 if number == 6 else number, "x": 0.5, "n": number, "small": number})
+
+    def joined(missing: str) -> StreamingDataset:
+        left = StreamingDataset(tmp_path / "left", batch_size=BATCH, read=IN_TURN).filter(not_5)
+        return left.join(StreamingDataset(tmp_path / "right"), on="key", missing=missing)
+
+    chain = joined("leave_out").map(multiplied)
+    made = [{"cls": s["cls"] * 2**60, "n": s["n"] * 2**60, "types": types_of(s)} for s in joined("leave_out")]
+    assert made == list(chain)
+    batches = [zip(*batch.values(), strict=True) for batch in chain.batches()]
+    assert made == [dict(zip(made[0], row, strict=True)) for batch in batches for row in batch]
+    assert {one for sample in made for one in sample["types"]} == {int, float, np.uint8}
+    # Without a function after it, columns keep their dtype, and lists have the numbers of samples.
+    for missing in ("leave_out", "none"):
+        for batch in joined(missing).batches():
+            for name, own in (("cls", int), ("x", float), ("n", int)):
+                column = batch[name]
+                if isinstance(column, np.ndarray):
+                    assert column.dtype == own
+                else:
+                    assert set(map(type, column)) <= {own, type(None)}
+    assert {batch["small"].dtype for batch in joined("leave_out").batches()} == {np.dtype(np.uint8)}
+
+
+def not_5(sample: dict[str, Any]) -> bool:
+    return bool(sample["key"] != 5)
+
+
+def types_of(sample: dict[str, Any]) -> list[type]:
+    return [type(sample[name]) for name in ("cls", "x", "n", "small")]
+
+
+def multiplied(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"cls": sample["cls"] * 2**60, "n": sample["n"] * 2**60, "types": types_of(sample)}
+
+
 def handed_on(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 

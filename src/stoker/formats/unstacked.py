@@ -141,6 +141,14 @@ def scalars_of(column: Column) -> list[Any]:
     return column.scalars() if isinstance(column, Unstacked) else list(column)
 
 
+def stackable(column: Column) -> list[Any]:
+    """The values of a column one by one, of which :func:`made_column` makes one of the same dtype.
+
+    Numbers are Python's own where these have the dtype, so that they are so in a list, too.
+    """
+    return items_of(column) if number_dtype(column) in _DTYPES.values() else scalars_of(column)
+
+
 def items_of(column: Column) -> list[Any]:
     """The values of a column one by one, numbers as Python's own; of an array of several dimensions lists."""
     if isinstance(column, np.ndarray):

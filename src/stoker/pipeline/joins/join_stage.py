@@ -32,7 +32,7 @@ class JoinStage(ChunkStage):
     Args:
         step: the zip or join.
         reader: of the other dataset.
-        scalars: whether numbers stay NumPy's, of which columns are made again.
+        scalars: whether columns are made of the samples next: numbers of the other dataset keep their dtype.
     """
 
     def __init__(self, step: Step, reader: OtherReader, *, scalars: bool) -> None:

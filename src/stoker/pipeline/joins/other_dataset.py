@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, DecodeError, SampleError
 from stoker.formats.mds.encodings.images import left_to_load, loaded
-from stoker.formats.unstacked import Unstacked, rows_of, scalars_of
+from stoker.formats.unstacked import Unstacked, rows_of, stackable
 from stoker.image.batch_rows import BatchRows
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.chunks.by_shard import ShardByShard
@@ -285,7 +285,7 @@ class OtherReader:
 
         Args:
             ids, asked: as of :meth:`batch`.
-            scalars: whether numbers stay NumPy's, of which columns are made again.
+            scalars: whether columns are made of them again: numbers keep their dtype.
         """
         if not len(ids):
             return iter(())
@@ -293,7 +293,7 @@ class OtherReader:
             return ({} for _ in range(len(ids)))
         if scalars and not self._functions:
             batch = self.batch(ids, asked)
-            lists = (scalars_of(column) for column in batch.values())
+            lists = map(stackable, batch.values())
             return (dict(zip(batch, values, strict=True)) for values in zip(*lists, strict=True))
         shards, rows = self.other.table.locate(ids)
         with _Naming(self, shards, rows):  # what can not be opened is an error here, not of the first sample

@@ -138,7 +138,8 @@ def make_steps(
         settings: say what random numbers belong to.
         steps: of samples.
         epoch: number of the epoch.
-        scalars: whether numbers of other datasets stay NumPy's, as columns are made of the samples.
+        scalars: whether columns are made of the samples: numbers of other datasets keep their dtype, where no function
+            has these samples before. A function has numbers of the types that it has of samples one by one.
     """
     table: ShardTable = pool.index.table
     stages: list[Stage] = []
@@ -155,6 +156,7 @@ def make_steps(
             assert isinstance(step.other, OtherDataset)
             names = step.other.columns
             pairs = None if names is None else tuple((step.prefix + one, one) for one in names if one != step.on[1])
-            stages.append(JoinStage(step, _other_reader(step, pairs, epoch), scalars=scalars))
+            last = all(later.function is None for later in steps[number + 1 :])
+            stages.append(JoinStage(step, _other_reader(step, pairs, epoch), scalars=scalars and last))
         begin = number + 1
     return SampleSteps(pool, stages) if stages else None
