@@ -6,7 +6,7 @@ import itertools
 import json
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -284,26 +284,26 @@ def test_functions_after_a_join_have_the_numbers_of_samples(tmp_path: Path) -> N
         for number in range(0, 24, 2):
             out.write({"key": number, "cls": 10**25 if number == 6 else number, "x": 0.5, "n": number, "small": number})
 
-    def joined(missing: str) -> StreamingDataset:
+    def joined(missing: Literal["leave_out", "none"]) -> StreamingDataset:
         left = StreamingDataset(tmp_path / "left", batch_size=BATCH, read=IN_TURN).filter(not_5)
         return left.join(StreamingDataset(tmp_path / "right"), on="key", missing=missing)
 
     chain = joined("leave_out").map(multiplied)
     made = [{"cls": s["cls"] * 2**60, "n": s["n"] * 2**60, "types": types_of(s)} for s in joined("leave_out")]
     assert made == list(chain)
-    batches = [zip(*batch.values(), strict=True) for batch in chain.batches()]
-    assert made == [dict(zip(made[0], row, strict=True)) for batch in batches for row in batch]
+    rows = itertools.chain.from_iterable(zip(*batch.values(), strict=True) for batch in chain.batches())
+    assert made == [dict(zip(made[0], row, strict=True)) for row in rows]
     assert {one for sample in made for one in sample["types"]} == {int, float, np.uint8}
     # Without a function after it, columns keep their dtype, and lists have the numbers of samples.
-    for missing in ("leave_out", "none"):
-        for batch in joined(missing).batches():
+    for batches in (joined("leave_out").batches(), joined("none").batches()):
+        for batch in batches:
             for name, own in (("cls", int), ("x", float), ("n", int)):
                 column = batch[name]
                 if isinstance(column, np.ndarray):
                     assert column.dtype == own
                 else:
                     assert set(map(type, column)) <= {own, type(None)}
-    assert {batch["small"].dtype for batch in joined("leave_out").batches()} == {np.dtype(np.uint8)}
+    assert {np.asarray(batch["small"]).dtype for batch in joined("leave_out").batches()} == {np.dtype(np.uint8)}
 
 
 def not_5(sample: dict[str, Any]) -> bool:
