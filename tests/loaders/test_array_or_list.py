@@ -274,6 +274,22 @@ def test_numbers_in_digits_are_arrays_where_they_fit(writer: Any, tmp_path: Path
     assert [told(sample["id"]) for sample in dataset()] == [told(number) for number in numbers]
 
 
+def test_stored_numbers_keep_their_dtype_where_a_filter_fails(tmp_path: Path) -> None:
+    """Samples are read one by one there, and have Python's numbers."""
+    table = pa.table({"x": pa.array(range(20), pa.uint8()), "f": pa.array(np.arange(20) / 4, pa.float32())})
+    pq.write_table(table, tmp_path / "0.parquet")
+    dataset = StreamingDataset(tmp_path, batch_size=BATCH, on_bad_sample=SKIP, read=IN_TURN).filter(fails_at_6)
+    left = [[n for n in range(at, at + BATCH) if n != 6] for at in range(0, 20, BATCH)]
+    expected = [{"x": np.array(one, np.uint8), "f": np.array(one, np.float32) / 4} for one in left]
+    assert all_told(dataset.batches()) == all_told(expected)
+
+
+def fails_at_6(sample: dict[str, Any]) -> bool:
+    if sample["x"] == 6:
+        raise ValueError("six")
+    return True
+
+
 def test_functions_after_a_join_have_the_numbers_of_samples(tmp_path: Path) -> None:
     """Batches gave them NumPy's after a function, whose products overflow."""
     kinds = {"cls": "str_int", "x": "str_float", "n": "int", "small": "uint8"}

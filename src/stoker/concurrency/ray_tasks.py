@@ -86,7 +86,7 @@ def on_ray(
                     yield running.pop(ready), result
         finally:
             # Not by ray.cancel(): where a task begins or ends in the same moment, Ray 2.60 ends the process that cancels it.
-            if running:
+            if running and ray.is_initialized():
                 stopped = ray.remote(num_cpus=0)(_Stopped).options(name=given.hex(), namespace=_NAMESPACE).remote()
                 ray.wait(list(running), num_returns=len(running), timeout=_STOPPING_SECONDS)
                 del stopped
@@ -122,7 +122,7 @@ def _do(given: list[Any], name: str, function: Callable[[Any, Any], Any], argume
     sys.path.extend(entry for entry in path if entry not in sys.path)
     import ray
 
-    with contextlib.suppress(ValueError):  # there is none
+    with contextlib.suppress(Exception):  # there is none, or it is not known: then the task is done
         ray.get_actor(name, namespace=_NAMESPACE)
         return True, None  # nobody asks for it
     try:

@@ -55,11 +55,11 @@ class Unstacked(list[Any]):
         """The column of a batch that has the values ``[begin, end)``."""
         values = self[begin:end]
         if self.dtype is not None:
-            return values if None in values else _numbers(values, self.dtype)
+            return values if None in values else _number_column(values, self.dtype)
         if stacks(values):
             return stacked(values)
         if self.made and (dtype := _dtype_of(set(map(type, values)))) is not None:
-            return _numbers(values, dtype)
+            return _number_column(values, dtype)
         return _own_numbers(values) if self.own_numbers else values
 
     def of(self, values: Iterable[Any]) -> Unstacked:
@@ -83,7 +83,7 @@ def made_column(values: list[Any]) -> Column:
     dtype = _dtype_of(kinds)
     if dtype is None and kinds.isdisjoint(_DTYPES) and not any(issubclass(kind, _ARRAYS) for kind in kinds):
         return values
-    column = values if dtype is None else _numbers(values, dtype)
+    column = values if dtype is None else _number_column(values, dtype)
     return column if isinstance(column, np.ndarray) else Unstacked(values, own_numbers=False, made=True)
 
 
@@ -92,7 +92,8 @@ def _dtype_of(kinds: Collection[type]) -> np.dtype[Any] | None:
     return _DTYPES.get(next(iter(kinds))) if len(kinds) == 1 else None
 
 
-def _numbers(values: list[Any], dtype: np.dtype[Any]) -> Column:
+def _number_column(values: list[Any], dtype: np.dtype[Any]) -> Column:
+    """Python's numbers as an array; as they are where the dtype does not hold one of them."""
     try:
         return np.array(values, dtype)
     except OverflowError:  # whole numbers of any size, as text has them
@@ -142,9 +143,9 @@ def scalars_of(column: Column) -> list[Any]:
 
 
 def stackable(column: Column) -> list[Any]:
-    """The values of a column one by one, of which :func:`made_column` makes one of the same dtype.
+    """The values of a column one by one, such that samples that have them give a column of the same dtype again.
 
-    Numbers are Python's own where these have the dtype, so that they are so in a list, too.
+    Numbers are Python's own where an array of these has that dtype, and NumPy's where not.
     """
     return items_of(column) if number_dtype(column) in _DTYPES.values() else scalars_of(column)
 

@@ -144,7 +144,7 @@ class EpochReader(RankEpochs):
         settings, epoch = self.settings, self._resume.current_epoch
         check_by_id(settings)
         if self._by_id is None or self._by_id[0] != epoch:
-            steps = make_steps(self.pool, settings, settings.steps, epoch, scalars=False)
+            steps = make_steps(self.pool, settings, settings.steps, epoch, as_columns=False)
             self._by_id = epoch, make_reader(self.pool, settings, epoch), steps
         _, reader, steps = self._by_id
         if steps is None:

@@ -62,7 +62,7 @@ class ChunkReader:
         self._pool, self._override = pool, override
         steps, batch_steps = split_steps(settings.steps) if as_columns else (settings.steps, ())
         self.sample_reader = make_reader(pool, settings, epoch)
-        self._steps = make_steps(pool, settings, steps, epoch, scalars=as_columns)
+        self._steps = make_steps(pool, settings, steps, epoch, as_columns=as_columns)
         self._batch_steps = bind_batch_steps(pool, batch_steps)
         self.stored = self._steps is None
         self.one_batch = any(step.kind == "batch_map" for step in batch_steps)

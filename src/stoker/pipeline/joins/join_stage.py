@@ -32,11 +32,11 @@ class JoinStage(ChunkStage):
     Args:
         step: the zip or join.
         reader: of the other dataset.
-        scalars: whether columns are made of the samples next: numbers of the other dataset keep their dtype.
+        as_columns: whether columns are made of the samples next: numbers of the other dataset keep their dtype.
     """
 
-    def __init__(self, step: Step, reader: OtherReader, *, scalars: bool) -> None:
-        self._step, self._reader, self._scalars = step, reader, scalars
+    def __init__(self, step: Step, reader: OtherReader, *, as_columns: bool) -> None:
+        self._step, self._reader, self._as_columns = step, reader, as_columns
         self._checked = False
 
     def make(self, together: Together) -> list[Any]:
@@ -84,7 +84,7 @@ class JoinStage(ChunkStage):
         try:
             for place, other in zip(
                 there.tolist(),
-                self._reader.iterate(ids[there], taken(asked, there), scalars=self._scalars),
+                self._reader.iterate(ids[there], taken(asked, there), as_columns=self._as_columns),
                 strict=True,
             ):
                 values[place] = other
@@ -93,7 +93,7 @@ class JoinStage(ChunkStage):
                 raise
             for place in there.tolist():
                 try:
-                    (values[place],) = self._reader.iterate(ids[place : place + 1], scalars=self._scalars)
+                    (values[place],) = self._reader.iterate(ids[place : place + 1], as_columns=self._as_columns)
                 except SampleError as one:
                     together.fail(together.samples[place][0], one)
         return values

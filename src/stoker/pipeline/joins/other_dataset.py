@@ -280,18 +280,18 @@ class OtherReader:
                         loaded(column)
         return {name: batch[theirs] for name, theirs in self._pairs}
 
-    def iterate(self, ids: Ids, asked: Column | None = None, *, scalars: bool = False) -> Iterator[dict[str, Any]]:
+    def iterate(self, ids: Ids, asked: Column | None = None, *, as_columns: bool = False) -> Iterator[dict[str, Any]]:
         """The same one by one, each made when it is asked for.
 
         Args:
             ids, asked: as of :meth:`batch`.
-            scalars: whether columns are made of them again: numbers keep their dtype.
+            as_columns: whether columns are made of them again: numbers keep their dtype.
         """
         if not len(ids):
             return iter(())
         if not self._functions and not self._pairs:
             return ({} for _ in range(len(ids)))
-        if scalars and not self._functions:
+        if as_columns and not self._functions:
             batch = self.batch(ids, asked)
             lists = map(stackable, batch.values())
             return (dict(zip(batch, values, strict=True)) for values in zip(*lists, strict=True))

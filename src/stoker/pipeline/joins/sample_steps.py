@@ -57,7 +57,7 @@ def _apply_steps(
     settings: EpochReaderSettings, pool: ShardPool, epoch: int, run: SampleRun, shards: Ids, rows: Ids
 ) -> SampleRun:
     """Samples of another dataset as its own chain makes them: they have no position."""
-    steps = make_steps(pool, settings, settings.steps, epoch, scalars=False)
+    steps = make_steps(pool, settings, settings.steps, epoch, as_columns=False)
     return run if steps is None else steps.apply(run, np.zeros_like(rows), shards, rows)
 
 
@@ -129,7 +129,7 @@ class SampleSteps:
 
 
 def make_steps(
-    pool: ShardPool, settings: EpochReaderSettings, steps: Sequence[Step], epoch: int, *, scalars: bool
+    pool: ShardPool, settings: EpochReaderSettings, steps: Sequence[Step], epoch: int, *, as_columns: bool
 ) -> SampleSteps | None:
     """Make steps ready for the samples of an epoch; ``None`` without steps.
 
@@ -138,7 +138,7 @@ def make_steps(
         settings: say what random numbers belong to.
         steps: of samples.
         epoch: number of the epoch.
-        scalars: whether columns are made of the samples: numbers of other datasets keep their dtype, where no function
+        as_columns: whether columns are made of the samples: numbers of other datasets keep their dtype, where no function
             has these samples before. A function has numbers of the types that it has of samples one by one.
     """
     table: ShardTable = pool.index.table
@@ -157,6 +157,6 @@ def make_steps(
             names = step.other.columns
             pairs = None if names is None else tuple((step.prefix + one, one) for one in names if one != step.on[1])
             last = all(later.function is None for later in steps[number + 1 :])
-            stages.append(JoinStage(step, _other_reader(step, pairs, epoch), scalars=scalars and last))
+            stages.append(JoinStage(step, _other_reader(step, pairs, epoch), as_columns=as_columns and last))
         begin = number + 1
     return SampleSteps(pool, stages) if stages else None

@@ -176,7 +176,7 @@ class PoolSource(SampleSource):
         self.bad_samples = reader.settings.bad_samples
         settings = reader.settings
         self._samples = make_reader(self.pool, settings, 0)
-        self._steps = make_steps(self.pool, settings, settings.steps, 0, scalars=False)
+        self._steps = make_steps(self.pool, settings, settings.steps, 0, as_columns=False)
         self._amounts = replace(reader.settings.amounts, sharers=sharers)
         self.pool.share(sharers)
         self._expected: dict[int, None] = {}

@@ -61,10 +61,23 @@ class Str(Encoding):
         return [value.decode() for value in values]
 
 
-class StrInt(Encoding):
+class _Digits(Encoding):
+    """A number as text. Those of a batch are an array where its dtype holds them, else a list; one alone is Python's own."""
+
+    dtype: type[np.generic]
+
+    def decode_values(self, values: list[bytes]) -> Unstacked:
+        return Unstacked(super().decode_values(values), np.dtype(self.dtype))
+
+    def items(self, column: Column) -> list[Any]:
+        return items_of(column)
+
+
+class StrInt(_Digits):
     """``str_int``: an integer of any size, as decimal digits."""
 
     name = "str_int"
+    dtype = np.int64
     what = "an integer"
 
     def encode(self, value: Any) -> bytes:
@@ -81,17 +94,12 @@ class StrInt(Encoding):
     def decode(self, data: bytes) -> int:
         return int(data.decode())
 
-    def decode_values(self, values: list[bytes]) -> Unstacked:
-        return Unstacked(super().decode_values(values), np.dtype(np.int64))
 
-    def items(self, column: Column) -> list[Any]:
-        return items_of(column)
-
-
-class StrFloat(Encoding):
+class StrFloat(_Digits):
     """``str_float``: a float as the shortest decimal text that gives it back."""
 
     name = "str_float"
+    dtype = np.float64
     what = "a float"
 
     def encode(self, value: Any) -> bytes:
@@ -103,12 +111,6 @@ class StrFloat(Encoding):
 
     def decode(self, data: bytes) -> float:
         return float(data.decode())
-
-    def decode_values(self, values: list[bytes]) -> Unstacked:
-        return Unstacked(super().decode_values(values), np.dtype(np.float64))
-
-    def items(self, column: Column) -> list[Any]:
-        return items_of(column)
 
 
 class StrDecimal(Encoding):
