@@ -1,7 +1,7 @@
 """Augmented batches are the same bytes after any stop, in any world, with any workers; and Grain with the same chain.
 
     python benchmarks/augmented_resume.py [--stops 100] [--samples 3000]
-    python benchmarks/setup_peers.py grain && python benchmarks/augmented_resume.py --speed
+    python3 tools/environments.py grain && python benchmarks/augmented_resume.py --speed
 
 Each stop is a random step. A run on a random world, with random workers, saves its state there; from that state, runs
 with 0, 2 and 4 workers, as threads, stoker's own processes, forked and spawned DataLoader workers, on 1 to 4 ranks, take
@@ -134,9 +134,9 @@ def compare(data: Path, stops: int, steps: int, seed: int) -> int:
 
 def measure(data: Path, folder: Path, samples: int, rounds: int) -> None:
     """Samples a second of stoker and Grain with the same functions, alternating, and what their states are like."""
-    grain = HERE / ".venvs" / "grain" / "bin" / "python"
+    grain = HERE.parent / ".venvs" / "grain" / "bin" / "python"
     if not grain.exists():
-        raise SystemExit("Grain is not there: python benchmarks/setup_peers.py grain")
+        raise SystemExit("Grain is not there: python3 tools/environments.py grain")
     runner = str(HERE / "peers" / "run_grain.py")
 
     def peer(action: str, workers: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Measure stoker beside mosaicml-streaming, litdata and webdataset, on the same samples, on this machine.
 
-    python benchmarks/setup_peers.py            # once: the peers' own environments
+    python3 tools/environments.py mosaic litdata hf grain            # once: the peers' own environments
     python benchmarks/compare.py                # about 17 minutes
     python benchmarks/compare.py --quick        # a few minutes: fewer samples, one round
 
@@ -79,7 +79,8 @@ def parse() -> Options:
     missing = [name for name in libraries if not interpreters()[name].exists()]
     if missing:
         parser.error(
-            f"no environment for {', '.join(missing)}: run {HERE.name}/setup_peers.py, or leave them out by --libraries"
+            f"no environment for {', '.join(missing)}: python3 tools/environments.py makes them;"
+            " or leave them out by --libraries"
         )
     if not found.dir.is_dir():
         parser.error(f"{found.dir} is no folder: give one on memory-backed disk by --dir")

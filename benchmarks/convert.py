@@ -1,6 +1,6 @@
 """Measure converting a folder of images to MDS: how busy the processors are, and against a loop with mosaicml-streaming.
 
-    python benchmarks/setup_peers.py            # once: the peer's own environment
+    python3 tools/environments.py mosaic litdata hf grain            # once: the peer's own environment
     python benchmarks/convert.py                # about three minutes
 
 A folder of JPEG files of about 7 kB, a thousand to a class, is made first; what is converted does not lie in the page
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-PEER = ROOT / "benchmarks" / ".venvs" / "mosaic" / "bin" / "python"
+PEER = ROOT / ".venvs" / "mosaic" / "bin" / "python"
 SHARD = 64 << 20
 A_CLASS = 1000
 DIFFERENT = 500

@@ -1,6 +1,6 @@
 """The same YAML through DLIO and through stoker, over the same files, which DLIO has generated.
 
-    python benchmarks/setup_peers.py dlio
+    python3 tools/environments.py dlio
     python benchmarks/dlio.py --rounds 3 --json dlio.json
     python benchmarks/dlio.py --case many               # files of several samples alone
 
@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-DLIO = HERE / ".venvs" / "dlio" / "bin"
+DLIO = HERE.parent / ".venvs" / "dlio" / "bin"
 
 # DLIO 2.0.0 calls a sample's size record_length; later versions, and stoker, record_length_bytes.
 YAML = """\
@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all that was measured")
     options = parser.parse_args()
     if not (DLIO / "dlio_benchmark").exists():
-        parser.error("DLIO is not there: python benchmarks/setup_peers.py dlio")
+        parser.error("DLIO is not there: python3 tools/environments.py dlio")
     cases = [case for case in CASES if not options.case or options.case in case.name]
     results = [measure(case, options.rounds, options.folder) for case in cases]
     for one in results:

@@ -1,6 +1,6 @@
 """JPEG pictures of 500 x 375 to augmented batches of 224 x 224 (uint8), in one process: stoker, the bare decoder, and peers.
 
-    python benchmarks/setup_peers.py mosaic litdata dali ffcv && python benchmarks/images_decode.py [--rounds 5]
+    python3 tools/environments.py mosaic litdata dali ffcv && python benchmarks/images_decode.py [--rounds 5]
 
 All read the same pictures, draw a part as torchvision's ``RandomResizedCrop`` does, and mirror half of them. ``bare decode``
 calls simplejpeg and nothing else; ``bare`` decodes, cuts, resizes and mirrors in a loop, with simplejpeg and OpenCV.
@@ -28,7 +28,7 @@ from statistics import median
 
 import numpy as np
 from PIL import Image
-from setup_peers import python_of
+from sidebyside.processes import python_of
 
 from stoker import MDSWriter
 

@@ -1,8 +1,8 @@
 """Write the golden files of ``tests/formats/golden`` with mosaicml-streaming, so that tests compare without it.
 
-Run it with the Python of the peer's environment, which ``setup_peers.py`` makes::
+Run it with the Python of the peer's environment, which ``tools/environments.py`` makes::
 
-    benchmarks/.venvs/mosaic/bin/python benchmarks/make_golden.py
+    .venvs/mosaic/bin/python benchmarks/make_golden.py
 """
 
 from __future__ import annotations

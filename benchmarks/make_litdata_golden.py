@@ -1,7 +1,7 @@
 """Write ``tests/formats/golden/litdata.json``: datasets that litdata wrote, and the samples that it reads from them.
 
-    python benchmarks/setup_peers.py litdata
-    benchmarks/.venvs/litdata/bin/python benchmarks/make_litdata_golden.py
+    python3 tools/environments.py litdata
+    .venvs/litdata/bin/python benchmarks/make_litdata_golden.py
 
 The file holds, for each dataset, its files, and each sample as litdata gives it; see :func:`told` for how values are spelled.
 """

@@ -1,7 +1,7 @@
 """Write the Parquet files of tests/formats/parquet/golden as Hugging Face ``datasets`` writes them.
 
-    python3 -m venv benchmarks/.venvs/hf && benchmarks/.venvs/hf/bin/pip install datasets
-    benchmarks/.venvs/hf/bin/python benchmarks/make_parquet_golden.py tests/formats/parquet/golden
+    python3 tools/environments.py hf
+    .venvs/hf/bin/python benchmarks/make_parquet_golden.py tests/formats/parquet/golden
 
 ``expected.json`` beside them holds the rows, as Python has them before they are written.
 """

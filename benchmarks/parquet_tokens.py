@@ -1,6 +1,6 @@
 """Tokens a second from Parquet to ``(batch, seq_len)`` arrays, beside pyarrow bare and Hugging Face ``datasets``.
 
-    python benchmarks/setup_peers.py hf                       # once: the peer's own environment
+    python3 tools/environments.py hf                       # once: the peer's own environment
     python benchmarks/parquet_tokens.py                       # about 5 minutes on 2 cores, 1.5 GB of disk
     python benchmarks/parquet_tokens.py --memory              # peak memory on a 4 GB file, 4 GB of disk more
     python benchmarks/parquet_tokens.py --s3                  # from the S3 server that STOKER_TEST_S3_ENDPOINT names
@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-HF = HERE / ".venvs" / "hf" / "bin" / "python"
+HF = HERE.parent / ".venvs" / "hf" / "bin" / "python"
 SEQ, ROWS, BATCH = 2048, 4096, 16
 
 

@@ -1,6 +1,6 @@
 """Clips of videos: stoker against bare PyAV, torchcodec and Hugging Face's ``datasets``, on the same files.
 
-    python benchmarks/setup_peers.py video && python benchmarks/video.py /tmp/videos --rounds 5
+    python3 tools/environments.py video && python benchmarks/video.py /tmp/videos --rounds 5
 
 Makes 16 videos of 640 x 360 pixels, 30 frames a second and 20 s, H.264 with a key frame every second, unless they are there.
 Then 8-frame clips at random times, 64 a round, by these ways in alternation, each with one thread:
@@ -39,7 +39,7 @@ from typing import Any
 
 import av
 import numpy as np
-from setup_peers import python_of
+from sidebyside.processes import python_of
 
 from stoker import StreamingDataset, Video
 
@@ -234,7 +234,7 @@ def main() -> None:
     }
     peers = ("torchcodec", "datasets") if python_of("video").exists() else ()
     if not peers:
-        print("without torchcodec and datasets: python benchmarks/setup_peers.py video")
+        print("without torchcodec and datasets: python3 tools/environments.py video")
     rng = np.random.default_rng(0)
     rates: dict[str, list[float]] = {way: [] for way in (*ways, *peers)}
     for turn in range(chosen.rounds):

@@ -1,6 +1,6 @@
 """Measure what writing costs: stoker's two ways beside mosaicml-streaming and beside plain files of as many bytes.
 
-    python benchmarks/setup_peers.py            # once: the peer's own environment
+    python3 tools/environments.py mosaic litdata hf grain            # once: the peer's own environment
     python benchmarks/write.py                  # about three minutes
     python benchmarks/write.py --cases tokens tokens+zstd --rounds 5
 
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-PEER = ROOT / "benchmarks" / ".venvs" / "mosaic" / "bin" / "python"
+PEER = ROOT / ".venvs" / "mosaic" / "bin" / "python"
 SHARD = 64 << 20
 ROW = 2048
 IMAGE = 110_000
@@ -57,7 +57,7 @@ def main() -> None:
         return
     writers = [writer for writer in WRITERS if not writer.startswith("mosaicml") or PEER.exists()]
     if len(writers) < len(WRITERS):
-        print("no mosaicml-streaming here: run benchmarks/setup_peers.py to measure it, too")
+        print("no mosaicml-streaming here: run tools/environments.py mosaic to measure it, too")
     print(
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {options.megabytes} MiB each, best of all rounds (median)"
     )

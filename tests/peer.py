@@ -1,4 +1,4 @@
-"""The reference implementation, in the environment of its own that ``benchmarks/setup_peers.py`` makes."""
+"""The reference implementation, in the environment of its own that ``tools/environments.py mosaic`` makes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import peer_server
+from patience import PATIENCE
 
 _ROOT = Path(__file__).parents[1]
-PYTHON = _ROOT / "benchmarks" / ".venvs" / "mosaic" / "bin" / "python"
+PYTHON = _ROOT / ".venvs" / "mosaic" / "bin" / "python"
 
-needs_peer = pytest.mark.skipif(
-    not PYTHON.exists(), reason="no mosaicml-streaming here: run benchmarks/setup_peers.py to compare with it"
-)
+needs_peer = pytest.mark.peer
+"""Mark of the tests that compare with it: ``make nightly``."""
 
 
 class Peer:
@@ -51,6 +51,6 @@ def run_peer(tmp: Path) -> Iterator[Peer]:
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE)
             assert process.stdout is not None
             process.stdout.close()

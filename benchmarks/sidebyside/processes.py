@@ -14,7 +14,7 @@ from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 PEERS = BENCHMARKS / "peers"
-VENVS = BENCHMARKS / ".venvs"
+VENVS = BENCHMARKS.parent / ".venvs"
 LIMIT = 300.0  # seconds that one measurement may take, unless it is told otherwise
 WORLD = (
     "RANK",
@@ -28,14 +28,19 @@ WORLD = (
 )
 
 
+def python_of(environment: str) -> Path:
+    """The interpreter of an environment that ``tools/environments.py`` makes, whether it is there or not."""
+    return VENVS / environment / "bin" / "python"
+
+
 def interpreters() -> dict[str, Path]:
     """The Python of each library: stoker and the NumPy bound run with the one that runs this."""
     return {
         "stoker": Path(sys.executable),
         "numpy": Path(sys.executable),
-        "mosaicml": VENVS / "mosaic" / "bin" / "python",
-        "litdata": VENVS / "litdata" / "bin" / "python",
-        "webdataset": VENVS / "litdata" / "bin" / "python",
+        "mosaicml": python_of("mosaic"),
+        "litdata": python_of("litdata"),
+        "webdataset": python_of("litdata"),
     }
 
 

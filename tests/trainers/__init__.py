@@ -1,1 +1,1 @@
-"""Trainers in real processes, each in an environment of its own; see ``setup.py``."""
+"""Trainers in real processes, each in an environment of its own; see ``tools/environments.py``."""

@@ -1,4 +1,4 @@
-"""Tests of a trainer run in the environment that ``setup.py`` made for it; any other Python skips them."""
+"""Tests of a trainer run in the environment that ``tools/environments.py`` made for it; any other Python skips them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Elsewhere(pytest.Module):
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
         pytest.skip(
-            f"of the environment {self.path.parent.name!r}: make trainers, then make trainers-test",
+            f"of the environment {self.path.parent.name!r}: make trainers",
             allow_module_level=True,
         )
 
@@ -24,7 +24,7 @@ class _Elsewhere(pytest.Module):
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Skip modules of another environment than this Python's."""
     folder = module_path.resolve().parent
-    if folder.parent != HERE or Path(sys.prefix).resolve() == HERE / ".venvs" / folder.name:
+    if folder.parent != HERE or Path(sys.prefix).resolve() == HERE.parents[1] / ".venvs" / folder.name:
         return None
     module: pytest.Module = _Elsewhere.from_parent(parent, path=module_path)
     return module

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from patience import PATIENCE
 from stoker import MDSWriter
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -114,7 +115,7 @@ def write_dataset(out: Path, samples: int) -> Path:
 
 
 def launch(
-    python: Path, script: Path, ranks: int, *more: Any, timeout: float = 240, by_itself: bool = False
+    python: Path, script: Path, ranks: int, *more: Any, timeout: float = 2 * PATIENCE, by_itself: bool = False
 ) -> Outcome:
     """Run a training script to its end on so many ranks, as torchrun would start them.
 

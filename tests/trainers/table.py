@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+HERE: Final = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "tools")]
 
-from trainers.launch import Outcome, launch, write_dataset
-from trainers.setup import HERE, PINS, is_made, python_of
+from environments import TRAINERS as ENVIRONMENTS  # noqa: E402 - of the folders above
+from environments import Variant, is_made, python_of  # noqa: E402
+from trainers.launch import Outcome, launch, write_dataset  # noqa: E402
 
 SAMPLES: Final = 100
 """12.5 global batches of two ranks with 4 samples each: the last one is not full."""
@@ -120,16 +122,18 @@ def shown(trainer: Trainer, outcome: Outcome, resumed: bool) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("environments", nargs="*", metavar="ENVIRONMENT", help=f"of {', '.join(PINS)}; default all")
+    parser.add_argument(
+        "environments", nargs="*", metavar="ENVIRONMENT", help=f"of {', '.join(ENVIRONMENTS)}; default all"
+    )
     parser.add_argument("--only", default="", metavar="BEGINNING", help="trainers whose names begin so")
     parser.add_argument("--check", action="store_true", help="fail unless every cell is right")
     options = parser.parse_args()
     chosen = [
         one
         for one in TRAINERS
-        if one.environment in (options.environments or PINS) and one.name.startswith(options.only)
+        if one.environment in (options.environments or ENVIRONMENTS) and one.name.startswith(options.only)
     ]
-    missing = {one.environment for one in chosen if not is_made(one.environment)}
+    missing = {one.environment for one in chosen if not is_made(Variant(one.environment))}
     for name in sorted(missing):
         print(f"no environment {name!r}: make trainers", file=sys.stderr)
     chosen = [one for one in chosen if one.environment not in missing]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
@@ -14,7 +16,7 @@ def run(example: str, out: Path, *arguments: object, backend: str = "") -> str:
     """Run an example to its end; what it printed."""
     env = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLES / example), str(out), *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=True).stdout
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=2 * PATIENCE, check=True).stdout
 
 
 def test_jax(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
+
 FROM = Path(__file__).resolve().parents[3] / "docs" / "from"
 PAGES = {"litdata": "litdata", "webdataset": "webdataset", "huggingface": "datasets", "grain": "grain"}
 
@@ -20,5 +22,7 @@ def test_their_snippets_run_beside_ours(page: str, tmp_path: Path) -> None:
     assert {name for name, _ in found} == {"", PAGES[page]}
     script = tmp_path / "page.py"
     script.write_text("\n".join(code for _, code in found))
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE
+    )
     assert done.returncode == 0, done.stderr[-3000:]

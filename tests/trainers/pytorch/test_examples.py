@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
@@ -27,7 +29,7 @@ def run(example: str, ranks: int, *arguments: object) -> str:
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=280)
+        said, _ = process.communicate(timeout=2 * PATIENCE)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         pytest.fail(f"{example} hung: {process.communicate()[0][-3000:]}")
@@ -60,7 +62,7 @@ def test_lightning_goes_on_with_fewer_devices(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "train_lightning.py"), str(tmp_path)]
     said = ""
     for more in (["--devices", "2", "--stop-after", "11"], ["--devices", "1", "--resume"]):
-        done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         said += done.stdout
     # 1000 samples make 63 steps of 16; 11 steps of two ranks count as 22 of them.

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_ray.py"
 
 
@@ -14,7 +16,7 @@ def run(out: Path, *arguments: object) -> str:
     """Run it to its end; what it printed."""
     command = [sys.executable, str(EXAMPLE), str(out), *map(str, arguments)]
     env = {**os.environ, "RAY_ADDRESS": "local"}  # not a cluster of another test
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=True).stdout
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=2 * PATIENCE, check=True).stdout
 
 
 def test_it_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:

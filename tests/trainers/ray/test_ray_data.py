@@ -12,6 +12,7 @@ import ray
 from format_table import OTHERS, ROWS, WRITTEN, sample_of
 
 import stoker.ray
+from patience import PATIENCE
 from ray_start import start_ray
 from stoker import Chain, HashSplit, MDSWriter, Stream, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError
@@ -183,7 +184,7 @@ def test_splits_for_workers_have_each_sample_once(data: str, equal: bool) -> Non
 
     parts = stoker.ray.read(data, columns=["id"]).streaming_split(3, equal=equal)
     task = ray.remote(num_cpus=0.2)(numbers_of)
-    seen = ray.get([task.remote(part) for part in parts], timeout=200)
+    seen = ray.get([task.remote(part) for part in parts], timeout=2 * PATIENCE)
     for epoch in zip(*seen, strict=True):
         ids = [n for part in epoch for n in part]
         assert len(set(ids)) == len(ids) == (39 if equal else 40)

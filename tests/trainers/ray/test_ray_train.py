@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from stoker import StreamingDataset
 from trainers.launch import Outcome, launch, write_dataset
 
@@ -19,7 +20,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
 
 
-def run(data: Path, ranks: int, *more: object, timeout: float = 280) -> Outcome:
+def run(data: Path, ranks: int, *more: object, timeout: float = 2 * PATIENCE) -> Outcome:
     """A run on a cluster of its own, which ends with so many workers."""
     seen = launch(Path(sys.executable), SCRIPT, ranks, "--data", data, *more, by_itself=True, timeout=timeout)
     assert not seen.error
@@ -31,13 +32,11 @@ def test_a_killed_worker_costs_no_sample(data: Path) -> None:
     assert (seen.unique, seen.twice) == (100, 0)
 
 
-@pytest.mark.timeout(600)
 def test_a_run_that_loses_a_node_goes_on_with_one_worker(data: Path) -> None:
-    seen = run(data, 1, "--variant", "elastic", "--stop-after", 6, timeout=550)
+    seen = run(data, 1, "--variant", "elastic", "--stop-after", 6, timeout=4 * PATIENCE)
     assert (seen.unique, seen.twice) == (100, 0)
 
 
-@pytest.mark.timeout(600)
 def test_a_checkpoint_of_an_epochs_end_begins_the_next_on_another_number_of_workers(data: Path, tmp_path: Path) -> None:
     how = ("--variant", "prepared ends", "--checkpoint", tmp_path)
     first, second = run(data, 2, *how), run(data, 1, *how, "--resume")

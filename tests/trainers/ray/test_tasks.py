@@ -28,8 +28,6 @@ from stoker.generation import DatasetSpec, generate
 from stoker.inspection import verify
 from stoker.tokens.tokenize.tokenize import tokenize
 
-pytestmark = [pytest.mark.timeout(300)]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Ask mosaicml-streaming for orders and keep the answers, so that tests compare without it.
 
-Run it where ``benchmarks/setup_peers.py`` has made the peer's environment::
+Run it where ``tools/environments.py mosaic`` has made the peer's environment::
 
     python tests/order/mosaicml/golden/make_mosaicml.py
 """

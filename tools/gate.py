@@ -1,0 +1,436 @@
+"""The gate: what must pass before a commit lands, in stages with a verdict each.
+
+    python3 tools/gate.py lint pure system timing      # make test
+    python3 tools/gate.py trainers                     # if what trainers touch has changed since they last passed
+    python3 tools/gate.py --summary                    # the stages that have run in this checkout, and what failed
+
+=========  ============================================================  ==========================================
+stage      runs                                                          a failure
+=========  ============================================================  ==========================================
+demo       ``make demo``                                                 fails the gate
+lint       ruff, mypy, layers of imports                                 fails the gate
+pure       tests without processes, servers and clocks, in parallel      fails the gate
+system     tests that start processes and servers, one at a time         is run again, see below
+timing     tests of time, alone on the machine                           is run again, see below
+trainers   ``tests/trainers``, in environments of their own              is run again, see below
+=========  ============================================================  ==========================================
+
+A test that failed is run again alone, three times, in fresh processes. One that fails again fails the gate. One that
+passes three times is a flake: it is printed, and written to ``tests/flaky.json``, for the next commit to take up. A
+test that stands there twice within ten runs of the gate fails it, until it is mended and its lines are removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from environments import ROOT, TRAINERS, Variant, is_made, make, python_of
+
+RECORDS: Final = ROOT / "build" / "gate"
+FLAKY: Final = ROOT / "tests" / "flaky.json"
+RESULTS: Final = ROOT / "tests" / "results"
+RUNS: Final = 10
+"""Runs of the gate in which a test may stand once in the list of flaky ones."""
+AGAIN: Final = 3
+"""How often a failed test is run again."""
+MOST_AGAIN: Final = 10
+"""More failed tests than this are a fault, and none is run again."""
+NO_TESTS: Final = 5
+"""Exit status of pytest where no test was chosen."""
+PYTEST: Final = ("-m", "pytest", "-p", "no:cacheprovider", "--ignore=tests/trainers")
+SYSTEM: Final = "(processes or s3)"
+MARKS: Final = {
+    "pure": f"not {SYSTEM} and not timing and not peer",
+    "system": f"{SYSTEM} and not timing and not peer",
+    "timing": "timing and not peer",
+}
+TOUCHED_BY_TRAINERS: Final = (
+    *(
+        f"src/stoker/{folder}"
+        for folder in ("loaders", "pipeline", "cluster", "concurrency", "streams", "order", "ray", "jax")
+    ),
+    "tests/trainers",
+    "tests/support.py",
+    "tools/constraints",
+    "tools/environments.py",
+    *(
+        f"examples/train_{name}.py"
+        for name in ("accelerate", "fsdp", "jax", "keras", "lightning", "ray", "transformers")
+    ),
+)
+"""What decides how trainers and stoker work together: changes of anything else are tried nightly."""
+
+
+@dataclass
+class Failure:
+    """A test or command that failed.
+
+    Attributes:
+        name: of the test or command.
+        command: runs it again.
+        error: the end of what it said.
+    """
+
+    name: str
+    command: str
+    error: str = ""
+
+
+@dataclass
+class Verdict:
+    """The outcome of a stage.
+
+    Attributes:
+        stage: its name.
+        minutes: that it took.
+        counts: tests by outcome.
+        failures: what fails the gate.
+        flaky: tests that failed, and then passed three times.
+        note: why nothing was run.
+        commit, date: of the run.
+    """
+
+    stage: str
+    minutes: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    flaky: list[str] = field(default_factory=list)
+    note: str = ""
+    commit: str = ""
+    date: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the gate goes on."""
+        return not self.failures
+
+    def add(self, other: Verdict) -> None:
+        """Take in the outcome of more tests."""
+        self.counts = dict(Counter(self.counts) + Counter(other.counts))
+        self.failures += other.failures
+        self.flaky += other.flaky
+
+
+def run_pytest(command: Sequence[str], cwd: Path = ROOT) -> tuple[int, dict[str, int], list[Failure]]:
+    """Run pytest; its exit status, tests by outcome, and those that failed.
+
+    Args:
+        command: an interpreter and arguments, to which those of ``tests/stages.py`` are added.
+        cwd: the folder to which names of tests are relative.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.jsonl"
+        whole = [*command, "-p", "stages", f"--report={report}"]
+        status = subprocess.run(whole, cwd=cwd, check=False, env=os.environ | {"PYTHONPATH": path}).returncode
+        lines = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+    failures: dict[str, Failure] = {}
+    for line in lines:
+        if line["outcome"] == "failed":
+            again = shlex.join([_short(command[0]), "-m", "pytest", line["test"]])
+            failures.setdefault(line["test"], Failure(line["test"], again, line["error"]))
+    if status not in (0, NO_TESTS) and not failures:
+        said = f"pytest ended with status {status}, and named no test that failed"
+        failures["pytest"] = Failure("pytest", shlex.join([_short(command[0]), *command[1:]]), said)
+    return status, dict(Counter(line["outcome"] for line in lines)), list(failures.values())
+
+
+def run_tests(stage: str, python: Path, arguments: Sequence[str], *, again: bool, cwd: Path = ROOT) -> Verdict:
+    """Run a stage's tests, and where ``again`` those that failed three more times."""
+    verdict = Verdict(stage)
+    _, verdict.counts, failures = run_pytest([str(python), *arguments], cwd)
+    for failure in failures:
+        if again and len(failures) <= MOST_AGAIN and failure.name != "pytest" and _passes_alone(python, failure, cwd):
+            verdict.flaky.append(failure.name)
+        else:
+            verdict.failures.append(failure)
+    return verdict
+
+
+def _passes_alone(python: Path, failure: Failure, cwd: Path) -> bool:
+    """Whether a test passes three times in fresh processes; if not, the failure gets the later error, too."""
+    for attempt in range(1, AGAIN + 1):
+        print(f"\nagain, alone, {attempt} of {AGAIN}: {failure.command}", flush=True)
+        status, _, found = run_pytest([str(python), "-m", "pytest", "-p", "no:cacheprovider", failure.name], cwd)
+        if status:
+            failure.error += f"\nagain, alone, {attempt} of {AGAIN}: {found[0].error if found else f'status {status}'}"
+            return False
+    return True
+
+
+def run_commands(stage: str, commands: Iterable[Sequence[str]]) -> Verdict:
+    """Run commands, all of them also where one fails."""
+    verdict = Verdict(stage)
+    for command in commands:
+        short = shlex.join([_short(command[0]), *command[1:]])
+        print(f"+ {short}", flush=True)
+        done = subprocess.run(
+            command, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        print(done.stdout, end="", flush=True)
+        outcome = "failed" if done.returncode else "passed"
+        verdict.counts[outcome] = verdict.counts.get(outcome, 0) + 1
+        if done.returncode:
+            verdict.failures.append(Failure(short, short, _tail(done.stdout)))
+    return verdict
+
+
+def demo() -> Verdict:
+    """The first of the README's commands."""
+    return run_commands("demo", [["make", "--no-print-directory", "demo"]])
+
+
+def lint() -> Verdict:
+    """Rules, format, types, layers."""
+    tools = str(python_of("dev").parent) + "/"
+    return run_commands(
+        "lint",
+        [
+            [f"{tools}ruff", "check", "."],
+            [f"{tools}ruff", "format", "--check", "."],
+            [f"{tools}mypy"],
+            [f"{tools}lint-imports", "--no-cache"],
+        ],
+    )
+
+
+def pure() -> Verdict:
+    """Tests that depend on nothing but their process."""
+    processes = max(1, len(os.sched_getaffinity(0)) - 1)  # the stage runs beside that of the system
+    arguments = [*PYTEST, "-n", str(processes), "--dist", "worksteal", "-m", MARKS["pure"]]
+    return run_tests("pure", python_of("dev"), arguments, again=False)
+
+
+def system() -> Verdict:
+    """Tests that start processes and servers."""
+    return run_tests("system", python_of("dev"), [*PYTEST, "-m", MARKS["system"]], again=True)
+
+
+def timing() -> Verdict:
+    """Tests of time."""
+    return run_tests("timing", python_of("dev"), [*PYTEST, "-m", MARKS["timing"]], again=True)
+
+
+def check() -> Verdict:
+    """Lint, then of each file of pure tests as many as two minutes have time for."""
+    began = time.monotonic()
+    found = lint()
+    left = max(25.0, 105.0 - (time.monotonic() - began))
+    processors = str(min(8, len(os.sched_getaffinity(0))))
+    arguments = [*PYTEST, "-r", "fE", "-n", processors, "--dist", "loadfile", "-m", f"{MARKS['pure']} and not slow"]
+    tests = run_tests("check", python_of("dev"), [*arguments, f"--seconds={left:.0f}"], again=False)
+    found.stage, found.failures = "check", found.failures + tests.failures
+    found.note = (
+        f"{tests.counts.get('passed', 0)} tests passed, {tests.counts.get('skipped', 0)} were skipped: each file had its"
+        f" share of {left:.0f} s. Tests that start processes or servers, measure time or are slow were left out: make test"
+    )
+    return found
+
+
+def trainers() -> Verdict:
+    """The trainers' tests, unless all that they touch is as it was when they last passed."""
+    last = RESULTS / "trainers.json"
+    found = json.loads(last.read_text()) if last.exists() else {}
+    if found.get("touched") == touched_by_trainers():
+        return Verdict(
+            "trainers", note=f"unchanged since {found['commit'][:10]}, {found['date'][:10]}, when they passed"
+        )
+    return test_trainers()
+
+
+def touched_by_trainers() -> str:
+    """The hash of the files that decide how trainers and stoker work together."""
+    listed = subprocess.check_output(["git", "ls-files", "-z", "--", *TOUCHED_BY_TRAINERS], cwd=ROOT, text=True)
+    digest = hashlib.sha256()
+    for name in sorted(filter(None, listed.split("\0"))):
+        path = ROOT / name
+        digest.update(f"{name}\0".encode() + (path.read_bytes() if path.exists() else b"") + b"\0")
+    return digest.hexdigest()
+
+
+ALSO: Final = {
+    "ray": (
+        "tests/bench/test_bench_ray.py",
+        *(
+            f"tests/coordination/test_coordinated_processes.py::{test}"
+            for test in ("TestRay", "test_over_ray", "test_an_actor_that_comes_back_without_its_file_is_an_error")
+        ),
+    ),
+}
+"""Tests of other folders that need a trainer's environment, and are skipped elsewhere."""
+
+
+def test_trainers() -> Verdict:
+    """The trainers' tests, in their environments, then the table of which samples came."""
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(make, [Variant(name) for name in TRAINERS if not is_made(Variant(name))]))
+    whole = Verdict("trainers")
+    for name in TRAINERS:
+        for tests in filter(None, ((f"tests/trainers/{name}",), ALSO.get(name))):
+            found = run_tests(
+                "trainers", python_of(name), ["-m", "pytest", "-p", "no:cacheprovider", *tests], again=True
+            )
+            whole.add(found)
+    pages = [*PYTEST, "tests/test_docs.py", "-k", "test_code_blocks_run and trainers"]
+    whole.add(run_tests("trainers", python_of("dev"), pages, again=True))
+    table = run_commands("trainers", [[str(python_of("dev")), "tests/trainers/table.py", "--check"]])
+    whole.failures += table.failures
+    return whole
+
+
+STAGES: Final[dict[str, Callable[[], Verdict]]] = {
+    "demo": demo,
+    "lint": lint,
+    "pure": pure,
+    "system": system,
+    "timing": timing,
+    "trainers": trainers,
+    "check": check,
+}
+
+
+def run(stage: str) -> Verdict:
+    """Run a stage, and keep its verdict for the summary."""
+    print(f"\n=== {stage} ===", flush=True)
+    (RECORDS / f"{stage}.json").unlink(missing_ok=True)
+    began = time.monotonic()
+    verdict = STAGES[stage]()
+    verdict.minutes = round((time.monotonic() - began) / 60, 2)
+    verdict.commit = commit()
+    verdict.date = datetime.now(UTC).isoformat(timespec="seconds")
+    _keep(verdict)
+    if stage == "trainers" and verdict.passed and not verdict.note:
+        keep_result("trainers", verdict, touched=touched_by_trainers())
+    return verdict
+
+
+def commit() -> str:
+    """The commit of this checkout."""
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip()
+
+
+def keep_result(name: str, verdict: Verdict, **more: str) -> None:
+    """Write the last result of what does not run for each change, to be committed."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(more | asdict(verdict), indent=1) + "\n")
+
+
+def record_flaky(verdicts: Sequence[Verdict], path: Path = FLAKY) -> list[Failure]:
+    """Write the flaky tests of this run to the list; those that stand in it twice fail the gate.
+
+    The list holds the runs since the first of its flaky tests, ten at most. It is left alone while it is empty.
+    """
+    runs: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    flaky = sorted(one for verdict in verdicts for one in verdict.flaky)
+    if not flaky and not runs:
+        return []
+    first = verdicts[0]
+    runs = [*runs, {"date": first.date, "commit": first.commit, "flaky": flaky}][-RUNS:]
+    while runs and not runs[0]["flaky"]:
+        del runs[0]
+    path.write_text(json.dumps(runs, indent=1) + "\n")
+    twice = {test: count for test, count in Counter(test for run in runs for test in run["flaky"]).items() if count > 1}
+    return [
+        Failure(
+            test,
+            f"{_short(str(python_of('dev')))} -m pytest {shlex.quote(test)}",
+            f"flaky in {count} of the last {len(runs)} runs: mend it, then remove its lines from tests/flaky.json",
+        )
+        for test, count in twice.items()
+    ]
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """A table of the stages, then flaky tests, then what failed, each with its command."""
+    lines = [f"\n{'stage':10}{'verdict':10}{'minutes':>8}   tests"]
+    for one in verdicts:
+        counts = one.note or ", ".join(f"{count} {outcome}" for outcome, count in sorted(one.counts.items()))
+        lines.append(f"{one.stage:10}{'passed' if one.passed else 'FAILED':10}{one.minutes:8.1f}   {counts}")
+    for one in verdicts:
+        lines += [f"FLAKY   {test} (written to tests/flaky.json: commit it, and mend the test)" for test in one.flaky]
+    for failure in (failure for one in verdicts for failure in one.failures):
+        lines.append(f"\nFAILED  {failure.name}")
+        lines += [f"        {line}" for line in _tail(failure.error).splitlines()]
+        lines.append(f"        run it again: {failure.command}")
+    return "\n".join(lines)
+
+
+def _tail(said: str, lines: int = 25) -> str:
+    return "\n".join(said.strip().splitlines()[-lines:])
+
+
+def _short(program: str) -> str:
+    """A program's path as it is typed in the checkout's folder."""
+    path = Path(program)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else program
+
+
+def _recorded() -> list[Verdict]:
+    """The verdicts of stages that have run in this checkout."""
+    found = []
+    for stage in STAGES:
+        path = RECORDS / f"{stage}.json"
+        if path.exists() and stage != "check":
+            record = json.loads(path.read_text())
+            record["failures"] = [Failure(**one) for one in record["failures"]]
+            found.append(Verdict(**record))
+    return found
+
+
+def _run_all(stages: Sequence[str]) -> list[Verdict]:
+    """Run stages one after the other; lint and pure tests beside those of the system, which wait more than they compute."""
+    beside = [stage for stage in ("lint", "pure") if stage in stages] if "system" in stages else []
+    if not beside:
+        return [run(stage) for stage in stages]
+    with tempfile.TemporaryFile("w+") as said:
+        other = subprocess.Popen([sys.executable, __file__, *beside], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
+        found = {"system": run("system")}
+        other.wait()
+        said.seek(0)
+        print(said.read(), flush=True)
+    found |= {one.stage: one for one in _recorded() if one.stage in beside}
+    return [found[stage] if stage in found else run(stage) for stage in stages]
+
+
+def _keep(verdict: Verdict) -> None:
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    (RECORDS / f"{verdict.stage}.json").write_text(json.dumps(asdict(verdict), indent=1))
+
+
+def main() -> int:
+    """The command line; 0 where all stages passed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
+    parser.add_argument("--summary", action="store_true", help="print the stages that have run, and what failed")
+    options = parser.parse_args()
+    if unknown := set(options.stages) - set(STAGES):
+        parser.error(f"no stage is called {min(unknown)}: there are {', '.join(STAGES)}")
+    if options.summary:
+        verdicts = _recorded()
+    else:
+        verdicts = _run_all(options.stages)
+        if {"system", "timing", "trainers"} & set(options.stages):
+            verdicts[-1].failures += record_flaky(verdicts)
+            _keep(verdicts[-1])
+    print(summary(verdicts), flush=True)
+    return 0 if all(one.passed for one in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
