@@ -15,7 +15,10 @@ import pytest
 from hypothesis import settings
 
 from s3server import Bucket, CountingProxy, S3Server, make_bucket, run_s3_server
+from stoker.formats.mds.encodings import registry
 from stoker.types import Ids
+
+pytest_plugins = ["stages"]
 
 # A deadline for an example is a timed assert: it fails where the machine is busy.
 settings.register_profile("stoker", deadline=None)
@@ -31,43 +34,9 @@ _FOREIGN = ("AWS_", "S3_ENDPOINT", "GOOGLE_", "AZURE_", "GCE_METADATA")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--histories 3000``, ``--lineages 1000``: more random runs that stop and go on. ``--budget 0.4``: ``make check``."""
+    """``--histories 3000``, ``--lineages 1000``: more random runs that stop and go on."""
     parser.addoption("--histories", type=int, default=150, help="random histories in tests/order/test_histories.py")
     parser.addoption("--lineages", type=int, default=24, help="random runs in tests/loaders/test_lineage.py")
-    parser.addoption("--budget", type=float, help="processor seconds of each test file: its other tests are skipped")
-
-
-_taken: dict[str, float] = {}
-
-
-def _processor_time() -> float:
-    """Of this process and its children that have ended: what it takes on a busy machine as well."""
-    return sum(os.times()[:4])
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """With a budget, a property is tried on few examples."""
-    if config.getoption("--budget") is not None:
-        settings.register_profile("quick", deadline=None, max_examples=10)
-        settings.load_profile("quick")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Add up the processor time of each file's tests."""
-    began = _processor_time()
-    try:
-        return (yield)
-    finally:
-        _taken[item.location[0]] = _taken.get(item.location[0], 0.0) + _processor_time() - began
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip the tests of a file whose budget is used up."""
-    budget = item.config.getoption("--budget")
-    if budget is not None and _taken.get(item.location[0], 0.0) > budget:
-        pytest.skip("the budget of its file is used up")
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +47,15 @@ def _no_foreign_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+
+
+@pytest.fixture(autouse=True)
+def _own_encodings() -> Iterator[None]:
+    """Encodings that a test registers are gone after it: readers use fewer threads where there are any."""
+    before = dict(registry._registered)
+    yield
+    registry._registered.clear()
+    registry._registered.update(before)
 
 
 @pytest.fixture

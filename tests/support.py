@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from patience import PATIENCE
 from stoker import MDSWriter
 from stoker.cache.directory import is_cache_directory
 from stoker.catalog.location import DatasetLocation
@@ -28,6 +29,7 @@ __all__ = [
     "check_batch",
     "check_sample",
     "environ",
+    "ids_of",
     "make_dataset",
     "open_parquet",
     "run_script",
@@ -92,6 +94,13 @@ def check_batch(batch: dict[str, Any], least: int = 0) -> list[int]:
     return [check_sample({name: column[k] for name, column in batch.items()}, least) for k in range(count)]
 
 
+def ids_of(samples: Any, least: int = 0) -> list[int]:
+    """The ids of samples of :func:`sample_of`, each compared with its id: of one sample, a batch, or an iterable of them."""
+    if isinstance(samples, dict):
+        return check_batch(samples, least) if np.ndim(samples["id"]) else [check_sample(samples, least)]
+    return [number for one in samples for number in ids_of(one, least)]
+
+
 def open_parquet(
     remote: Files | None, local: str | os.PathLike[str] | None = None, **arguments: Any
 ) -> DatasetLocation:
@@ -140,7 +149,7 @@ def start_script(script: Path, *arguments: Any, **env: str) -> subprocess.Popen[
     )
 
 
-def run_script(command: Sequence[Any], *, timeout: float = 120, **env: str) -> list[Any]:
+def run_script(command: Sequence[Any], **env: str) -> list[Any]:
     """Run ``python <command>`` to its end; what it printed, a JSON value a line.
 
     Raises:
@@ -152,7 +161,7 @@ def run_script(command: Sequence[Any], *, timeout: float = 120, **env: str) -> l
             env=environ(**env),
             capture_output=True,
             text=True,
-            timeout=timeout,
+            timeout=PATIENCE,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
