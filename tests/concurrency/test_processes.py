@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from stoker.concurrency.processes import StartMethod, WorkerProcess, in_processes, sendable, stop_workers
 from stoker.errors import ConfigError, StokerError
 from support import environ
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes]
 
 _NAMES: dict[str, Any] = {"does": "works", "call": "work()", "remedy": "Work less"}
 _LARGE = 4 << 20  # more than a pipe holds
@@ -149,9 +150,9 @@ def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path)
             run.kill()
         else:
             os.killpg(run.pid, number)  # as a terminal does: to all of them
-        _, said = run.communicate(timeout=60)
+        _, said = run.communicate(timeout=PATIENCE)
         assert said.count("Traceback") == (number == signal.SIGINT)  # that of the script itself
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
             assert time.monotonic() < end, left
             time.sleep(0.02)

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from patience import PATIENCE
 from stoker.concurrency.threads import Threads, map_in_order
 from stoker.errors import StokerError
 
@@ -49,7 +50,7 @@ def in_order(found: list[int]) -> list[int]:
 
 
 def test_items_are_done_by_many_threads_and_ended_by_one() -> None:
-    pool, together = Threads(4, "test"), threading.Barrier(4, timeout=30)
+    pool, together = Threads(4, "test"), threading.Barrier(4, timeout=PATIENCE)
 
     def each(number: int) -> int:
         together.wait()  # only four threads at once get by
@@ -112,6 +113,7 @@ def test_a_pool_that_closes_leaves_out_items_and_ends_with_those_that_are_done()
     assert never.cancelled()
 
 
+@pytest.mark.processes
 def test_a_forked_child_does_all_items_itself() -> None:
     pool, go = Threads(1, "test"), threading.Event()
 
@@ -139,8 +141,8 @@ def test_what_waits_is_done_where_a_pool_is_to_have_no_threads() -> None:
         return number
 
     futures = [pool.submit(partial(wait, number)) for number in range(5)]
-    assert begun.acquire(timeout=30)
-    assert begun.acquire(timeout=30)
+    assert begun.acquire(timeout=PATIENCE)
+    assert begun.acquire(timeout=PATIENCE)
     pool.resize(0)
     go.set()
     assert [future.result(30) for future in futures] == [*range(5)]
@@ -163,7 +165,7 @@ def test_a_pool_that_can_start_no_thread_says_so_and_one_that_has_some_goes_on()
 
 
 def test_a_closed_pool_opens_again_and_two_threads_that_open_it_share_it() -> None:
-    pool, together = Threads(4, "test"), threading.Barrier(4, timeout=30)
+    pool, together = Threads(4, "test"), threading.Barrier(4, timeout=PATIENCE)
     for _ in range(20):
         pool.close()
 

@@ -62,7 +62,6 @@ def test_a_group_gives_the_tensors_of_its_batches(lengths: list[int], names: lis
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_send_small_batches_together(tmp_path: Path, workers: int) -> None:

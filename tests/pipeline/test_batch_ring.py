@@ -197,6 +197,7 @@ def test_a_thread_that_forks_leaves_what_the_child_of_another_thread_is_to_hold(
     assert region.take(1000)[0].slot == block.slot
 
 
+@pytest.mark.processes
 def test_a_forked_child_gives_nothing_back() -> None:
     ring = Ring()
     block, data = region_of(ring).take(1000)

@@ -126,6 +126,7 @@ def test_each_shard_is_fetched_once_a_group_and_the_limit_holds(tmp_path: Path) 
     assert fetched <= 4 * size_of(data)
 
 
+@pytest.mark.processes
 def test_shards_in_memory_stay_few(tmp_path: Path) -> None:
     data = tmp_path / "data"
     write_mds(data)

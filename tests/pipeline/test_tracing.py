@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import signal
 import threading
-import time
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice
 from operator import length_hint
@@ -19,7 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from simulated_clock import MICROSECOND, MILLISECOND, SimulatedClock
 
+from patience import PATIENCE
 from stoker import (
     MDSWriter,
     ReadOptions,
@@ -31,11 +34,13 @@ from stoker import (
     Trace,
     World,
 )
+from stoker.cache.disk.fetches import Fetches
 from stoker.concurrency.spans import recorder as spans
 from stoker.concurrency.spans import sample_clock
-from stoker.concurrency.spans.recorder import Recorder, Stage, WaitClock
+from stoker.concurrency.spans.recorder import WHOLE, Recorder, Stage, WaitClock
 from stoker.concurrency.spans.sample_clock import SampleClock, ShortSamples, StretchClock
 from stoker.errors import ConfigError
+from stoker.formats.base import ShardInfo
 from stoker.pipeline.stats.span_times import Activity, Intervals
 from stoker.pipeline.stats.trace import profile_traces
 from stoker.pipeline.stats.trace_files import SPAN, nest, read_recorded, read_trace
@@ -53,8 +58,17 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimulatedClock:
+    return SimulatedClock(monkeypatch)
+
+
 def dataset_of(data: Path, **settings: Any) -> StreamingDataset:
     return StreamingDataset(str(data), local=data.with_name("cache"), batch_size=16, shuffle=True, **settings)
+
+
+def same(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
@@ -91,13 +105,23 @@ def stages(events: list[dict[str, Any]]) -> set[str]:
     return {event["name"] for event in events if event["ph"] == "X"}
 
 
-def test_a_trace_of_threads_is_what_perfetto_reads(data: Path, tmp_path: Path) -> None:
+def test_a_trace_of_threads_is_what_perfetto_reads(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch, turns, together = Fetches.fetch, itertools.count(), threading.Barrier(2, timeout=PATIENCE)
+    fetched_by = set()
+
+    def first_two_together(cache: Fetches, info: ShardInfo, **settings: Any) -> bool:
+        if next(turns) < 2:
+            fetched_by.add(threading.get_native_id())
+            together.wait()
+        return fetch(cache, info, **settings)
+
+    monkeypatch.setattr(Fetches, "fetch", first_two_together)
     dataset = dataset_of(data, transform=lambda sample: {**sample, "y": 1})
     with Trace(tmp_path / "trace.json") as trace:
         dataset_of(data)
         rows = sum(len(batch["y"]) for batch in dataset.batches())
     events = events_of(trace.path)
-    # Whether a reader has to wait for a shard is a matter of time.
+    # Whether a reader has to wait for a shard is a matter of time, and whether a thread lives long enough to be looked at.
     assert stages(events) - {"open", "processor"} == {
         "list",
         "fetch",
@@ -107,7 +131,8 @@ def test_a_trace_of_threads_is_what_perfetto_reads(data: Path, tmp_path: Path) -
         "collate",
         "wait",
     }
-    assert len({event["tid"] for event in events if event["name"] == "fetch"}) > 1
+    assert len(fetched_by) == 2
+    assert fetched_by <= {event["tid"] for event in events if event["name"] == "fetch"}
     read = sum(event["args"]["samples"] for event in events if event["name"] == "collate")
     assert rows == read == 400
     assert set(os.listdir(tmp_path)) == {"data", "cache", "trace.json"}
@@ -116,7 +141,8 @@ def test_a_trace_of_threads_is_what_perfetto_reads(data: Path, tmp_path: Path) -
 @pytest.mark.processes
 @pytest.mark.parametrize(("start", "columnar"), [("fork", True), ("fork", False), ("spawn", True)])
 def test_workers_take_part(data: Path, tmp_path: Path, start: str, columnar: bool) -> None:
-    loader = StreamingDataLoader(dataset_of(data), num_workers=2, columnar=columnar, multiprocessing_context=start)
+    dataset = dataset_of(data, transform=same)
+    loader = StreamingDataLoader(dataset, num_workers=2, columnar=columnar, multiprocessing_context=start)
     with loader.trace(tmp_path / "trace.json.gz") as trace:
         rows = sum(len(batch["id"]) for batch in loader)
     assert rows == 400
@@ -126,9 +152,10 @@ def test_workers_take_part(data: Path, tmp_path: Path, start: str, columnar: boo
     assert all(one.pid != os.getpid() for one in processes if one.worker is not None)
     for one in processes:
         made = {Stage(number) for number in np.unique(one.spans["stage"])}
-        assert (Stage.WAIT if one.worker is None else Stage.DECODE) in made
-        if one.worker is not None:
-            assert (Stage.SEND if columnar else Stage.COLLATE) in made
+        if one.worker is None:
+            assert Stage.WAIT in made
+        else:
+            assert {Stage.DECODE, Stage.TRANSFORM, Stage.SEND if columnar else Stage.COLLATE} <= made
 
 
 def test_all_loaders_have_it(data: Path, tmp_path: Path) -> None:
@@ -160,26 +187,37 @@ def test_what_is_delivered_is_the_same(data: Path, tmp_path: Path) -> None:
     assert half + [sample["id"] for sample in traced] == [sample["id"] for sample in plain]
 
 
-def test_of_many_short_samples_some_are_measured_and_stand_for_all(tmp_path: Path) -> None:
+def test_of_many_short_samples_some_are_measured_and_stand_for_all(tmp_path: Path, clock: SimulatedClock) -> None:
+    """The clock goes on by a nanosecond each time that it is asked, and by what a test says that a sample takes."""
     running = Recorder(str(tmp_path))
-    samples = list(range(5000))
-    source = iter(samples)
-    assert list(SampleClock(running).decoded(source, source)) == samples
-    source = iter(samples[:20])
-    clock = SampleClock(running)
+
+    def decoded(count: int, takes: int) -> Iterator[int]:
+        for number in range(count):
+            clock.passes(takes)
+            yield number
 
     def slow(number: int) -> int:
-        time.sleep(1e-3)
+        clock.passes(MILLISECOND)
         return number
 
-    assert list(map(clock.transforming(slow), clock.decoded(source, source))) == samples[:20]
+    begun, samples = clock.now, range(5000)
+    remaining = iter(samples)
+    taken = zip(decoded(5000, MICROSECOND), remaining, strict=True)
+    assert [sample for sample, _ in SampleClock(running).decoded(taken, remaining)] == list(samples)
+    asked = clock.now - begun - 5000 * MICROSECOND
+    assert 5000 / 64 < asked < 5000 / 8
     (found,) = read_recorded(tmp_path, 0, 0)
-    short = found.spans[found.spans["end"] < found.spans["begin"][found.spans["stage"] == Stage.TRANSFORM][0]]
-    # The first of the other samples is decoded before that, too.
-    assert short[short["stage"] == Stage.DECODE]["amount"].sum() == 5001
+    assert set(found.spans["stage"].tolist()) == {Stage.DECODE}
+    assert found.spans["amount"].sum() == 5000
+    assert abs((found.spans["end"] - found.spans["begin"]).sum() - 5000 * MICROSECOND) <= 5000
+
+    remaining, timed = iter(range(20)), SampleClock(running)
+    taken = zip(decoded(20, MICROSECOND), remaining, strict=True)
+    made = map(timed.transforming(lambda pair: slow(pair[0])), timed.decoded(taken, remaining))
+    assert list(made) == list(range(20))
+    (found,) = read_recorded(tmp_path, 0, 0)
     long = found.spans[found.spans["stage"] == Stage.TRANSFORM]
-    assert len(long) == 20
-    assert (long["end"] - long["begin"] >= 1e6).all()
+    assert (long["end"] - long["begin"]).tolist() == [MILLISECOND + 1] * 20
     running.close()
 
 
@@ -201,51 +239,58 @@ def test_short_waits_before_a_long_one_are_part_of_it(tmp_path: Path, monkeypatc
     running.close()
 
 
-def test_what_threads_have_of_the_processors_is_recorded(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [0, 1])
+def test_what_threads_have_of_the_processors_is_recorded(
+    data: Path, tmp_path: Path, clock: SimulatedClock, threads: int
+) -> None:
+    """Each sample takes 300 µs of its thread, of which it computes 200 and waits for a processor 50."""
+    moments: list[tuple[int, int, int]] = []
+    readers = set()
+
     def computes(sample: dict[str, Any]) -> dict[str, Any]:
-        end = time.thread_time() + 2e-4
-        while time.thread_time() < end:
-            pass
+        clock.passes(300 * MICROSECOND, computed=200 * MICROSECOND, displaced=50 * MICROSECOND)
+        here = threading.get_ident()
+        moments.append((clock.now, clock.computed[here], clock.displaced[here]))
+        readers.add(threading.get_native_id())
         return sample
 
-    dataset = dataset_of(data, transform=computes, read=ReadOptions(read_threads=0))
+    dataset = dataset_of(data, transform=computes, read=ReadOptions(read_threads=threads, tune="off"))
     with dataset.trace(tmp_path / "trace.json") as trace:
         for _ in dataset.batches():
-            time.sleep(1e-3)
-    events = [event for event in events_of(trace.path) if event["name"] == "processor"]
-    took = sum(event["dur"] for event in events) * 1e3
-    computed = sum(event["args"]["computed_ns"] for event in events)
-    assert 400 * 2e5 / 2 < computed <= took  # what is left of 10 ms at the end is not recorded
-    displaced = sum(event["args"]["displaced_ns"] for event in events)
-    assert computed + displaced <= took * 1.1
-    (read,), _ = read_trace(trace.path)
-    assert int(read.spans["amount"][read.spans["stage"] == Stage.PROCESSOR].sum()) == computed
+            clock.passes(MILLISECOND)
+    (reader,) = readers
+    (process,), _ = read_trace(trace.path)
+    spans = process.spans[(process.spans["stage"] == Stage.PROCESSOR) & (process.spans["thread"] == reader)]
+    assert len(spans) > 1
+    totals = np.array([(0, 0, 0), *moments])
+    for begin, end, *_, part, computed in spans.tolist():
+        before, after = totals[np.searchsorted(totals[:, 0], [trace._origin + begin, trace._origin + end], "right") - 1]
+        assert computed == after[1] - before[1]
+        assert part == pytest.approx(WHOLE * (after[2] - before[2]) / (end - begin), abs=2)
 
 
-def test_the_time_of_samples_made_in_one_go_is_known_as_a_whole(tmp_path: Path) -> None:
+def test_the_time_of_samples_made_in_one_go_is_known_as_a_whole(tmp_path: Path, clock: SimulatedClock) -> None:
     running = Recorder(str(tmp_path))
-    clock, source = StretchClock(running), iter(range(3000))
+    stretches, source = StretchClock(running), iter(range(3000))
 
     def one_is_slow(number: int) -> int:
-        if number == 1000:  # none of those that are measured
-            time.sleep(0.03)
+        clock.passes(30 * MILLISECOND if number == 1000 else MICROSECOND)  # none of those that are measured
         if number == 2999:
             raise ValueError(number)
         return number
 
-    begin = time.perf_counter_ns()
-    assert next(iter(clock.made(iter([]), iter([]))), None) is None
+    begin = clock.now
+    assert next(iter(stretches.made(iter([]), iter([]))), None) is None
     with pytest.raises(ValueError, match="2999"):
-        list(clock.made(source, source, partial(map, one_is_slow)))
-    took = time.perf_counter_ns() - begin
+        list(stretches.made(source, source, partial(map, one_is_slow)))
+    took = clock.now - begin
     gc.collect()
     (found,) = read_recorded(tmp_path, 0, 0)
     for stage in (Stage.DECODE, Stage.TRANSFORM):
         assert found.spans["amount"][found.spans["stage"] == stage].sum() == 3000
     lengths = found.spans["end"] - found.spans["begin"]
     assert (lengths >= 0).all()
-    # Waits for a processor, which a busy machine has, lie inside of these.
-    assert 30e6 <= lengths[np.isin(found.spans["stage"], (Stage.DECODE, Stage.TRANSFORM))].sum() <= took
+    assert 30 * MILLISECOND <= lengths.sum() <= took
     running.close()
 
 
@@ -417,7 +462,8 @@ def test_a_thread_that_begins_when_the_trace_has_ended_is_not_in_it(tmp_path: Pa
     running.close()
     late = threading.Thread(target=running.add, args=(Stage.DECODE, 3, 4))
     late.start()
-    late.join()
+    late.join(PATIENCE)
+    assert not late.is_alive()
     (found,) = read_recorded(tmp_path, 0, 0)
     assert found.spans["stage"].tolist() == [Stage.WAIT]
     assert set(found.spans["thread"].tolist()) == set(found.threads)

@@ -29,6 +29,7 @@ def sockets(name: str) -> int:
     return Path("/proc/net/unix").read_text().count(f"@{name}")
 
 
+@pytest.mark.processes
 def test_who_comes_later_has_the_same_file(name: str) -> None:
     files = [NodeFile(name, 100) for _ in range(3)]
     files[1].write(3, b"abc")
@@ -41,6 +42,7 @@ def test_who_comes_later_has_the_same_file(name: str) -> None:
     assert NodeFile(f"{name}-other", 100).read(3, 3) == bytes(3)
 
 
+@pytest.mark.processes
 def test_the_file_outlives_its_maker_and_the_name_does_not(name: str) -> None:
     first, second = NodeFile(name, 100), NodeFile(name, 100)
     first.write(0, b"a")
@@ -56,6 +58,7 @@ def _tell_first_byte(name: str, told: Any) -> None:
     told.send(NodeFile(name, 100).read(0, 1))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_process_has_the_file_of_the_one_that_started_it_whoever_has_the_name_by_then(name: str, method: Any) -> None:
@@ -73,6 +76,7 @@ def test_a_process_has_the_file_of_the_one_that_started_it_whoever_has_the_name_
     assert child.exitcode == 0
 
 
+@pytest.mark.processes
 def test_who_has_the_file_of_a_maker_that_is_gone_can_offer_it(name: str) -> None:
     """So that those who come later share with those who are there."""
     first, second = NodeFile(name, 100), NodeFile(name, 100)
@@ -86,6 +90,7 @@ def test_who_has_the_file_of_a_maker_that_is_gone_can_offer_it(name: str) -> Non
     assert not sockets(name)
 
 
+@pytest.mark.processes
 def test_many_that_begin_at_once_have_one_file(name: str) -> None:
     files: list[NodeFile] = []
     threads = [threading.Thread(target=lambda: files.append(NodeFile(name, 8))) for _ in range(16)]
@@ -97,6 +102,7 @@ def test_many_that_begin_at_once_have_one_file(name: str) -> None:
     assert {file.read(0, 8) for file in files} == {b"together"}
 
 
+@pytest.mark.processes
 def test_connections_are_forgotten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More processes than the queue of a socket holds."""
     monkeypatch.setattr(node_file, "_BACKLOG", 2)
@@ -106,6 +112,7 @@ def test_connections_are_forgotten(name: str, monkeypatch: pytest.MonkeyPatch) -
         first.write(0, bytes([number + 1]))
 
 
+@pytest.mark.processes
 def test_connections_to_one_that_writes_nothing_are_forgotten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As to a main process whose workers, new ones in each epoch, read for it."""
     monkeypatch.setattr(node_file, "_BACKLOG", 2)
@@ -116,6 +123,7 @@ def test_connections_to_one_that_writes_nothing_are_forgotten(name: str, monkeyp
         assert NodeFile(name, 8).read(0, 1) == b"a"
 
 
+@pytest.mark.processes
 def test_who_connects_for_ever_is_not_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of any user can."""
     monkeypatch.setattr(node_file, "_BACKLOG", 8)
@@ -179,6 +187,7 @@ def test_nothing_is_shared_by_a_proc_of_another_pid_namespace(name: str, monkeyp
     os.close(file)
 
 
+@pytest.mark.processes
 def test_a_name_that_something_else_has_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_file, "_PAUSE", 0.0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as squatter:

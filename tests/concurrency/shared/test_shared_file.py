@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from stoker.concurrency.shared.file import SharedFile
 from stoker.errors import StokerError
 
@@ -53,7 +54,7 @@ def test_threads_of_two_processes_that_hold_two_files_crosswise_do_not_fail_and_
     children = [context.Process(target=hold_crosswise, args=(files, ready, results)) for _ in range(2)]
     for child in children:
         child.start()
-    failures = [results.get(timeout=60) for _ in children]
+    failures = [results.get(timeout=PATIENCE) for _ in children]
     for child in children:
         child.join()
     assert failures == [[], []]

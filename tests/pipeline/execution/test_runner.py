@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
 
@@ -46,25 +47,25 @@ def test_as_many_chunks_are_executed_at_once_as_there_are_threads() -> None:
 
     def execute(chunk: Chunk) -> int:
         inside.release()
-        assert go_on.acquire(timeout=30)
+        assert go_on.acquire(timeout=PATIENCE)
         return _number(chunk)
 
     runner = InThreads(execute, 1)
     taken = [runner.submit(_chunk(number)) for number in range(6)]
-    assert inside.acquire(timeout=30)
+    assert inside.acquire(timeout=PATIENCE)
     assert not inside.acquire(timeout=0.05)
     runner.resize(3)
-    assert inside.acquire(timeout=30)
-    assert inside.acquire(timeout=30)
+    assert inside.acquire(timeout=PATIENCE)
+    assert inside.acquire(timeout=PATIENCE)
     assert not inside.acquire(timeout=0.05)
     go_on.release(6)
     assert [take() for take in taken] == list(range(6))
     # Of more threads than are wanted, those that were told so end; what is submitted later is executed by the rest.
     runner.resize(1)
     for _ in range(3):
-        assert inside.acquire(timeout=30)
+        assert inside.acquire(timeout=PATIENCE)
     late = [runner.submit(_chunk(number)) for number in range(2)]
-    assert inside.acquire(timeout=30)
+    assert inside.acquire(timeout=PATIENCE)
     assert not inside.acquire(timeout=0.05)
     go_on.release(2)
     assert [take() for take in late] == [0, 1]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from support import make_dataset, start_script
 
 EXPECTED = {
@@ -50,7 +51,7 @@ def test_ranks_that_differ_are_an_error_in_the_first_batch(tmp_path: Path) -> No
         for rank in range(2)
     ]
     try:
-        said = [rank.communicate(timeout=240) for rank in ranks]
+        said = [rank.communicate(timeout=PATIENCE) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.state.epoch_counter import EpochClock
 
@@ -21,7 +22,7 @@ def run_workers(context: Any, clock: EpochClock, tokens: list[int], count: int) 
     children = [context.Process(target=begin_in_child, args=(clock, tokens, results)) for _ in range(count)]
     for child in children:
         child.start()
-    found = [results.get(timeout=60) for _ in children]
+    found = [results.get(timeout=PATIENCE) for _ in children]
     for child in children:
         child.join()
     return found

@@ -121,6 +121,7 @@ def test_a_tuner_that_wakes_in_an_iteration_changes_no_sample(data: Path, monkey
         assert dataset.stats().tuning
 
 
+@pytest.mark.processes
 def test_a_loop_that_reads_imports_no_tuner(data: Path) -> None:
     code = (
         "import sys\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from test_tuner import RandomRules, digest, seen_rules
 from stoker import MDSWriter, ReadOptions, StreamingConfig, StreamingDataLoader, StreamingDataset, StreamingShardLoader
 from stoker.cluster import LoaderWorker
 from stoker.formats.mds.encodings import Encoding, register_encoding
-from stoker.formats.mds.encodings import registry as encodings
 from stoker.pipeline.tuning import late_tuner
 from stoker.pipeline.tuning.knobs import Knob, KnobRange
 from stoker.pipeline.tuning.tuner import Tuner
@@ -51,11 +50,9 @@ class Mine(Encoding):
 
 
 @pytest.fixture
-def mine() -> Iterator[None]:
+def mine() -> None:
     """The encoding ``mine``, registered."""
     register_encoding("mine", Mine)
-    yield
-    del encodings._registered["mine"]
 
 
 def same(sample: dict[str, Any]) -> dict[str, Any]:

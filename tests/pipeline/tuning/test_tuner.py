@@ -6,13 +6,16 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+from simulated_runner import SimulatedRunners
 
+from patience import PATIENCE
 from slow_store import slow_store
 from stoker import (
     MDSWriter,
@@ -23,9 +26,12 @@ from stoker import (
     StreamingShardLoader,
 )
 from stoker.errors import ConfigError
+from stoker.pipeline.execution import measured
+from stoker.pipeline.execution.in_processes import InProcesses
 from stoker.pipeline.tuning.changes import JudgedChange, TrialOutcome, Why
 from stoker.pipeline.tuning.controller import Controller
 from stoker.pipeline.tuning.decision_log import DecisionLog
+from stoker.pipeline.tuning.decisions import TuningDecision
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.ticks import Tick
 from stoker.pipeline.tuning.tuner import Rules, TunedRun, Tuner
@@ -184,8 +190,10 @@ def test_tuners_of_workers_change_no_sample_and_are_listed(
 ) -> None:
     monkeypatch.setattr(Tuner, "rules", lambda _, ranges, memory: RandomRules(ranges, memory))
     found = {}
+    RandomRules.made = 0
     for tune in ("off", "auto"):
-        read = ReadOptions(tune=tune)
+        # Of a batch or two each, there are many steps to decide after.
+        read = ReadOptions(tune=tune, tune_memory=None if tune == "off" else "80kb")
         dataset = StreamingDataset(local=tmp_path / tune, shuffle=True, batch_size=16, read=read, **bucket)
         found[tune] = digest(StreamingDataLoader(dataset, num_workers=2, columnar=True))
         decisions = dataset.stats().tuning
@@ -249,75 +257,97 @@ def test_memory_that_is_given_bounds_what_is_held(bucket: dict[str, Any], monkey
         ReadOptions(tune="off", tune_memory="1gb")
 
 
-def slow(sample: dict[str, Any]) -> dict[str, Any]:
-    time.sleep(0.002)  # as a function that waits for a server: threads help, however many processors there are
+def same(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def rest(sample: dict[str, Any]) -> dict[str, Any]:
-    time.sleep(0.0002)
-    return sample
-
-
-def test_threads_are_added_for_functions_that_wait(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def functions_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions take 2 ms for a sample by a simulated clock, and no processor; this process has one."""
+    SimulatedRunners(2_000_000, monkeypatch)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    with StreamingDataset(data, batch_size=8, transform=slow, read=ReadOptions(tune="auto")) as dataset:
-        for _ in itertools.chain.from_iterable(dataset.batches() for _ in range(5)):
-            if any(one.kept for one in dataset.stats().tuning):
-                break
-        [first, *_] = [one for one in dataset.stats().tuning if one.kept]
+
+
+def first_kept(dataset: StreamingDataset, epochs: int) -> TuningDecision:
+    """The first decision that stays, in so many epochs."""
+    for _ in itertools.chain.from_iterable(dataset.batches() for _ in range(epochs)):
+        if any(one.kept for one in dataset.stats().tuning):
+            break
+    return next(one for one in dataset.stats().tuning if one.kept)
+
+
+TUNED = ReadOptions(tune="auto", tune_memory="1gb")
+
+
+@pytest.mark.usefixtures("functions_that_wait")
+def test_threads_are_added_for_functions_that_wait(data: Path) -> None:
+    with StreamingDataset(data, batch_size=8, transform=same, read=TUNED) as dataset:
+        first = first_kept(dataset, 5)
     assert (first.setting, first.before, first.after, first.worker) == ("read_threads", 1, 2, None)
-    assert first.gain > 0.2
+    assert first.gain == pytest.approx(0.5, abs=0.05)
     assert first.samples > 0
     assert "reading" in first.why
 
 
-def test_epochs_of_a_twentieth_of_a_second_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+@pytest.mark.usefixtures("functions_that_wait")
+def test_epochs_of_a_twentieth_of_a_second_are_tuned(tmp_path: Path) -> None:
     with MDSWriter({"n": "int"}, tmp_path) as out:
         out.write_batch({"n": list(range(24))})
-    with StreamingDataset(tmp_path, batch_size=4, transform=slow, read=ReadOptions(tune="auto")) as dataset:
-        for number in range(600):
+    with StreamingDataset(tmp_path, batch_size=4, transform=same, read=TUNED) as dataset:
+        for _ in range(2):  # which are measured in parts: the first one fetches
             assert sum(len(batch["n"]) for batch in dataset.batches()) == 24
-            if number == 1:  # on a busy machine these two may be measured in parts
-                assert dataset.epoch_reader._tuner is not None
-                begun = dataset.epoch_reader._tuner.tuner._samples
-            if any(one.kept and one.setting == "read_threads" for one in dataset.stats().tuning):
-                break
-        [first, *_] = [one for one in dataset.stats().tuning if one.kept and one.setting == "read_threads"]
-    assert (first.before, first.after) == (1, 2)
+        assert dataset.epoch_reader._tuner is not None
+        begun = dataset.epoch_reader._tuner.tuner._samples
+        first = first_kept(dataset, 600)
+    assert (first.setting, first.before, first.after) == ("read_threads", 1, 2)
     assert (first.samples - begun) % 24 == 0, "whole epochs are measured"
 
 
+@pytest.mark.usefixtures("functions_that_wait")
+def test_processes_are_added_for_functions_that_wait(data: Path) -> None:
+    read = replace(TUNED, run_in="processes")
+    with StreamingDataset(data, batch_size=8, read=read).map(same) as dataset:
+        first = first_kept(dataset, 5)
+    assert (first.setting, first.before, first.after) == ("read_processes", 1, 2)
+    assert first.gain == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.fixture
+def awaited_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is chosen that processes read, the next step waits for them: nothing is decided while they start."""
+    ready: Callable[[InProcesses[Any]], bool] = vars(InProcesses)["ready"].fget
+
+    def awaited(runner: InProcesses[Any]) -> bool:
+        end = time.monotonic() + PATIENCE
+        while not ready(runner):
+            assert time.monotonic() < end, "the processes do not come"
+            time.sleep(0.001)
+        return True
+
+    monkeypatch.setattr(InProcesses, "ready", property(awaited))
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("run_in", ["processes", "auto"])
+@pytest.mark.usefixtures("awaited_processes")
+@pytest.mark.parametrize(("run_in", "clearly"), [("processes", 0.0), ("auto", 0.0), ("auto", math.inf)])
 def test_random_numbers_of_processes_change_no_sample(
-    data: Path, monkeypatch: pytest.MonkeyPatch, run_in: Literal["processes", "auto"]
+    data: Path, monkeypatch: pytest.MonkeyPatch, run_in: Literal["processes", "auto"], clearly: float
 ) -> None:
+    """Also of threads or processes that are chosen by measurement, whatever is measured."""
     found = {}
+    RandomRules.made = 0
+    monkeypatch.setattr(measured, "CLEARLY", clearly)
     for tune in ("off", "auto"):
-        read = ReadOptions(tune=tune, run_in=run_in, start_method="fork")
-        with StreamingDataset(data, batch_size=16, shuffle=True, read=read).map(rest).random_map(augment) as dataset:
+        # Of a batch each, there are steps enough to measure, and to decide, however long one takes.
+        memory = None if tune == "off" else "40kb"
+        read = ReadOptions(tune=tune, tune_memory=memory, run_in=run_in, start_method="fork")
+        with StreamingDataset(data, batch_size=16, shuffle=True, read=read).map(same).random_map(augment) as dataset:
             # "auto" measures in the first epoch, and then knows.
             found[tune] = digest(dataset.batches()), digest(dataset.batches())
             decisions = dataset.stats().tuning
         monkeypatch.setattr(Tuner, "rules", lambda _, ranges, memory: RandomRules(ranges, memory))
     assert found["auto"] == found["off"]
-    settings = {one.setting for one in decisions}
-    assert settings & {"read_processes", *(["read_threads"] if run_in == "auto" else [])}
-
-
-@pytest.mark.processes
-def test_processes_are_added_for_functions_that_wait(data: Path) -> None:
-    read = ReadOptions(tune="auto", run_in="processes", start_method="fork")
-    with StreamingDataset(data, batch_size=8, read=read).map(slow) as dataset:
-        for _ in itertools.chain.from_iterable(dataset.batches() for _ in range(5)):
-            if any(one.kept for one in dataset.stats().tuning):
-                break
-        [first, *_] = [one for one in dataset.stats().tuning if one.kept]
-    assert first.setting == "read_processes"
-    assert first.after == 2 * first.before
-    assert first.gain > 0.1
+    assert {one.setting for one in decisions} & {"read_processes", "read_threads"}
 
 
 def test_an_epoch_keeps_what_the_one_before_found(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

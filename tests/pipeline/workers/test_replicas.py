@@ -37,8 +37,6 @@ SAMPLES = 600
 SHARD = 4096
 LEASED = Adaptive(Contiguous())
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class HoldingStore(LocalStore):
     """A store that holds back one file until it is told to go on."""
