@@ -23,6 +23,8 @@ from typing import Any
 import boto3
 import botocore.config
 
+from patience import PATIENCE
+
 __all__ = ["Bucket", "CountingProxy", "S3Server", "make_bucket", "run_s3_server"]
 
 _REGION = "us-east-1"
@@ -187,7 +189,7 @@ def _boto(endpoint: str, key: str, secret: str, service: str) -> Any:
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"moto's server ended with status {process.returncode}")

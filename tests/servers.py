@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
+
 __all__ = [
     "RedisServer",
     "ray_cluster",
@@ -58,7 +60,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while not self.socket.exists():
             assert self._process.poll() is None, "redis-server did not start"
             assert time.monotonic() < deadline, "redis-server did not start in time"
@@ -115,9 +117,9 @@ def ray_cluster(environ: Mapping[str, str] = {}) -> Iterator[tuple[Any, str, str
             ray.shutdown()
 
 
-def wait_beside_workers(processes: Sequence[subprocess.Popen[str]], done: Callable[[], bool], seconds: float) -> None:
+def wait_beside_workers(processes: Sequence[subprocess.Popen[str]], done: Callable[[], bool]) -> None:
     """Wait for what workers are to do; fails when one of them has, or it takes too long. Those that were killed may end."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not done():
         for rank, process in enumerate(processes):
             if process.poll() not in (None, 0, -signal.SIGKILL):

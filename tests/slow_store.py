@@ -17,6 +17,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from patience import PATIENCE
+
 TIME = (
     "2026-01-01T00:00:00.870Z"  # listings of Ceph, MinIO and GCS tell milliseconds, and answers for one object seconds
 )
@@ -100,7 +102,7 @@ async def serve(connect: Callable[[], Connection]) -> None:
 
 def asked(options: dict[str, str]) -> tuple[int, int]:
     """The most requests at once, and the bytes sent, since this was last called."""
-    with urllib.request.urlopen(options["endpoint"] + "/", timeout=60) as answer:
+    with urllib.request.urlopen(options["endpoint"] + "/", timeout=PATIENCE) as answer:
         most, sent = map(int, answer.read().split())
     return most, sent
 

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import MDSWriter, StokerError, StreamingDataset
 from stoker.errors import (
@@ -186,6 +187,7 @@ except CorruptDataError as error:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("claimed", [2000, 3 * 2**30])
 def test_a_small_file_that_expands_without_end(tmp_path: Path, claimed: int) -> None:
     import gzip
@@ -206,7 +208,7 @@ def test_a_small_file_that_expands_without_end(tmp_path: Path, claimed: int) -> 
         code,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)),
     )
     assert done.returncode == 0, done.stderr

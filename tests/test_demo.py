@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from patience import PATIENCE
+
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SECONDS = 240
 
 
 def start(out: Path, tmp: Path) -> subprocess.Popen[str]:
@@ -68,7 +69,7 @@ class Finished:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("demo")
     process = start(folder / "out", folder / "tmp")
-    printed, _ = process.communicate(timeout=SECONDS)
+    printed, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, printed
     return Finished(folder / "out", folder / "tmp", process.returncode, printed, process.pid)
 
@@ -134,7 +135,7 @@ def test_it_leaves_alone_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
     precious = tmp_path / "out" / "precious.txt"
     precious.write_text("mine")
     process = start(tmp_path / "out", tmp_path / "tmp")
-    printed, _ = process.communicate(timeout=SECONDS)
+    printed, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "--out" in printed
     assert precious.read_text() == "mine"
@@ -145,14 +146,14 @@ def test_stopped_while_it_streams_it_ends_all_its_processes(tmp_path: Path, numb
     process = start(tmp_path / "out", tmp_path / "tmp")
     try:
         first_log = tmp_path / "out" / "before-rank1.log"
-        limit = time.monotonic() + SECONDS
+        limit = time.monotonic() + PATIENCE
         while not first_log.exists() and process.poll() is None and time.monotonic() < limit:
             time.sleep(0.002)
         if number == signal.SIGINT:
             os.killpg(process.pid, number)  # as a terminal does
         else:
             process.send_signal(number)
-        printed, _ = process.communicate(timeout=SECONDS)
+        printed, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130, printed
         assert "Traceback" not in printed
         assert group_is_empty(process.pid)

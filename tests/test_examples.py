@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHORT = {
     "batch_embedding": r"600 vectors of 600 samples; the workers ended with \[1, 0, 0\]",
@@ -24,7 +26,7 @@ def run(name: str, out: Path, *more: str) -> str:
     if name != "batch_embedding" and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--out", str(out), *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -8,6 +8,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
+from patience import PATIENCE
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -41,6 +45,7 @@ else:
 """
 
 
+@pytest.mark.processes
 def test_a_star_import_needs_no_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from peer import PYTHON, needs_peer
 
 PAGE = (Path(__file__).parents[1] / "docs" / "from" / "mosaicml.md").read_text()
@@ -23,6 +24,7 @@ from stoker.util import clean_stale_shared_memory
 """
 
 
+@pytest.mark.processes
 def test_the_search_and_replace_makes_our_imports_of_theirs(tmp_path: Path) -> None:
     (command,) = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "one.py").write_text(THEIRS)
@@ -32,7 +34,7 @@ def test_the_search_and_replace_makes_our_imports_of_theirs(tmp_path: Path) -> N
         "from streaming.base.format.mds.encodings import Encoding\nfrom streaming.base.dataset import StreamingDataset\n"
         "streaming.base.util.clean_stale_shared_memory()\nstreaming.base.StreamingDataset\n"
     )
-    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=PATIENCE)
     assert (tmp_path / "one.py").read_text() == OURS
     assert (tmp_path / "two.py").read_text().splitlines() == [
         "from stoker import JSONWriter, Stream",
@@ -46,7 +48,7 @@ def test_the_search_and_replace_makes_our_imports_of_theirs(tmp_path: Path) -> N
         "streaming.StreamingDataset",
     ]
     done = subprocess.run(
-        [sys.executable, "-c", (tmp_path / "two.py").read_text().replace("    from", "from")], timeout=60
+        [sys.executable, "-c", (tmp_path / "two.py").read_text().replace("    from", "from")], timeout=PATIENCE
     )
     assert done.returncode == 0
     assert all(OURS in block for block in BOTH)
@@ -58,5 +60,7 @@ def test_the_search_and_replace_makes_our_imports_of_theirs(tmp_path: Path) -> N
 def test_what_runs_with_both_runs_with_theirs(block: str, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text(block.replace(OURS, THEIRS))
-    done = subprocess.run([PYTHON, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [PYTHON, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr

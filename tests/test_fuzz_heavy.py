@@ -13,6 +13,7 @@ sys.path.insert(0, str(TESTS / "formats"))
 from fuzz_all import HEAVY, run_tested
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", HEAVY)
 def test_mutations_are_read_or_refused(name: str) -> None:

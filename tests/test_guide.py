@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from s3server import Bucket
 from support import cache_of
 
@@ -107,7 +108,12 @@ def test_the_guides_examples_run_as_written(bucket: Bucket, tmp_path: Path) -> N
         script = tmp_path / "example.py"
         script.write_text(code.replace("my-bucket", name))
         done = subprocess.run(
-            [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, str(script)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         assert not done.stderr, done.stderr

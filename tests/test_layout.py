@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "stoker"
 MOST_MODULES = 16
 
 
+@pytest.mark.processes
 def test_imports_only_go_down() -> None:
     linter = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([linter, "--no-cache"], cwd=SOURCE.parents[1], capture_output=True, text=True, check=False)
@@ -52,6 +53,7 @@ def test_no_two_public_classes_have_one_name() -> None:
     assert {name: found for name, found in modules.items() if len(found) > 1} == {}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "apart"),
     [

@@ -280,7 +280,6 @@ def test_checkpoints_of_shard_loaders(tmp_path: Path, kind: str, config: dict[st
     loader().restore_from_checkpoint(checkpoint)
 
 
-@pytest.mark.timeout(60)
 def test_coordinated_runs_their_checkpoints_and_their_records(tmp_path: Path, kind: str, engine: str) -> None:
     def loader(rank: int = 0, world: int = 2, data: str = "data", engine: str = engine) -> StreamingShardLoader:
         config = StreamingConfig(

@@ -130,6 +130,7 @@ def hostile(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.processes
 def test_commands_print_nothing_that_moves_a_terminal(hostile: Path) -> None:
     for command in (["inspect", hostile.name], ["verify", hostile.name], ["index", hostile.name]):
         told = _in_terminal(command, hostile.parent)
@@ -144,6 +145,7 @@ def test_commands_print_nothing_that_moves_a_terminal(hostile: Path) -> None:
     _check(_in_terminal(["bench", "run", f"no{_HOSTILE}such"], hostile.parent))
 
 
+@pytest.mark.processes
 def test_what_is_not_a_terminal_gets_no_escapes_either(hostile: Path) -> None:
     for command in (["inspect", str(hostile)], ["verify", str(hostile)], ["inspect", f"no{_HOSTILE}such"]):
         found = subprocess.run([sys.executable, "-m", "stoker", *command], capture_output=True, check=False)

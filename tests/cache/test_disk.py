@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from stoker import MDSWriter, StreamingDataset
 from stoker.cache.disk.claims import Claims
 from stoker.cache.origin import read_origin
@@ -298,7 +299,7 @@ def test_processes_share_one_cache(tmp_path: Path, limit: int | None) -> None:
     for child in children:
         child.start()
     for _ in children:
-        assert results.get(timeout=120) == dict(enumerate(rows))
+        assert results.get(timeout=PATIENCE) == dict(enumerate(rows))
     for child in children:
         child.join()
     assert not list((tmp_path / "local" / ".stoker").glob("*.part*"))

@@ -85,6 +85,7 @@ print(sum(len(batch["id"]) for batch in dataset.batches()))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("remote", [False, True])
 def test_an_epoch_of_more_shards_than_descriptors(tmp_path: Path, remote: bool) -> None:
     write(tmp_path / "data", 200)
@@ -126,6 +127,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.processes
 def test_files_that_a_process_uses_are_not_removed_until_it_ends(tmp_path: Path) -> None:
     write(tmp_path / "data")
     cache = tmp_path / "cache"
@@ -145,6 +147,7 @@ def test_files_that_a_process_uses_are_not_removed_until_it_ends(tmp_path: Path)
     assert prune_caches([cache], everything=True).files == SHARDS
 
 
+@pytest.mark.processes
 def test_a_fork_and_its_parent_use_files_each_for_itself(tmp_path: Path) -> None:
     write(tmp_path / "data", 4)
     cache = tmp_path / "cache"
@@ -206,6 +209,7 @@ except StokerError as error:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_shard_that_was_cut_is_fetched_again_or_an_error_that_names_it(tmp_path: Path, remote: bool) -> None:
     write(tmp_path / "data", 10)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import (
     MDSWriter,
@@ -181,7 +182,7 @@ def test_an_epoch_that_is_left_holds_nothing(remote: str) -> None:
         next(iterator)
         assert living(dataset) > 0
         iterator.close()  # type: ignore[attr-defined]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while living(dataset) and time.monotonic() < deadline:  # what is under way comes to its end
             time.sleep(0.01)
         assert living(dataset) == 0
@@ -226,7 +227,7 @@ def test_small_files_take_their_own_size(remote: str) -> None:
     base = resident()
     iterator = iter(dataset)
     assert [next(iterator)["data"][0] for _ in range(3)] == [0, 1, 2]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while living(dataset) < 200 * 1000 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert 200 * 1000 <= living(dataset) <= 300 * 1000
@@ -395,6 +396,7 @@ def test_compressed_text_needs_a_cache_on_disk(remote: str) -> None:
         StreamingDataset(remote=remote, format="jsonl", cache="memory")
 
 
+@pytest.mark.processes
 def test_what_lies_here_is_mapped_all_the_same(tmp_path: Path) -> None:
     rows = write(str(tmp_path / "data"))
     for place in ({"local": tmp_path / "data"}, {"remote": tmp_path / "data"}):

@@ -19,6 +19,8 @@ from stoker.cache import node_shards
 from stoker.cache.node_shards import NodeShards, shard_key
 from stoker.types import HeldBytes
 
+pytestmark = pytest.mark.processes
+
 KB, MB = 1 << 10, 1 << 20
 
 

@@ -121,6 +121,7 @@ def test_parquet_files_of_two_servers_do_not_mix(
     assert default_cache(f"{bucket.url}/d", options) != one
 
 
+@pytest.mark.processes
 @HASHES
 def test_two_datasets_do_not_mix_in_memory_that_a_node_shares(tmp_path: Path, hashes: Any) -> None:
     for tag in (1, 2):
@@ -132,6 +133,7 @@ def test_two_datasets_do_not_mix_in_memory_that_a_node_shares(tmp_path: Path, ha
         assert samples == [[tag] * (SAMPLES // 2) for tag in (1, 2)]
 
 
+@pytest.mark.processes
 def test_a_rank_that_checks_hashes_takes_nothing_from_one_that_does_not(tmp_path: Path) -> None:
     for tag in (1, 2):
         write(str(tmp_path / str(tag)), tag, hashes=["xxh3_64"])
@@ -250,6 +252,7 @@ def test_what_a_killed_process_left_of_an_older_version_is_removed(tmp_path: Pat
 # -- in the middle of a run --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @HASHES
 @PACKED
 @pytest.mark.parametrize("how", ["disk", "memory", "in place"])
@@ -409,6 +412,7 @@ def test_files_of_the_same_sizes_and_times_are_another_version(
             assert max(counts.values()) - min(counts.values()) <= 1
 
 
+@pytest.mark.processes
 @HASHES
 @pytest.mark.parametrize("how", ["disk", "memory", "in place"])
 def test_a_change_in_the_middle_of_a_run_that_leaves_sizes_and_times_is_an_error(
@@ -427,6 +431,7 @@ def test_a_change_in_the_middle_of_a_run_that_leaves_sizes_and_times_is_an_error
     assert set(seen) <= {1}
 
 
+@pytest.mark.processes
 @HASHES
 @pytest.mark.parametrize("how", ["disk", "memory", "in place"])
 @pytest.mark.parametrize("times", ["new", "old", "link"])
@@ -452,6 +457,7 @@ def test_one_shard_that_is_replaced_just_after_the_opening_is_an_error(
     assert set(seen) == {1}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("how", ["disk", "memory", "in place"])
 def test_links_and_modes_of_files_are_no_change_where_there_are_hashes(tmp_path: Path, how: str) -> None:
     write(str(tmp_path / "data"), 1, hashes=["xxh3_64"])

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from patience import PATIENCE
+
 
 @cache
 def _process() -> ProcessPoolExecutor:
@@ -19,7 +21,7 @@ def _process() -> ProcessPoolExecutor:
 
 def there(function: Callable[..., Any], *args: Any) -> Any:
     """The result of a function in the process that has Lance loaded."""
-    return _process().submit(function, *args).result(timeout=120)
+    return _process().submit(function, *args).result(timeout=PATIENCE)
 
 
 def write(url: str, data: pa.Table, mode: str = "create", rows: int = 8, options: dict[str, str] | None = None) -> int:

@@ -170,6 +170,7 @@ def web(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.processes
 def test_a_dataset_on_a_web_server(web: str, tmp_path: Path) -> None:
     make_dataset(tmp_path / "data", 100, hashes=["sha1"])
     assert detect(f"{web}/data") == Detected("index")

@@ -20,6 +20,7 @@ import pytest
 from lance_tables import all_kinds, change, delete, expect, tag, there, write, write_blobs
 from torch.utils.data import DataLoader
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import StreamingDataset, inspect, verify
 from stoker.catalog.tables import lance as lance_spans
@@ -27,7 +28,10 @@ from stoker.conversion import convert
 from stoker.errors import ConfigError, DatasetChangedError, ObjectNotFoundError, StokerError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("lance") is None, reason="pylance is not installed")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(importlib.util.find_spec("lance") is None, reason="pylance is not installed"),
+]
 
 
 @pytest.fixture
@@ -149,7 +153,7 @@ def test_workers_read_each_row_once(url: str, method: str) -> None:
         assert int(dataset[0]["x"]) == 6, "the parent reads, too"
         workers = 2 if method == "fork" else 1
         loader: Any = DataLoader(
-            dataset, batch_size=4, num_workers=workers, multiprocessing_context=method, timeout=120
+            dataset, batch_size=4, num_workers=workers, multiprocessing_context=method, timeout=PATIENCE
         )
         assert sorted(int(number) for batch in loader for number in batch["x"]) == LEFT
 
@@ -173,7 +177,9 @@ def test_a_process_that_uses_lance_itself_may_fork(url: str) -> None:
                 assert os.waitpid(child, 0)[1] == 0
         print("read")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=180)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.stdout == "read\n", done.stderr
 
 

@@ -303,6 +303,7 @@ def test_empty_objects_that_stand_for_folders_are_passed_over(bucket: Bucket) ->
         StreamingDataset(f"{bucket.url}/bare", storage_options=bucket.storage_options)
 
 
+@pytest.mark.processes
 def test_a_directory_of_a_web_server_can_not_be_listed(tmp_path: Path) -> None:
     class Quiet(http.server.SimpleHTTPRequestHandler):  # takes no ranges
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002

@@ -16,12 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from hub_server import Hub, Repo, serve_hub, sha_of
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import StreamingDataset, convert, inspect, verify
 from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError, StateError, StokerError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.storage import open_store
 from stoker.storage.hub import hub_folder, listings
+
+pytestmark = pytest.mark.processes
 
 URL = "hf://datasets/o/n"
 
@@ -108,7 +111,7 @@ def test_the_processes_of_a_node_ask_once_for_each_file(hub: Hub) -> None:
     try:
         start.set()
         for _ in processes:
-            assert results.get(timeout=120) == list(range(800))
+            assert results.get(timeout=PATIENCE) == list(range(800))
     finally:
         for process in processes:
             process.join(30)
@@ -307,5 +310,5 @@ def test_workers_read_the_commit_that_the_dataset_was_opened_with(hub: Hub, cont
     repo = hub.repos["o/n"] = Repo([files("a.parquet", "b.parquet")])
     with StreamingDataset(URL, batch_size=10) as dataset:
         repo.commits.append(files("c.parquet"))
-        loader = DataLoader(dataset, batch_size=10, num_workers=2, multiprocessing_context=context, timeout=120)
+        loader = DataLoader(dataset, batch_size=10, num_workers=2, multiprocessing_context=context, timeout=PATIENCE)
         assert sorted(int(x) for batch in loader for x in batch["x"]) == list(range(200))

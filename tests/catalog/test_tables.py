@@ -27,6 +27,9 @@ from stoker.conversion import convert
 from stoker.errors import ConfigError, ObjectNotFoundError, StateError, StokerError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 
+# Lance's tables are written by another process: lance_tables.py.
+pytestmark = pytest.mark.processes
+
 deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg.catalog.sql")
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from packed_cases import tiny_image
+from patience import PATIENCE
 from stoker import MDSWriter, StreamingDataset, __version__
 from stoker.cli import COMMANDS, main
 from stoker.cli.arguments import with_options
@@ -152,6 +153,7 @@ def test_cache_lists_prunes_and_clears(data: Path, tmp_path: Path, capsys: pytes
     assert "like 30d" in stoker(capsys, "cache", "prune", cache, "--older-than", "soon", code=2)
 
 
+@pytest.mark.processes
 def test_help_names_every_command_and_loads_none() -> None:
     script = (
         "import sys\nfrom stoker.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
@@ -209,7 +211,7 @@ def test_a_terminal_gets_pictures_and_progress_and_others_do_not(data: Path, tmp
     assert "verifying" in said
     assert "B/s" in said
     assert "verifying" not in on_terminal("verify", data, "--json")
-    out, err = start("verify", data).communicate(timeout=60)
+    out, err = start("verify", data).communicate(timeout=PATIENCE)
     assert "no problems" in out
     assert err == ""
 
@@ -231,13 +233,13 @@ def test_ctrl_c_ends_with_130_one_line_and_nothing_left(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
     process = start("verify", tmp_path, "--threads", 2)
     maps = Path(f"/proc/{process.pid}/maps")
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while "shard.0000" not in maps.read_text():
         assert time.monotonic() < end, "it never began"
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert out == ""
     assert err == "stoker verify: interrupted; nothing was changed\n"

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.cluster import World
 from stoker.order.partition.partition import Contiguous
 from support import environ, make_dataset
+
+pytestmark = pytest.mark.processes
 
 SAMPLES = 1000
 
@@ -36,7 +39,7 @@ def stoker(*arguments: Any, code: int = 0) -> tuple[str, str]:
         env=environ(COLUMNS="160"),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == code, done.stderr
@@ -247,7 +250,7 @@ def test_a_reader_that_has_had_enough_is_no_error(data: Path) -> None:
     command = [sys.executable, "-m", "stoker", "order", str(data / "train"), "--json"]
     try:
         done = subprocess.run(
-            command, env=environ(), stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            command, env=environ(), stdout=write, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False
         )
     finally:
         os.close(write)

@@ -130,7 +130,6 @@ def test_what_is_no_mesh_is_an_error(make: Any, message: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("no_debris")
 def test_torchs_own_meshes_on_four_ranks(tmp_path: Path) -> None:
     out = tmp_path / "out.json"

@@ -215,6 +215,7 @@ def test_a_dispatcher_that_sends_all_ranks_the_same_gets_all(accelerate: Any, da
     assert sorted(dispatcher.ask(lambda: ids(dataset))) == list(range(100))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_sharding_filter_is_refused_where_it_divides(dataset: StreamingDataset, tmp_path: Any, workers: int) -> None:
     data = pytest.importorskip("torch.utils.data")

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.conversion import convert
 from stoker.errors import ConfigError, StokerError
 from stoker.storage import open_store
-from support import check_sample, environ, make_dataset, start_script
+from support import environ, ids_of, make_dataset, start_script
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes]
 
 JOB = Path(__file__).parent / "convert_job.py"
 SAMPLES = 400
@@ -61,14 +62,14 @@ def is_alive(pid: int) -> bool:
 
 
 def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     found: dict[str, Any] = json.loads(out.splitlines()[-1])  # Ray tells there of workers that died, too
     return found
 
 
-def ids_of(folder: Path) -> list[int]:
-    return [check_sample(sample) for sample in StreamingDataset(local=str(folder))]
+def ids_in(folder: Path) -> list[int]:
+    return ids_of(StreamingDataset(local=str(folder)))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -150,7 +151,7 @@ def test_ctrl_c_leaves_what_the_same_command_completes(source: Path, tmp_path: P
     )
     pids = workers(tmp_path / "markers", 2, process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of them
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "the same command continues from there" in err
     assert "Traceback" not in err
@@ -159,7 +160,7 @@ def test_ctrl_c_leaves_what_the_same_command_completes(source: Path, tmp_path: P
     again = subprocess.run([*command, "--json"], env={**env, "CONVERT_JOB_DELAY": "0"}, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["samples"] == SAMPLES
-    assert ids_of(out) == list(range(SAMPLES))
+    assert ids_in(out) == list(range(SAMPLES))
 
 
 def test_what_always_kills_its_process_is_an_error_that_names_the_samples(source: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from stoker.errors import (
     UnsafeDataError,
 )
 from stoker.storage import open_store
-from support import COLUMNS, check_sample, make_dataset, sample_of
+from support import COLUMNS, check_sample, ids_of, make_dataset, sample_of
 
 GOLDEN = Path(__file__).parent / "golden" / "saved_by_datasets"
 SAMPLES = 300
@@ -60,8 +60,8 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return list(StreamingDataset(local=str(folder)))
 
 
-def ids_of(folder: Path) -> list[int]:
-    return [check_sample(sample) for sample in rows_of(folder)]
+def ids_in(folder: Path) -> list[int]:
+    return ids_of(rows_of(folder))
 
 
 def files_below(folder: Path) -> list[str]:
@@ -82,7 +82,7 @@ def test_every_sample_comes_back_from_every_format(source: Path, tmp_path: Path,
     assert not (tmp_path / "out" / "_convert").exists()
     back = run(tmp_path / "out", tmp_path / "back", select=sorted(COLUMNS))
     assert back.columns == COLUMNS
-    assert ids_of(tmp_path / "back") == list(range(SAMPLES))
+    assert ids_in(tmp_path / "back") == list(range(SAMPLES))
 
 
 def test_keys_of_a_tar_are_the_samples_numbers_in_all_formats(source: Path, tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_shuffled_output_has_every_sample_once_in_an_order_of_the_seed(source: P
     orders = []
     for number, options in enumerate([{"seed": 1}, {"seed": 1, "size_limit": 9000}, {"seed": 2}]):
         run(source, tmp_path / str(number), shuffle=True, **options)
-        orders.append(ids_of(tmp_path / str(number)))
+        orders.append(ids_in(tmp_path / str(number)))
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[2]) == list(range(SAMPLES)) != orders[2]
 
@@ -378,7 +378,7 @@ def test_splits_are_those_that_training_would_choose(source: Path, tmp_path: Pat
     done = run(source, tmp_path / "out", split={"train": 0.9, "valid": 0.1}, seed=3, size_limit="12kb")
     for name, low, high in (("train", 0, 0.9), ("valid", 0.9, 1)):
         chosen = StreamingDataset(local=str(source), subset=HashSplit(low, high, seed=3))
-        assert sorted(ids_of(tmp_path / "out" / name)) == sorted(check_sample(sample) for sample in chosen)
+        assert sorted(ids_in(tmp_path / "out" / name)) == sorted(check_sample(sample) for sample in chosen)
     assert done.splits == {"train": 270, "valid": 30}
 
 
@@ -387,7 +387,7 @@ def test_shards_are_as_large_as_requested(source: Path, tmp_path: Path) -> None:
     index = json.loads((tmp_path / "out" / "index.json").read_text())
     assert [shard["samples"] for shard in index["shards"]] == [64, 64, 64, 64, 44]
     assert all(set(shard["zip_data"]["hashes"]) == {"sha1", "xxh3_64"} for shard in index["shards"])
-    assert ids_of(tmp_path / "out") == list(range(SAMPLES))
+    assert ids_in(tmp_path / "out") == list(range(SAMPLES))
 
 
 def test_types_are_changed_where_nothing_is_lost(source: Path, tmp_path: Path) -> None:
@@ -609,7 +609,7 @@ def test_a_damaged_shard_is_named_and_the_run_continues_once_it_is_mended(source
     bad.write_bytes(whole)
     done = run(tmp_path / "in", tmp_path / "out", size_limit="6kb")
     assert 0 < done.resumed < done.tasks
-    assert ids_of(tmp_path / "out") == list(range(SAMPLES))
+    assert ids_in(tmp_path / "out") == list(range(SAMPLES))
 
 
 def test_pickled_columns_need_consent(tmp_path: Path) -> None:
@@ -660,7 +660,7 @@ def test_what_was_noted_but_is_gone_is_made_again(source: Path, tmp_path: Path) 
         run(source, tmp_path / "out", size_limit="4kb", progress=stopping_at(150))
     (tmp_path / "out" / "00001" / "shard.00000.mds").unlink()
     run(source, tmp_path / "out", size_limit="4kb")
-    assert ids_of(tmp_path / "out") == list(range(SAMPLES))
+    assert ids_in(tmp_path / "out") == list(range(SAMPLES))
 
 
 def test_other_settings_do_not_resume_but_start_again_if_requested(source: Path, tmp_path: Path) -> None:
@@ -671,7 +671,7 @@ def test_other_settings_do_not_resume_but_start_again_if_requested(source: Path,
     done = run(source, tmp_path / "out", size_limit="4kb", compression="zstd", resume=False)
     assert done.resumed == 0
     assert all(name.endswith((".zstd", "index.json")) for name in files_below(tmp_path / "out"))
-    assert ids_of(tmp_path / "out") == list(range(SAMPLES))
+    assert ids_in(tmp_path / "out") == list(range(SAMPLES))
 
 
 def test_starting_again_removes_nothing_that_is_not_its_own(source: Path, tmp_path: Path) -> None:
@@ -837,7 +837,7 @@ def test_however_often_it_stops_no_sample_is_lost_or_doubled(
     else:
         run(folder / "in", folder / "out", **options)
     roots = [folder / "out"] if share is None else [folder / "out" / "a", folder / "out" / "b"]
-    assert sorted(number for root in roots for number in ids_of(root)) == list(range(100))
+    assert sorted(number for root in roots for number in ids_in(root)) == list(range(100))
 
 
 def test_blobs_are_fixed_size_binary_and_stay_so_from_parquet_to_parquet(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from stoker.formats.registry import format_names, get_format
 from support import TESTS
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", sorted({*FORMATS} - {*HEAVY}))
@@ -56,6 +57,7 @@ def script_that(what: str, folder: Path) -> Path:
     return script
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("what", "told"),
     [
@@ -74,11 +76,13 @@ def test_a_fault_is_reported_with_what_makes_it_again(what: str, told: str, tmp_
     assert not subprocess.run([*command, "--mutations", number], capture_output=True, check=False).returncode
 
 
+@pytest.mark.processes
 def test_memory_that_grows_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FuzzError, match=r"npy: took \d+ MiB. Again: .* npy --seed 1 --first 0 --mutations"):
         run("npy", 4000, SEED, script=script_that("bytearray(b'y') * (400 << 20)", tmp_path))
 
 
+@pytest.mark.processes
 def test_what_hangs_is_ended_and_told(tmp_path: Path) -> None:
     with pytest.raises(FuzzError, match="not done after 5 s"):
         run("npy", 4000, SEED, timeout=5, script=script_that("time.sleep(600)", tmp_path))

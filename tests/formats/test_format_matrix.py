@@ -81,6 +81,7 @@ def test_damage_is_found_by_hashes_and_fetched_again(name: str, tmp_path: Path) 
     assert check(name, StreamingDataset(remote=tmp_path / "data", local=tmp_path / "cache")) == list(range(ROWS))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", PACKED)
 def test_a_forked_process_reads_the_same_shards(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)

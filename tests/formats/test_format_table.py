@@ -127,6 +127,7 @@ def test_the_table_of_the_docs_is_this_one() -> None:
     assert set(format_names()) == {*WRITTEN, *OTHERS, "synthetic"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", [name for name in OTHERS if not get_format(name).extra])
 def test_what_needs_no_extra_reads_without_it(name: str, tmp_path: Path) -> None:
     for key, data in OTHERS[name].files(range(ROWS)).items():

@@ -35,6 +35,7 @@ def described(sample: dict[str, Any]) -> dict[str, Any]:
     return {name: value if isinstance(value, bytes) else np.asarray(value).tobytes() for name, value in sample.items()}
 
 
+@pytest.mark.processes
 def test_samples_depend_on_seed_column_and_number_alone() -> None:
     dataset = make()
     assert len(dataset.index) == 9

@@ -155,6 +155,7 @@ def test_what_is_no_format_is_reported(toys: Path, name: str, message: str) -> N
         get_format(name)
 
 
+@pytest.mark.processes
 def test_stoker_is_imported_and_its_formats_found_without_looking_for_others() -> None:
     code = """
         import sys
@@ -169,6 +170,7 @@ def test_stoker_is_imported_and_its_formats_found_without_looking_for_others() -
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.processes
 def test_each_format_is_imported_alone() -> None:
     code = """
         import os

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from generated import content
 
+from patience import PATIENCE
 from stoker.generation import DatasetSpec, file_names
 from stoker.storage.unfinished import MARK
 from support import environ
@@ -26,13 +27,14 @@ def stoker(*arguments: Any, code: int = 0) -> tuple[str, str]:
         env=environ(COLUMNS="160"),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == code, done.stderr
     return done.stdout, done.stderr
 
 
+@pytest.mark.processes
 def test_it_makes_what_the_library_makes_and_says_so(tmp_path: Path) -> None:
     arguments = [
         "--format",
@@ -64,6 +66,7 @@ def test_it_makes_what_the_library_makes_and_says_so(tmp_path: Path) -> None:
     assert "--no-resume" not in stoker(tmp_path / "data", *arguments, "--no-resume", code=1)[1]
 
 
+@pytest.mark.processes
 def test_what_is_wrong_is_said_in_one_line_and_by_the_exit_code(tmp_path: Path) -> None:
     _, said = stoker(tmp_path / "data", "--format", "parqet", code=1)
     assert said.startswith("stoker generate: format 'parqet' is unknown; did you mean 'parquet'?")
@@ -100,7 +103,7 @@ def test_ctrl_c_leaves_whole_files_and_says_how_to_continue(processes: int, tmp_
             assert run.poll() is None
             time.sleep(0.01)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all of them
-        _, said = run.communicate(timeout=60)
+        _, said = run.communicate(timeout=PATIENCE)
     finally:
         run.kill()
     assert run.returncode == 130, said

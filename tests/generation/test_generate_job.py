@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from generated import SPECS, content, of_directory, of_store, small
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError, StorageFullError
@@ -106,7 +107,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _wait_until_gone(processes: list[int]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE
     while any(Path(f"/proc/{process}").exists() and _state(process) != "Z" for process in processes):
         assert time.monotonic() < until, "processes stay that nobody waits for"
         time.sleep(0.02)

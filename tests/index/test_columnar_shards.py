@@ -186,6 +186,7 @@ class Descriptor:
         self.detach = lambda: file
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("pack_all")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_read_the_same_memory(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,7 @@ def test_an_index_that_is_a_shard_of_its_own_is_refused(parts: Path) -> None:
             merge_index(*given)
 
 
+@pytest.mark.processes
 def test_indexes_that_come_late_are_read_side_by_side(tmp_path: Path) -> None:
     for number in range(40):
         write(tmp_path / "data" / f"{number:02}", number, number + 1)

@@ -449,6 +449,7 @@ def test_the_report_is_plain_json(tmp_path: Path) -> None:
     assert found["problems"][0]["kind"] == "structure"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("job", [inspect, verify])
 def test_the_next_start_removes_what_killed_ones_left_for_files_of_stores(
     job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -97,6 +97,7 @@ def read(options: dict[str, str], name: str, **settings: Any) -> list[int]:
     return [value[0] for batch in dataset.batches() for value in batch["data"]]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["mds", "files"])
 @pytest.mark.parametrize("cache", ["disk", "memory"])
 def test_small_objects_of_late_storage_are_fetched_many_at_once(
@@ -116,6 +117,7 @@ def test_small_objects_of_late_storage_are_fetched_many_at_once(
     assert sent >= SHARDS * 100
 
 
+@pytest.mark.processes
 def test_a_cache_limit_bounds_what_is_fetched_at_once(data: Path, tmp_path: Path) -> None:
     shard = next(data.glob("mds/*.mds")).stat().st_size
     limit = 20 * shard

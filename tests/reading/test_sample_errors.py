@@ -345,7 +345,6 @@ def _grey(sample: Any) -> Any:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("columnar", [False, True])
 @pytest.mark.parametrize("transform", [None, _as_it_is])
 def test_a_worker_tells_of_a_damaged_image_instead_of_losing_its_batch(

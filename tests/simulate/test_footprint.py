@@ -97,6 +97,7 @@ def args(**given: Any) -> RunArgs:
     return RunArgs(**chosen | given)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("nodes", "ranks", "shards", "rows", "width", "ahead"),
     [

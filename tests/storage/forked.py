@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from stoker.storage.fork_proxy import proxy
-
-SECONDS = 60
 
 
 def in_fork(work: Callable[[], None]) -> None:
@@ -30,7 +29,7 @@ def in_fork(work: Callable[[], None]) -> None:
         finally:
             sys.stderr.flush()
             os._exit(status)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -44,7 +43,7 @@ def in_fork(work: Callable[[], None]) -> None:
 
 def gone(pid: int) -> bool:
     """Whether a process ends within the bound."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)

@@ -162,6 +162,7 @@ class _Objects(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+@pytest.mark.processes
 class TestHTTP(ReadOnlyStoreTests):
     """An HTTP server, which is only read."""
 

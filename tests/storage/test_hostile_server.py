@@ -17,6 +17,8 @@ from stoker.index.index import load_index
 from stoker.storage import RetryPolicy, Store, open_store
 from stoker.storage.fork_proxy import fork, proxy
 
+pytestmark = pytest.mark.processes
+
 _HUGE = 10**15
 
 

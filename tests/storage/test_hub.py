@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from hub_server import Fault, Hub, Repo, serve_hub, sha_of
+from patience import PATIENCE
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, open_store
 from stoker.storage.hub import hub_folder, listings
 from stoker.storage.hub.http_client import seconds_to_wait
 from stoker.testing import ReadOnlyStoreTests
+
+pytestmark = pytest.mark.processes
 
 FAST = RetryPolicy(attempts=4, base_delay=0.01)
 LARGE = bytes(range(256)) * 40
@@ -145,7 +148,7 @@ def test_a_fork_reads_on(hub: Hub) -> None:
     child = context.Process(target=_in_a_fork, args=(store, results))
     child.start()
     try:
-        assert results.get(timeout=60) == (True, 1)
+        assert results.get(timeout=PATIENCE) == (True, 1)
     finally:
         child.join(60)
         child.kill()

@@ -74,6 +74,7 @@ def test_direct_reads_leave_the_page_cache_alone_and_buffered_ones_fill_it(folde
     assert cached(folder) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("read_by", ["direct", "buffered"])
 def test_a_dataset_of_a_directory_is_read_into_memory(read_by: str, folder: Path) -> None:
     out = folder / "mds"

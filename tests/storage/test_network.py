@@ -23,6 +23,8 @@ from stoker.errors import (
 from stoker.policy import SMALL_OBJECT
 from stoker.storage import RetryPolicy, Store, open_store
 
+pytestmark = pytest.mark.processes
+
 _STALL = 0.3
 _BODY = b"0123456789" * 30_000
 _SLOW_DOWN = status(503, b"<Error><Code>SlowDown</Code><Message>Please reduce your rate</Message></Error>")

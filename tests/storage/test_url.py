@@ -125,6 +125,7 @@ def test_a_store_shows_its_url_and_no_secrets() -> None:
     assert store.url_of("") == "s3://b/x"
 
 
+@pytest.mark.processes
 def test_importing_storage_loads_neither_obstore_nor_numpy() -> None:
     code = "import sys, stoker.storage; print(sorted({'obstore', 'numpy', 'boto3'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)

@@ -109,6 +109,7 @@ def test_values_that_hold_themselves_come_to_an_end() -> None:
     assert hash_function(SimpleNamespace(a=1).__eq__)
 
 
+@pytest.mark.processes
 def test_the_hash_is_the_same_in_other_processes(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SOURCE)
     code = (

@@ -16,6 +16,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from stoker import MDSWriter, merge_index
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation, open_indexed
@@ -262,11 +263,12 @@ def test_labels_leave_shards_in_the_cache_alone(tmp_path: Path) -> None:
 
 
 def _result(child: subprocess.Popen[str]) -> list[Any]:
-    out, problems = child.communicate(timeout=60)
+    out, problems = child.communicate(timeout=PATIENCE)
     assert child.returncode == 0, problems
     return list(map(json.loads, out.splitlines()))[-1]  # type: ignore[no-any-return]
 
 
+@pytest.mark.processes
 def test_of_several_processes_one_reads_the_data(tmp_path: Path) -> None:
     remote = write(tmp_path / "remote")
     children = [
@@ -281,6 +283,7 @@ def test_of_several_processes_one_reads_the_data(tmp_path: Path) -> None:
     assert not list((tmp_path / "local").rglob("*.part"))
 
 
+@pytest.mark.processes
 def test_a_killed_process_leaves_the_work_to_the_next(tmp_path: Path) -> None:
     remote = write(tmp_path / "remote")
     child = start_script(HERE / "label_process.py", remote, tmp_path / "local", 30)
@@ -298,6 +301,7 @@ def test_a_killed_process_leaves_the_work_to_the_next(tmp_path: Path) -> None:
     assert not list((tmp_path / "local").rglob("*.part"))
 
 
+@pytest.mark.processes
 def test_a_stopped_process_is_not_waited_for(tmp_path: Path) -> None:
     remote = write(tmp_path / "remote")
     child = start_script(HERE / "label_process.py", remote, tmp_path / "local", 0.5)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from stoker import MDSWriter
 from stoker.cache.disk.quota import divide_limit
 from stoker.catalog import location
@@ -127,6 +128,7 @@ def _child(streams: Streams, pool: ShardPool, results: Any) -> None:
     results.put(read_all(streams, pool))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_child_process_reads_all_streams(three: list[Stream], method: str) -> None:
     streams = open_streams(three)
@@ -137,7 +139,7 @@ def test_a_child_process_reads_all_streams(three: list[Stream], method: str) -> 
     results = context.Queue()
     child = context.Process(target=_child, args=(streams, pool, results))
     child.start()
-    assert results.get(timeout=60) == list(range(300))
+    assert results.get(timeout=PATIENCE) == list(range(300))
     child.join()
     pool.close()
 

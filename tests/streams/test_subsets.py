@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import OPERATORS
+from patience import PATIENCE
 from stoker import MDSWriter, StreamingDataset
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation, open_indexed
@@ -354,7 +355,7 @@ def test_a_spawned_process_chooses_the_same(data: Path) -> None:
     results = context.Queue()
     child = context.Process(target=_child, args=(data, stream, results))
     child.start()
-    assert results.get(timeout=60) == [list(range(5)), expected(lambda s: s["lang"] == "de")]
+    assert results.get(timeout=PATIENCE) == [list(range(5)), expected(lambda s: s["lang"] == "de")]
     child.join()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from stoker import MDSWriter, StreamingDataset, rebuild_index
 from stoker.errors import EncodingError, ObjectNotFoundError, StorageError, StorageFullError
 from stoker.storage.local import LocalStore
@@ -109,7 +110,11 @@ def test_a_failed_writer_says_so_at_every_call(tmp_path: Path, monkeypatch: pyte
 def run(code: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
     script = textwrap.dedent(code)
     return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
 
 

@@ -81,6 +81,7 @@ def test_unknown_formats_and_options_are_errors_that_name_what_there_is(tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "imports",
     [

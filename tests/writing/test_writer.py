@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError, EncodingError
@@ -364,7 +365,7 @@ def test_waiting_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     producer = threading.Thread(target=produce)
     producer.start()
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while accepted < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         producer.join(0.3)

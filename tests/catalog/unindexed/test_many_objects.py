@@ -66,6 +66,7 @@ def open_all(options: dict[str, str], local: Path) -> StreamingDataset:
     return StreamingDataset("s3://bucket", local=local, format="files", storage_options=options, batch_size=64)
 
 
+@pytest.mark.processes
 def test_arrays_mean_what_a_description_of_each_means(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few: None
 ) -> None:
@@ -109,6 +110,7 @@ def test_where_the_store_can_not_be_reached_the_last_listing_serves(tmp_path: Pa
     assert list(opened(late, tmp_path).index.shards) == list(first.index.shards)
 
 
+@pytest.mark.processes
 def test_few_objects_are_those_of_the_last_start_where_the_store_can_not_be_reached(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few: None
 ) -> None:
@@ -135,6 +137,7 @@ def test_what_was_replaced_or_is_gone_is_told(tmp_path: Path, few: None) -> None
     assert after.index.samples == 299
 
 
+@pytest.mark.processes
 def test_objects_that_were_replaced_leave_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few: None) -> None:
     with listed_store(200) as options:
         dataset = open_all(options, tmp_path / "cache")

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given
 
 from cases import OPERATORS
+from patience import PATIENCE
 from s3server import Bucket
 from stoker.cache.base import CacheSettings
 from stoker.cache.range_fetch import plan_requests
@@ -518,6 +519,7 @@ def _ids_in_child(place: DatasetLocation, results: Any) -> None:
     results.put(read_ids(place))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_an_opened_dataset_works_in_other_processes(tmp_path: Path, method: str) -> None:
     write(tmp_path / "d" / "a.parquet")
@@ -527,7 +529,7 @@ def test_an_opened_dataset_works_in_other_processes(tmp_path: Path, method: str)
     results = context.Queue()
     process = context.Process(target=_ids_in_child, args=(place, results))
     process.start()
-    assert results.get(timeout=60) == list(range(ROWS))
+    assert results.get(timeout=PATIENCE) == list(range(ROWS))
     process.join(60)
     assert pickle.loads(pickle.dumps(place.index)).fingerprint == place.index.fingerprint
 

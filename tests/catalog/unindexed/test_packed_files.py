@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.cache import decompress as unpacking
@@ -294,7 +295,7 @@ def test_processes_of_a_node_share_what_is_decompressed(tmp_path: Path, own_cach
     processes = [context.Process(target=_read, args=(tmp_path, queue)) for _ in range(4)]
     for process in processes:
         process.start()
-    found = [queue.get(timeout=60) for _ in processes]
+    found = [queue.get(timeout=PATIENCE) for _ in processes]
     for process in processes:
         process.join(60)
     assert all(one == found[0] for one in found)

@@ -376,6 +376,7 @@ def _read(location: DatasetLocation) -> list[bytes]:
     return read(location)
 
 
+@pytest.mark.processes
 def test_many_processes_open_it_at_once(root: Path) -> None:
     slow = listed_slowly(root)
     with multiprocessing.get_context("fork").Pool(6) as pool:

@@ -88,6 +88,7 @@ def test_they_are_read_from_s3(name: str, bucket: Bucket, tmp_path: Path) -> Non
         check(list(StreamingDataset(f"{bucket.url}/lit", **where, **options(name))), name)
 
 
+@pytest.mark.processes
 def test_compressed_chunks_are_read_over_http(tmp_path: Path) -> None:
     laid_out("chunk-zstd", tmp_path / "data")
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "data"))

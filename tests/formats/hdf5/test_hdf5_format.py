@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from packed_cases import opened
+from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StorageError
 from stoker.formats.base import ReadOptions
@@ -195,6 +196,7 @@ def test_what_a_store_fails_with_is_told(most: int) -> None:
         HDF5Format().inspect_header(_Far(_scattered(), fail), {})
 
 
+@pytest.mark.processes
 def test_who_keeps_the_error_of_a_damaged_file_ends_well(tmp_path: Path) -> None:
     """HDF5 releases what it holds when the interpreter is gone; it must hold nothing of Python's by then."""
     good = file_of(lambda file: file.create_dataset("x", data=ROWS, chunks=(5, 5), compression="gzip"))
@@ -205,7 +207,7 @@ def test_who_keeps_the_error_of_a_damaged_file_ends_well(tmp_path: Path) -> None
         [sys.executable, "-c", _KEEPS_ERRORS, str(tmp_path / "a.h5"), str(tmp_path / "b.h5")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert told.returncode == 0, (told.returncode, told.stderr)

@@ -17,7 +17,7 @@ from stoker import Audio, MDSWriter, ReadOptions, StreamingDataLoader, Streaming
 from stoker.image import Decode
 from stoker.media import as_audio, as_video
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120), pytest.mark.usefixtures("own_cache")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_cache")]
 
 COUNT = 6
 FORK = ReadOptions(run_in="processes", start_method="fork", read_processes=2)

@@ -195,6 +195,7 @@ def test_open_decoders_are_bounded_and_go_with_their_handles(files: dict[str, by
     assert len(OPEN) == 0
 
 
+@pytest.mark.processes
 def test_a_fork_opens_its_own_decoder(files: dict[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(files["mp4 with B-frames"])
     video, expected = Video(tmp_path / "a.mp4"), all_frames(files["mp4 with B-frames"])[60:62]

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from patience import PATIENCE
+
 _READ = """
 import sys
 from stoker import ReadOptions, StreamingDataset
@@ -25,5 +27,5 @@ def test_threads_of_a_fresh_process_begin_with_lists_of_parquet_at_once(tmp_path
     pq.write_table(
         pa.table({"x": pa.array(lists, pa.list_(pa.int32()))}), tmp_path / "x.parquet", 10, compression="none"
     )
-    done = subprocess.run([sys.executable, "-c", _READ, tmp_path], timeout=250, check=False)
+    done = subprocess.run([sys.executable, "-c", _READ, tmp_path], timeout=PATIENCE, check=False)
     assert done.returncode == 0

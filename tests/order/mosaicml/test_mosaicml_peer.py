@@ -28,6 +28,7 @@ from mosaicml_cases import (
     worker_ids,
 )
 
+from patience import PATIENCE
 from peer import PYTHON, Peer, needs_peer
 from stoker.errors import ConfigError
 from stoker.order.mosaicml import shuffle_ids
@@ -54,7 +55,7 @@ def run_orders(tmp: Path, **environ: str) -> Iterator[Peer]:
             yield Peer(process)
         finally:
             process.stdin.close()
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE)
             process.stdout.close()
 
 

@@ -340,6 +340,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.processes
 def test_every_process_finds_the_same_parts_whatever_its_hash_seed() -> None:
     found = {
         subprocess.run(

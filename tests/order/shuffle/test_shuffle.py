@@ -302,6 +302,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize(("shards", "total", "most_mib"), [(10**5, 10**9, 64), (10**6, 10**12, 300)])
 def test_memory_does_not_grow_with_samples(shuffle: str, shards: int, total: int, most_mib: int) -> None:

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from forked import SECONDS, gone, helper_pid, in_fork
+from forked import gone, helper_pid, in_fork
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import RetryPolicy, Store, open_store
@@ -136,15 +137,15 @@ def test_the_helper_dies_with_its_parent_however_that_dies(store: Store, tmp_pat
                 if ending == "kill with a child":
                     child = os.fork()
                     if child == 0:
-                        time.sleep(2 * SECONDS)  # must hold nothing of the pipe open
+                        time.sleep(2 * PATIENCE)  # must hold nothing of the pipe open
                         os._exit(0)
                 (tmp_path / "new").write_text(f"{helper_pid()} {child}")
                 (tmp_path / "new").rename(tmp_path / ending)
                 if ending != "exit":
-                    time.sleep(SECONDS)
+                    time.sleep(PATIENCE)
             finally:
                 os._exit(0)
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not (tmp_path / ending).exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         if ending != "exit":
@@ -290,7 +291,7 @@ def test_a_fork_of_a_process_without_obstore_uses_it_directly(bucket: Bucket) ->
 
     environ = {**os.environ, "OPTIONS": json.dumps(bucket.storage_options)}
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _UNTOUCHED, bucket.url], check=True, timeout=SECONDS, env=environ
+        [sys.executable, "-W", "ignore", "-c", _UNTOUCHED, bucket.url], check=True, timeout=PATIENCE, env=environ
     )
     assert bucket.keys() == ["direct"]
 
@@ -306,6 +307,6 @@ def test_workers_of_every_kind_get_the_store_as_an_argument(store: Store, method
     context = multiprocessing.get_context(method)
     with context.Pool(2) as pool:
         answers = [pool.apply_async(_work, (store, number)) for number in range(4)]
-        assert [answer.get(SECONDS) for answer in answers] == [f"before{n}".encode() for n in range(4)]
+        assert [answer.get(PATIENCE) for answer in answers] == [f"before{n}".encode() for n in range(4)]
         pool.close()
         pool.join()

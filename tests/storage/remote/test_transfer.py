@@ -110,6 +110,7 @@ def test_a_request_goes_to_another_endpoint_where_one_is_down(bucket: Bucket, pr
         assert set(threads.map(lambda _: twice.get("a", max_bytes=1), range(64))) == {b"1"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("library", ["boto3", "minio"])
 def test_a_library_gets_the_settings_of_the_store_or_refuses_them(library: str) -> None:
     pytest.importorskip(library)

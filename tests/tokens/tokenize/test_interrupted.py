@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from patience import PATIENCE
 from stoker.storage.unfinished import STAGE
 from support import environ
 
@@ -22,7 +23,7 @@ TEXT = "a b c d " * 12_500
 
 
 def wait_until_gone(group: int) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:
             os.killpg(group, 0)
@@ -50,7 +51,7 @@ def test_ctrl_c_is_reported_in_one_line_and_the_run_can_be_resumed(tmp_path: Pat
             assert run.poll() is None
             time.sleep(0.01)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all of them
-        _, said = run.communicate(timeout=60)
+        _, said = run.communicate(timeout=PATIENCE)
     finally:
         run.kill()
     assert run.returncode == 130

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset, tokenize
 from stoker.cli import main
@@ -337,7 +338,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path, tokenizer_file: Path) -> None:
         f"tokenize({str(source)!r}, {str(dst)!r}, {str(tokenizer_file)!r}, **{options!r})\n"
     )
     process = start_script(script)
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while len(list(dst.glob(f"{STAGE}*.parquet"))) < 2:
         assert time.monotonic() < end
         assert process.poll() is None
@@ -443,6 +444,7 @@ def test_text_that_is_changed_meanwhile_makes_no_dataset(
     assert not (tmp_path / "dst").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
 @pytest.mark.parametrize("to", ["parquet", "mds"])
 def test_a_full_disk_is_an_error_that_names_it(
