@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from bench_threads import run_in_threads
 
 from stoker.bench.results.report_files import RunFiles
 from stoker.bench.results.results import schema
@@ -17,11 +18,17 @@ from stoker.bench.settings.workload import Stage
 
 
 def real_run(
-    results: Path, *settings: str, ranks: int = 1, url: str | None = None, stages: tuple[Stage, ...] = ("train",)
+    results: Path,
+    *settings: str,
+    ranks: int = 1,
+    url: str | None = None,
+    stages: tuple[Stage, ...] = ("train",),
+    processes: bool = False,
 ) -> None:
-    """A run that takes a moment."""
+    """A run that takes a moment, by ranks that are threads, or processes."""
     resolved = read_workload(None, ["compute.seconds=0.001", *settings], environ={}, dotenv=None)
-    run_benchmark(
+    run = run_benchmark if processes else run_in_threads
+    run(
         resolved,
         results=results,
         url=url,
@@ -82,7 +89,7 @@ def run_stage(
     """The results of a run of one stage, which have the shape of results; the data is in ``folder``, or at ``url``."""
     resolved = read_workload(None, [f"stages=[{stage}]", *small, *settings], environ={}, dotenv=None)
     data = url or str(folder / "data")
-    result = run_benchmark(resolved, results=folder / name, url=data, accelerators=ranks)
+    result = run_in_threads(resolved, results=folder / name, url=data, accelerators=ranks)
     jsonschema.validate(result, schema())
     return result
 

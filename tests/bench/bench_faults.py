@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from patience import PATIENCE
 from stoker.bench.results.results import schema
 
 
@@ -67,8 +68,10 @@ def end_started() -> None:
 
 def wait_for(true: Callable[[], object], run: subprocess.Popen[str]) -> None:
     """Until something is so, while the run goes on."""
+    deadline = time.monotonic() + PATIENCE
     while not true():
         assert run.poll() is None, run.communicate()[1]
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import mmap
 import os
+import pkgutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
 
 import numpy as np
+from bench_time import BenchTime
 
 from stoker.bench.loaders import LoadedBatch, LoaderJob, LoaderReport, get_loader
 from stoker.bench.loaders.base import OpenLoader
+from stoker.bench.settings.workload import Workload
 from stoker.errors import MissingPackageError, StorageError
 
 
@@ -99,18 +105,26 @@ class LacksAtOnce(Missing):
         return super().available() if os.environ["RANK"] == "1" else None
 
 
+def _wait_for(path: Path) -> None:
+    """Until another rank, or the test, has made a file."""
+    while not path.exists():
+        time.sleep(0.005)
+
+
 class _Stopping(_Open):
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
-        yield from super().epoch(number) if self.job.world.rank != 1 else self._one()
-
-    def _one(self) -> Iterator[LoadedBatch]:
-        yield LoadedBatch(2, 8, np.full(8, 1, np.uint8))
-        time.sleep(0.3)  # in which the others go on
-        raise StorageError("the disk is gone", url="/nothing")
+        counted = Path(self.job.scratch, "counted")
+        for k, batch in enumerate(super().epoch(number)):
+            if k == 3:
+                counted.touch()  # three steps of this rank have ended
+            if k == 1 and self.job.world.rank == 1:
+                _wait_for(counted)
+                raise StorageError("the disk is gone", url="/nothing")
+            yield batch
 
 
 class Stops(Killed):
-    """Rank 1 has one batch, which does not count, and no more."""
+    """Rank 1 has one batch, which does not count, and no more; others have steps that count before it fails."""
 
     name = "stops"
 
@@ -118,14 +132,57 @@ class Stops(Killed):
         return _Stopping(job, "")
 
 
+class GatedGeneration(Killed):
+    """Rank 1 of a launcher makes five files of the data set, and waits in the midst of the sixth until it is killed."""
+
+    name = "gated-generation"
+
+    def available(self) -> str | None:
+        if os.environ["RANK"] == "1":
+            from stoker.generation.job import _make_one as make
+
+            begun: list[object] = []
+
+            def gated(*given: Any) -> Any:
+                spec, store, out, progress, stop = given
+                begun.append(out)
+                return make(spec, store, out, progress if len(begun) <= 5 else self._wait, stop)
+
+            _replace("stoker.generation.job._make_one", gated)
+        return None
+
+    def _wait(self, _: int) -> None:
+        Path("gated").touch()
+        time.sleep(3600)
+
+
+class WaitsWhenMade(Killed):
+    """Rank 0 waits, when the data is generated, for a file, and the others for it."""
+
+    name = "waits-when-made"
+
+    def prepare(self, workload: Workload, url: str) -> None:
+        Path("made").touch()
+        _wait_for(Path("go"))
+
+
+def _replace(target: str, value: object) -> None:
+    """Replace an attribute for as long as a rank's process lives."""
+    place, _, name = target.rpartition(".")
+    setattr(pkgutil.resolve_name(place), name, value)
+
+
 class _Stalling(_Open):
-    waited = 0
+    def __init__(self, job: LoaderJob) -> None:
+        super().__init__(job, "")
+        self.clock, self.waited = BenchTime(late=(0, 30_000)), 0
+        self.clock.replace(_replace)
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
         for k in range(80):
-            begun = time.perf_counter_ns()
-            time.sleep(0.004)
-            self.waited += (time.perf_counter_ns() - begun) * (k > 0)  # the first one is left out as warm-up
+            wait = 4_000_000 + 1000 * k
+            self.clock.now += wait
+            self.waited += wait * (k > 0)  # the first one is left out as warm-up
             yield LoadedBatch(2, 8, np.full(8, self.job.world.rank, np.uint8))
 
     def report(self) -> LoaderReport:
@@ -133,12 +190,12 @@ class _Stalling(_Open):
 
 
 class Stalls(Killed):
-    """Makes each step wait for 4 ms, and tells in nanoseconds how long that really took."""
+    """Makes each step wait for 4 ms of a clock that is data, and tells in nanoseconds for how long it did."""
 
     name = "stalls"
 
     def open(self, job: LoaderJob) -> _Open:
-        return _Stalling(job, "")
+        return _Stalling(job)
 
 
 class _Hanging(_Open):
@@ -208,14 +265,88 @@ class HangsInWorker(Killed):
         return _Collating(job, "")
 
 
-class OneProcessor(Killed):
-    """The loader stoker, in a process that has the first of its processors alone."""
+class _OnTime:
+    """The clock of a loop whose accelerator computes from the moment that the loop notes for exactly as long as was drawn."""
 
-    name = "one-processor"
+    def __init__(self) -> None:
+        self.read = 0
+
+    def perf_counter_ns(self) -> int:
+        self.read = time.perf_counter_ns()
+        return self.read
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def begun(self) -> int:
+        return self.read
+
+
+def _on_time(_: object, moment: int) -> int:
+    """Wait until a moment, and have waited until then however late this host woke up."""
+    time.sleep(max(0, moment - time.perf_counter_ns()) * 1e-9)
+    return moment
+
+
+class OnTime(Killed):
+    """The loader stoker, beside an accelerator that is not late where its host is."""
+
+    name = "on-time"
 
     def open(self, job: LoaderJob) -> OpenLoader:
-        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        clock = _OnTime()
+        _replace("stoker.bench.measure.steps.time", clock)
+        _replace("stoker.bench.measure.compute.time", SimpleNamespace(perf_counter_ns=clock.begun))
+        _replace("stoker.bench.measure.compute.BenchClock.wait_until", _on_time)
         return get_loader("stoker").open(job)
+
+
+_STOPS: Final = """
+import os, select, signal, sys, time
+rank = os.getppid()
+print(flush=True)
+while not select.select([sys.stdin], [], [], 0.005)[0]:  # until it is closed
+    os.kill(rank, signal.SIGSTOP)
+    time.sleep(0.02)
+    os.kill(rank, signal.SIGCONT)
+"""
+
+
+class Stopped(Killed):
+    """The loader stoker, in a process that has a processor for 5 of 25 ms."""
+
+    name = "stopped"
+
+    def open(self, job: LoaderJob) -> OpenLoader:
+        stopping = subprocess.Popen([sys.executable, "-c", _STOPS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert stopping.stdin is not None
+        assert stopping.stdout is not None
+        stopping.stdout.readline()
+        opened = get_loader("stoker").open(job)
+        close = opened.close
+
+        def closed() -> None:
+            stopping.communicate()
+            close()
+
+        opened.close = closed  # type: ignore[method-assign]
+        return opened
+
+
+class _UntilFull(_Open):
+    def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        if number == 2:
+            _wait_for(Path("full"))
+        yield from super().epoch(number)
+
+
+class UntilFull(Killed):
+    """The third epoch waits for a file in the folder of the run."""
+
+    name = "until-full"
+
+    def open(self, job: LoaderJob) -> OpenLoader:
+        return _UntilFull(job, "")
 
 
 class _Telling(_Open):

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,23 +27,59 @@ import pytest
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE.parent.parent / "docs" / "bench" / "cases.md"
 _MARK: Final = "<!-- made by tests/bench/cases_table.py -->\n"
-_SECONDS: Final = 120
-_TRIES: Final = 3
 
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from bench_faults import pid_of, small_disk  # noqa: E402 - of the folders above
 
+from patience import PATIENCE  # noqa: E402
 from s3server import S3Server, make_bucket, run_s3_server  # noqa: E402
+from stoker.bench.measure.generation import make_data  # noqa: E402
+from stoker.bench.settings.sources import read_workload  # noqa: E402
 
 SMALL: Final[dict[str, Any]] = {
     "name": "small",
     "dataset": {"files": 24, "samples_per_file": 2, "record_bytes": 4096},
-    "compute": {"seconds": 0.1},
+    "compute": {"seconds": 0.01},
     "reader": {"batch_size": 2, "threads": 1},
-    "metric": {"au": 0.3},
+    "metric": {"au": 0.02},
 }
-"""24 steps of one rank, of which 23 count."""
+"""24 steps of one rank, of which 23 count. A batch may take half a second, and the utilization is still enough."""
+ON_TIME: Final = "reader.loader=bench_loaders:OnTime"
+"""For a run that is to be valid however busy this host is."""
+
+
+def _generate(url: str, *settings: str) -> None:
+    """Make the data set of :data:`SMALL` and such settings."""
+    small = [f"{section}.{name}={value}" for section in ("dataset", "reader") for name, value in SMALL[section].items()]
+    make_data(read_workload(None, [*small, *settings], environ={}, dotenv=None).workload, url)
+
+
+@dataclass(frozen=True)
+class Store:
+    """An S3 server, and the data set in it that all cases share which only read it.
+
+    Attributes:
+        server: the server.
+        url: of the data set.
+    """
+
+    server: S3Server
+    url: str
+
+    @property
+    def options(self) -> str:
+        """The setting with what the server asks for."""
+        return f"storage.options={json.dumps(self.server.storage_options)}"
+
+
+@contextlib.contextmanager
+def open_store(server: S3Server) -> Iterator[Store]:
+    """Make the data set on a server, for as long as the block lasts."""
+    with make_bucket(server) as bucket:
+        made = Store(server, f"{bucket.url}/data")
+        _generate(made.url, made.options)
+        yield made
 
 
 @dataclass
@@ -52,53 +88,40 @@ class Place:
 
     Attributes:
         folder: its own, empty.
-        server: an S3 server.
+        store: the store of objects.
         stack: ends what the case has begun.
         results: where the run's results go.
     """
 
     folder: Path
-    server: S3Server
+    store: Store
     stack: contextlib.ExitStack
     results: Path
 
-    @cached_property
-    def local(self) -> str:
-        """A data set on the disk that has the folder."""
-        self.generate(f"--data={self.folder / 'data'}")
-        return str(self.folder / "data")
-
-    @cached_property
-    def remote(self) -> list[str]:
-        """Arguments for a data set in a bucket."""
-        bucket = self.stack.enter_context(make_bucket(self.server))
-        told = [f"--data={bucket.url}/data", self.options]
-        self.generate(*told)
-        return told
-
     @property
-    def options(self) -> str:
-        """The setting with what the server asks for."""
-        return f"storage.options={json.dumps(self.server.storage_options)}"
+    def shared(self) -> list[str]:
+        """Arguments for the data set that is only read."""
+        return [f"--data={self.store.url}", self.store.options]
+
+    def bucket(self, *settings: str) -> list[str]:
+        """Arguments for a data set of its own, in a bucket."""
+        bucket = self.stack.enter_context(make_bucket(self.store.server))
+        _generate(f"{bucket.url}/data", self.store.options, *settings)
+        return [f"--data={bucket.url}/data", self.store.options, *settings]
 
     def disk(self, size: str) -> Path:
         """A file system with little room."""
         return self.stack.enter_context(small_disk(self.folder / "small", size))
 
-    def generate(self, *arguments: str) -> None:
-        """Make the data set of :data:`SMALL` and such settings."""
-        made = self.start(self.folder / "generated", "--stages=generate", *arguments)
-        said = made.communicate(timeout=_SECONDS)[1]
-        assert made.returncode == 0, said
-
     def start(self, results: Path, *arguments: str) -> subprocess.Popen[str]:
-        """``stoker bench run``, in a session of its own, which ends with the case."""
+        """``stoker bench run``, in a session of its own, which ends with the case. Its folder has modules for it."""
         path = self.folder / "workload.yaml"
         path.write_text(json.dumps(SMALL))
         given = ["bench", "run", str(path), *arguments, "--results", str(results)]
+        modules = os.pathsep.join((str(self.folder), str(HERE)))
         run = subprocess.Popen(
             [sys.executable, "-m", "stoker", *given],
-            env=os.environ | {"PYTHONPATH": str(HERE), "COLUMNS": "200", "TMPDIR": str(self.folder)},
+            env=os.environ | {"PYTHONPATH": modules, "COLUMNS": "200", "TMPDIR": str(self.folder)},
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -128,7 +151,6 @@ class Seen:
         code: exit code.
         kept: what is left of the measurement.
         said: stdout and stderr.
-        broken: rules that were broken.
     """
 
     au: str
@@ -136,7 +158,6 @@ class Seen:
     code: int
     kept: str
     said: str
-    broken: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -160,28 +181,18 @@ class Case:
     during: Callable[[subprocess.Popen[str], Path], None] | None = field(default=None)
 
 
-def run_case(case: Case, server: S3Server) -> Seen:
-    """Run a case in a folder of its own; again where this machine was too busy for its computation."""
-    for attempt in range(_TRIES):
-        seen = _run_once(case, server, 2**attempt)
-        if seen.broken != {"computation"} or case.verdict == "invalid":
-            return seen
-    pytest.skip("this machine is too busy for a valid run")
-
-
-def _run_once(case: Case, server: S3Server, slower: int) -> Seen:
+def run_case(case: Case, store: Store) -> Seen:
+    """Run a case in a folder of its own."""
     with contextlib.ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-case-", ignore_cleanup_errors=True))
         )
-        place = Place(folder, server, stack, folder / "r")
+        place = Place(folder, store, stack, folder / "r")
         given = case.given(place)
-        if slower > 1 and not any(one.startswith("compute.seconds") for one in given):
-            given.append(f"compute.seconds={SMALL['compute']['seconds'] * slower}")
         run = place.start(place.results, *given)
         if case.during is not None:
             case.during(run, folder)
-        out, error = run.communicate(timeout=_SECONDS)
+        out, error = run.communicate(timeout=PATIENCE)
         left = _processes(run.pid)
         assert not left, f"still running: {left}"
         return _seen(place.results, run.returncode, out, error)
@@ -189,7 +200,7 @@ def _run_once(case: Case, server: S3Server, slower: int) -> Seen:
 
 def _processes(session: int) -> list[str]:
     """Processes of a run's session that are still there, a moment after it has ended."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while True:
         found = []
         for path in Path("/proc").glob("[0-9]*/stat"):
@@ -208,10 +219,9 @@ def _seen(results: Path, code: int, out: str, error: str) -> Seen:
     path = results / "results.json"
     if not path.exists():
         kept = "numbers on the terminal" if "utilization" in out else "nothing"
-        return Seen("-", "error", code, kept, out + error, frozenset())
+        return Seen("-", "error", code, kept, out + error)
     result = json.loads(path.read_text())
-    broken = frozenset(one["rule"] for one in result["findings"] if one["invalid"])
-    return Seen(_utilization(result), result["verdict"], code, _kept(result), out + error, broken)
+    return Seen(_utilization(result), result["verdict"], code, _kept(result), out + error)
 
 
 def _utilization(result: dict[str, Any]) -> str:
@@ -236,7 +246,7 @@ def _when_epochs(count: int, then: Callable[[subprocess.Popen[str], Path], None]
     """Do something once so many ranks have ended two epochs, the first of which is then kept."""
 
     def wait(run: subprocess.Popen[str], folder: Path) -> None:
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + PATIENCE
         while len(list((folder / "r" / "steps").glob("*-train-0-1.npz"))) < count and run.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -246,7 +256,7 @@ def _when_epochs(count: int, then: Callable[[subprocess.Popen[str], Path], None]
 
 
 def _kill_starting(run: subprocess.Popen[str], _: object) -> None:
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + PATIENCE
     while run.poll() is None and time.monotonic() < deadline:
         for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split():
             told = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -260,18 +270,24 @@ def _kill_rank(_: object, folder: Path) -> None:
     os.kill(pid_of(folder, 1), signal.SIGKILL)
 
 
+def _starting(place: Place) -> list[str]:
+    """Rank 1 comes no further than the start of Python."""
+    code = "import sys, time\nif sys.orig_argv[-3:-1] == ['1', '2']:\n    time.sleep(3600)\n"
+    (place.folder / "sitecustomize.py").write_text(code)
+    return [*_LONG]
+
+
 def _memory(place: Place) -> list[str]:
     folder = tempfile.mkdtemp(prefix="bench-case-", dir="/dev/shm")
     place.stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    place.generate(f"--data={folder}")
+    _generate(folder)
     return [f"--data={folder}"]
 
 
 def _warm(place: Place) -> list[str]:
-    large = ["dataset.record_bytes=1000000", "storage.cache=keep", "compute.seconds=0.02"]
-    data = f"--data={place.folder / 'large'}"
-    place.generate(data, *large)
-    return [data, *large]
+    large, data = "dataset.record_bytes=400000", place.folder / "large"
+    _generate(str(data), large)
+    return [f"--data={data}", large, "storage.cache=keep"]
 
 
 def _cut_off(data: bytes) -> bytes:
@@ -287,8 +303,8 @@ def _changed(data: bytes) -> bytes:
 
 def _damaged(place: Place, damage: Callable[[bytes], bytes], *more: str) -> list[str]:
     """One file of 24."""
-    told = [*place.remote, "reader.shuffle=false", *more]
-    client, name = place.server.client(), told[0].removeprefix("--data=s3://").partition("/")[0]
+    told = [*place.bucket(), "reader.shuffle=false", *more]
+    client, name = place.store.server.client(), told[0].removeprefix("--data=s3://").partition("/")[0]
     keys = sorted(one["Key"] for one in client.list_objects_v2(Bucket=name)["Contents"])
     key = [key for key in keys if "/train/" in key and "/_" not in key][7]
     data = client.get_object(Bucket=name, Key=key)["Body"].read()
@@ -297,11 +313,9 @@ def _damaged(place: Place, damage: Callable[[bytes], bytes], *more: str) -> list
 
 
 def _resized(place: Place, kind: str) -> list[str]:
-    """Of samples of 500 kB 5 kB are delivered, and all are read."""
-    bucket = place.stack.enter_context(make_bucket(place.server))
-    given = [f"--data={bucket.url}/data", place.options, f"dataset.format={kind}", "dataset.record_bytes=500000"]
-    place.generate(*given)
-    return [*given, "dataset.resize_bytes=5000"]
+    """Of samples of 100 kB 1 kB is delivered, and all are read."""
+    told = place.bucket(f"dataset.format={kind}", "dataset.record_bytes=100000")
+    return [*told, "dataset.resize_bytes=1000", ON_TIME]
 
 
 def _small_data(place: Place) -> list[str]:
@@ -313,14 +327,15 @@ def _checkpoints(place: Place, size: int) -> list[str]:
     """Checkpoints after the first and the last of three epochs."""
     when = "train.epochs=3", "checkpoint.every_epochs=2"
     told = f"checkpoint.url={place.disk('1m')}/c", f"model.size_bytes={size}", *when
-    return [*told, "--stages=train,checkpoint", "reader.loader=synthetic"]
+    return [*told, "--stages=train,checkpoint", "reader.loader=bench_loaders:UntilFull", "--data=/nothing"]
 
 
 def _fill(_: object, folder: Path) -> None:
-    """As another program may, while the run goes on."""
+    """As another program may, while the run goes on: its third epoch waits for it."""
     with contextlib.suppress(OSError), (folder / "small" / "filler").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
+    (folder / "full").touch()
 
 
 def _full_results(place: Place) -> list[str]:
@@ -331,22 +346,12 @@ def _full_results(place: Place) -> list[str]:
     return ["train.epochs=300", "compute.seconds=0.001", "reader.loader=synthetic"]
 
 
-def _busy(place: Place) -> list[str]:
-    """Six processes that compute, on the one processor that the run has."""
-    one = min(os.sched_getaffinity(0))
-    command = f"import os; os.sched_setaffinity(0, [{one}])\nwhile True: pass"
-    told = place.remote
-    for _ in range(6):
-        place.stack.callback(_end, subprocess.Popen([sys.executable, "-c", command], start_new_session=True, text=True))
-    return [*told, "compute.seconds=0.005", "reader.loader=bench_loaders:OneProcessor"]
-
-
 _LONG: Final = ("train.epochs=1000", "compute.seconds=0.01", "reader.loader=synthetic", "--accelerators=2")
 
 
 def _remote(*more: str) -> Callable[[Place], list[str]]:
     """The data set in a bucket, with such settings."""
-    return lambda place: [*place.remote, *more]
+    return lambda place: [*place.shared, *more]
 
 
 def _without_data(*arguments: str) -> Callable[[Place], list[str]]:
@@ -355,15 +360,15 @@ def _without_data(*arguments: str) -> Callable[[Place], list[str]]:
 
 
 CASES: Final = (
-    Case("nothing is wrong", _remote(), "passed", 0, "all", "^passed: "),
+    Case("nothing is wrong", _remote(ON_TIME), "passed", 0, "all", "^passed: "),
     Case(
         "too slow for the accelerator",
-        _remote("metric.au=1"),
+        _remote("metric.au=0.9", "compute.seconds=0.00001", ON_TIME),
         *("not passed", 4, "all", "^not passed: a pass needs a valid run"),
     ),
     Case(
         "one step",
-        _remote("train.steps=2"),
+        _remote("train.steps=2", ON_TIME),
         *("smoke test", 4, "all", "only 1 steps of an epoch count"),
     ),
     Case(
@@ -373,7 +378,7 @@ CASES: Final = (
     ),
     Case(
         "more files: the first ones are read",
-        _remote("dataset.files=12"),
+        _remote("dataset.files=12", ON_TIME),
         *("passed", 0, "all", "^passed: "),
     ),
     Case(
@@ -393,7 +398,7 @@ CASES: Final = (
     ),
     Case(
         "damaged file: a bit differs, loader `torch`",
-        lambda place: _damaged(place, _changed, "reader.loader=torch"),
+        lambda place: _damaged(place, _changed, "reader.loader=torch", "reader.threads=0"),
         *("invalid", 1, "steps until then", r"img-00007\.npz: .*CRC-32"),
     ),
     Case("resized NPZ", partial(_resized, kind="npz"), "passed", 0, "all", "^passed: "),
@@ -407,10 +412,14 @@ CASES: Final = (
         "all",
         "did not come from the device but from the page cache|is in memory",
     ),
-    Case("busy host", _busy, "invalid", 3, "all", r"longer than the 5 ms drawn for it: this host is overloaded"),
+    Case(
+        "busy host",
+        _remote("reader.loader=bench_loaders:Stopped", "compute.seconds=0.005"),
+        *("invalid", 3, "all", r"longer than the 5 ms drawn for it: this host is overloaded"),
+    ),
     Case(
         "wrong bucket",
-        lambda place: ["--data=s3://no-such-bucket-of-ours/x", place.options, "--accelerators=2"],
+        lambda place: ["--data=s3://no-such-bucket-of-ours/x", place.store.options, "--accelerators=2"],
         *("invalid", 1, "results without epochs", r"rank \d.*s3://no-such-bucket-of-ours"),
     ),
     Case(
@@ -472,7 +481,7 @@ CASES: Final = (
     ),
     Case(
         "rank killed while it starts",
-        _without_data(*_LONG),
+        _starting,
         *("invalid", 1, "results without epochs", "rank 1 was killed by SIGKILL"),
         _kill_starting,
     ),
@@ -511,12 +520,12 @@ def main(arguments: list[str]) -> int:
     """Run the cases, and print their table; 1 where one did not end as it must."""
     write, names = "--write" in arguments, [one for one in arguments if one != "--write"]
     made, wrong = rows_of_page() if write else {}, 0
-    with run_s3_server() as server:
+    with run_s3_server() as server, open_store(server) as store:
         for case in CASES:
             if names and case.name not in names:
                 continue
             try:
-                seen = run_case(case, server)
+                seen = run_case(case, store)
             except pytest.skip.Exception as reason:
                 sys.stderr.write(f"{case.name}: skipped: {reason}\n")
                 continue

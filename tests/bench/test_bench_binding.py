@@ -109,7 +109,8 @@ def test_ranks_of_a_run_have_processors_of_their_own(tmp_path: Path, monkeypatch
     mine = sorted(os.sched_getaffinity(0))
     if len(mine) < 2:
         pytest.skip("there is one processor")
-    real_run(tmp_path / "out", "reader.loader=bench_loaders:Affinity", "reader.bind=cores", ranks=2, url=str(tmp_path))
+    settings = ("reader.loader=bench_loaders:Affinity", "reader.bind=cores")
+    real_run(tmp_path / "out", *settings, ranks=2, url=str(tmp_path), processes=True)
     result = read_run(tmp_path / "out")
     bindings = [rank["binding"] for rank in result["ranks"]]
     assert not {*bindings[0]["processors"]} & {*bindings[1]["processors"]}

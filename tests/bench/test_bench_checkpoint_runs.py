@@ -1,4 +1,7 @@
-"""Checkpoints in whole runs: ranks as processes, real files and objects, disks that fill up and ranks that are killed."""
+"""Checkpoints in whole runs: real files and objects, disks that fill up, and ranks that are killed.
+
+Ranks that are killed are processes, others are threads of this one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from typing import Any
 import jsonschema
 import pytest
 from bench_example import reasons
-from bench_faults import small_disk
+from bench_faults import small_disk, wait_for
+from bench_threads import ranks_as_threads, run_in_threads
+from bench_time import BenchTime
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker.bench.checkpoint import manifest as manifests
 from stoker.bench.checkpoint.content import CheckpointContent
@@ -30,7 +35,6 @@ from stoker.bench.ranks.control.server import Server
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_context import RankContext
 from stoker.bench.results.results import schema
-from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Stage
 from stoker.cli import main
@@ -65,7 +69,7 @@ def bench(
     stages: tuple[Stage, ...] = ("checkpoint",),
 ) -> dict[str, Any]:
     resolved = read_workload(None, [*SMALL_8B, *arguments], environ={}, dotenv=None)
-    result = run_benchmark(resolved, results=results, url=url, accelerators=ranks, stages=stages)
+    result = run_in_threads(resolved, results=results, url=url, accelerators=ranks, stages=stages)
     jsonschema.validate(result, schema())
     assert json.loads((results / "results.json").read_text()) == json.loads(json.dumps(result))
     return result
@@ -87,7 +91,6 @@ def whole(store: Store) -> list[Manifest]:
     return found
 
 
-@pytest.mark.processes
 def test_two_ranks_save_and_load_the_formula_s_bytes(tmp_path: Path) -> None:
     place = tmp_path / "data" / "checkpoints"
     chosen = ("checkpoint.writes=3", "checkpoint.reads=2", "checkpoint.keep=2", "checkpoint.shift=1")
@@ -122,7 +125,6 @@ def test_two_ranks_save_and_load_the_formula_s_bytes(tmp_path: Path) -> None:
     assert summary["load_checkpoint_io_mean_GB_per_second"] > 0
 
 
-@pytest.mark.processes
 @pytest.mark.s3
 def test_objects_are_saved_in_one_run_and_loaded_in_another(bucket: Bucket, tmp_path: Path) -> None:
     """As MLPerf Storage does it: writes, then caches are cleared, then reads."""
@@ -145,7 +147,6 @@ def test_objects_are_saved_in_one_run_and_loaded_in_another(bucket: Bucket, tmp_
         bench(tmp_path / "d", *place, "checkpoint.reads=1", ranks=1)
 
 
-@pytest.mark.processes
 @pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_reported_with_its_name(bucket: Bucket, tmp_path: Path) -> None:
     options = json.dumps(dict(bucket.storage_options))
@@ -173,8 +174,9 @@ TRAIN = (
 )
 
 
-@pytest.mark.processes
-def test_checkpoints_in_training_are_apart_from_its_stalls(tmp_path: Path) -> None:
+def test_checkpoints_in_training_are_apart_from_its_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the steps is data, that of the checkpoints is real."""
+    BenchTime(late=(0, 300_000)).replace(monkeypatch.setattr)
     chosen = ("checkpoint.every_steps=5", f"checkpoint.url={tmp_path / 'c'}", "train.epochs=2", "checkpoint.keep=1")
     result = bench(tmp_path / "r", *TRAIN, *chosen, stages=("train", "checkpoint"))
     saves = [(one["epoch"], one["step"], one["place"]) for one in result["checkpoint"]["saves"]]
@@ -205,11 +207,11 @@ checkpoint: {checkpoint_folder: CKPT, checkpoint_after_epoch: 2, epochs_between_
 """
 
 
-@pytest.mark.processes
 def test_a_file_of_dlio_s_saves_when_and_what_dlio_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "w.yaml").write_text(DLIO.replace("CKPT", str(tmp_path / "c")))
     arguments = ["bench", "run", str(tmp_path / "w.yaml"), "--results", str(tmp_path / "r"), "--accelerators", "2"]
-    assert main([*arguments]) == 3  # a synthetic run is none
+    with ranks_as_threads():
+        assert main([*arguments]) == 3  # a synthetic run is none
     told = capfd.readouterr()
     result = json.loads((tmp_path / "r" / "results.json").read_text())
     found = result["checkpoint"]
@@ -287,11 +289,9 @@ def test_a_rank_that_is_killed_leaves_no_half_checkpoint_that_counts(
                 return 0
             return sum(one["complete"] for one in json.loads(record.read_text())["checkpoints"])
 
-        while saved() < 3:
-            assert run.poll() is None
-            time.sleep(0.02)
+        wait_for(lambda: saved() >= 3, run)
         os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
-        said = run.communicate(timeout=60)[1]
+        said = run.communicate(timeout=PATIENCE)[1]
     assert run.returncode == 1
     assert f"rank {rank}" in said
     assert "killed" in said
@@ -311,7 +311,6 @@ def test_a_rank_that_is_killed_leaves_no_half_checkpoint_that_counts(
         assert folders == {manifests.checkpoint_folder(one.run, one.number) for one in left}
 
 
-@pytest.mark.processes
 def test_a_checkpoint_that_comes_from_the_page_cache_is_noticed(tmp_path: Path) -> None:
     chosen = ("checkpoint.writes=1", "checkpoint.reads=1", "storage.cache=keep")
     result = bench(tmp_path / "r", *chosen, url=str(tmp_path), ranks=1)
@@ -321,12 +320,15 @@ def test_a_checkpoint_that_comes_from_the_page_cache_is_noticed(tmp_path: Path) 
         assert "% of checkpoint 0 did not come from the device" in broken["page cache"]
 
 
+@pytest.mark.processes
 def test_what_may_count_is_not_taken_apart_by_a_rank_that_hears_of_a_failure(tmp_path: Path) -> None:
     """Between the last rank's word and its own, rank 0 may have written the manifest."""
     chosen = [*SMALL_8B, f"checkpoint.url={tmp_path / 'c'}"]
     plan = RunPlan(read_workload(None, chosen, environ={}, dotenv=None).workload, "memory://x", str(tmp_path), "0" * 16)
-    server = Server(2, "token", "digest", join_seconds=30)
-    links = [Link(lambda: ("127.0.0.1", server.port, "token"), rank, "digest", join_seconds=5) for rank in range(2)]
+    server = Server(2, "token", "digest", join_seconds=PATIENCE)
+    links = [
+        Link(lambda: ("127.0.0.1", server.port, "token"), rank, "digest", join_seconds=PATIENCE) for rank in range(2)
+    ]
     record: dict[str, Any] = {"checkpoints": []}
     told: list[str] = []
 
@@ -341,7 +343,7 @@ def test_what_may_count_is_not_taken_apart_by_a_rank_that_hears_of_a_failure(tmp
     links[0].barrier("save")
     links[0].barrier("saved")
     links[0].fail("struck by lightning")
-    saving.join(30)
+    saving.join(PATIENCE)
     server.close()
     assert "struck by lightning" in told[0]
     assert len(list((tmp_path / "c").rglob("zero_pp_rank_1_*"))) == 2
@@ -349,10 +351,13 @@ def test_what_may_count_is_not_taken_apart_by_a_rank_that_hears_of_a_failure(tmp
     assert record["checkpoints"][0]["seconds"] > 0
 
 
+@pytest.mark.processes
 def test_ranks_of_different_numbers_of_steps_do_not_wait_for_ever() -> None:
     """One saves after its step 10, the other one has only 9: they would wait in different places."""
-    server = Server(2, "token", "digest", join_seconds=30)
-    links = [Link(lambda: ("127.0.0.1", server.port, "token"), rank, "digest", join_seconds=5) for rank in range(2)]
+    server = Server(2, "token", "digest", join_seconds=PATIENCE)
+    links = [
+        Link(lambda: ("127.0.0.1", server.port, "token"), rank, "digest", join_seconds=PATIENCE) for rank in range(2)
+    ]
     told: list[str] = []
 
     def wait(link: Link, name: str) -> None:
@@ -368,7 +373,7 @@ def test_ranks_of_different_numbers_of_steps_do_not_wait_for_ever() -> None:
     for one in threads:
         one.start()
     for one in threads:
-        one.join(30)
+        one.join(PATIENCE)
     server.close()
     assert len(told) == 2
     assert all("different numbers of steps. Set train.steps" in one for one in told)
@@ -384,7 +389,6 @@ def test_what_makes_no_sense_is_reported_before_anything_starts(tmp_path: Path) 
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.processes
 def test_ranks_of_a_host_stand_for_a_part_of_many(tmp_path: Path) -> None:
     chosen = ("model.zero_stage=1", "model.tensor=2", "model.data=8", "checkpoint.writes=1")
     result = bench(tmp_path / "r", *chosen, url=str(tmp_path))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from bench_threads import run_in_threads
 
 from stoker.bench.loaders.base import LoaderJob, SplitListing
 from stoker.bench.loaders.listing import data_files, list_split
@@ -17,7 +18,6 @@ from stoker.bench.measure.generation import make_data
 from stoker.bench.ranks.control.client import RankFailedError
 from stoker.bench.results.counts import count_findings
 from stoker.bench.results.results import schema
-from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
@@ -30,6 +30,8 @@ TINY = (
     "reader.batch_size=2",
     "reader.threads=1",
 )
+THREADS = {"stoker": "reader.threads=1", "torch": "reader.threads=0"}
+"""Of loaders, without processes."""
 
 
 def workload(*settings: str) -> Workload:
@@ -38,7 +40,7 @@ def workload(*settings: str) -> Workload:
 
 def bench(tmp_path: Path, *settings: str) -> dict[str, Any]:
     resolved = read_workload(None, [*TINY, *settings], environ={}, dotenv=None)
-    result = run_benchmark(resolved, results=tmp_path / "r", url=str(tmp_path / "d"))
+    result = run_in_threads(resolved, results=tmp_path / "r", url=str(tmp_path / "d"))
     jsonschema.validate(result, schema())
     return result
 
@@ -47,12 +49,11 @@ def reasons(result: dict[str, Any], rule: str) -> list[str]:
     return [one["reason"] for one in result["findings"] if one["rule"] == rule and one["invalid"]]
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("loader", ["stoker", "torch"])
 def test_fewer_files_than_the_workload_says_are_an_error_before_anything_is_timed(loader: str, tmp_path: Path) -> None:
     make_data(workload(), str(tmp_path / "d"))
     with pytest.raises(RankFailedError, match=r"has 6 of the workload's 7 files: generate them first"):
-        bench(tmp_path, "dataset.files=7", f"reader.loader={loader}")
+        bench(tmp_path, "dataset.files=7", f"reader.loader={loader}", THREADS[loader])
     result = json.loads((tmp_path / "r" / "results.json").read_text())
     jsonschema.validate(result, schema())
     assert not result["valid"]
@@ -60,14 +61,13 @@ def test_fewer_files_than_the_workload_says_are_an_error_before_anything_is_time
     assert result["epochs"] == [] or result["epochs"][0]["au"] is None
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("loader", "kind"), [*(("stoker", kind) for kind in ("npz", "hdf5", "parquet")), ("torch", "hdf5")]
 )
 def test_of_more_files_the_first_are_read_and_nothing_is_said(loader: str, kind: str, tmp_path: Path) -> None:
     made = workload(f"dataset.format={kind}")
     make_data(made, str(tmp_path / "d"))
-    result = bench(tmp_path, f"dataset.format={kind}", "dataset.files=4", f"reader.loader={loader}")
+    result = bench(tmp_path, f"dataset.format={kind}", "dataset.files=4", f"reader.loader={loader}", THREADS[loader])
     assert result["epochs"][0]["samples"] == 16
     listed = result["listing"]["train"]
     assert (listed["files"], listed["used"]) == (6, 4)
@@ -86,7 +86,6 @@ def test_dlio_s_subset_is_the_first_by_name_whatever_the_folder(tmp_path: Path) 
     assert names == every[:3]
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(("kind", "size", "word"), [("npz", 10000, "more"), ("tfrecord", 40000, "less")])
 def test_samples_of_another_size_make_a_run_invalid(kind: str, size: int, word: str, tmp_path: Path) -> None:
     make_data(workload(f"dataset.format={kind}"), str(tmp_path / "d"))
@@ -169,12 +168,11 @@ def test_samples_beyond_the_last_batches_have_to_be_delivered() -> None:
     assert any(invalid for _, invalid, _ in count_findings(told(30), limited))
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("loader", "kind"),
     [
         *(("stoker", kind) for kind in ("npz", "hdf5", "tfrecord", "parquet", "png")),
-        # Its processes each import torch, and open files as the other loader does: one format of several samples, one of one.
+        # It opens files as the other loader does: one format of several samples, one of one.
         *(("torch", kind) for kind in ("parquet", "png")),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from bench_example import real_run
 
+from patience import PATIENCE
 from stoker.cli import main
 
 BROWSER = next(
@@ -99,13 +100,12 @@ def in_browser(file: Path, profile: Path) -> str:
     assert BROWSER is not None
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     command += ["--enable-logging=stderr", f"--user-data-dir={profile}", "--dump-dom", file.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert "CONSOLE" not in done.stderr
     return done.stdout
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("browser", [False, True])
+@pytest.mark.parametrize("browser", [False, pytest.param(True, marks=pytest.mark.processes)])
 def test_the_plot_and_its_table_show_the_utilization_of_the_runs(results: Path, tmp_path: Path, browser: bool) -> None:
     if browser and BROWSER is None:
         pytest.skip("no chromium: apt-get install chromium")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -13,19 +14,21 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bench_example import reasons, run_stage
 from bench_faults import end_started, pid_of, small_disk, start, wait_for
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker.bench.kv_cache.entries import EntryStore, FileEntries, PartBuffer
 from stoker.bench.kv_cache.requests import KvUser, draw_requests, draw_users
 from stoker.bench.kv_cache.stage import check_capacity
 from stoker.bench.kv_cache.tiers import TierTable
 from stoker.bench.kv_cache.workers import KvRun, plan_request
-from stoker.bench.measure.call_times import CallTimer
+from stoker.bench.measure.call_times import CallTime, CallTimer
 from stoker.bench.mlperf.submit import Submission, write_submission
 from stoker.bench.results.report_files import find_runs
 from stoker.bench.settings.sources import read_workload
@@ -205,10 +208,9 @@ def test_a_phase_alone_only_writes_or_only_reads(tmp_path: Path, phase: str) -> 
     assert done["read" if phase == "decode" else "write"]["count"] >= 5
 
 
-def test_time_ends_a_run_between_whole_entries(tmp_path: Path) -> None:
-    result = bench(tmp_path, "kv_cache.seconds=0.5", "kv_cache.paced=true")
-    repeat = result["kv_cache"]["repeats"][0]
-    assert repeat["seconds"] >= 0.4
+def test_time_alone_ends_a_run_and_nothing_is_left(tmp_path: Path) -> None:
+    result = bench(tmp_path, "kv_cache.seconds=0.2", "kv_cache.paced=true")
+    assert result["complete"]
     assert not list((tmp_path / "data").iterdir())
 
 
@@ -237,6 +239,7 @@ def test_a_run_that_never_reads_the_storage_is_invalid(tmp_path: Path) -> None:
     assert "the tiers above it hold all" in reasons(result, invalid=True)["kv cache"]
 
 
+@pytest.mark.processes
 def test_a_disk_that_is_small_is_not_filled(tmp_path: Path) -> None:
     settings = ("kv_cache.requests=80", "kv_cache.direct=false", "kv_cache.workers=8")
     with small_disk(tmp_path / "disk", "3m") as folder:
@@ -245,48 +248,106 @@ def test_a_disk_that_is_small_is_not_filled(tmp_path: Path) -> None:
     assert "the storage was full" in reasons(result, invalid=False)["capacity"]
 
 
-class SlowToGo(EntryStore):
-    """Entries that exist in the numbers alone, and take a moment to be removed.
+class NumberedEntries(EntryStore):
+    """Entries that exist in the numbers alone.
 
     Attributes:
         most: bytes that were there at once.
+        begun, ended: operations.
     """
 
     def __init__(self) -> None:
-        self._lock, self._there, self.most = threading.Lock(), dict[int, int](), 0
+        self._lock, self._there, self.most, self.begun, self.ended = threading.Lock(), dict[int, int](), 0, 0, 0
 
     def prepare(self) -> None:
         pass
+
+    def operate(self) -> None:
+        """In the midst of an operation."""
+
+    @contextlib.contextmanager
+    def _operation(self) -> Iterator[None]:
+        with self._lock:
+            self.begun += 1
+        self.operate()
+        with self._lock:
+            yield
+            self.ended += 1
 
     def write(self, number: int, size: int, *_: object, **__: object) -> None:
         with self._lock:
             self._there[number] = size
             self.most = max(self.most, sum(self._there.values()))
+        with self._operation():
+            pass
 
     def read(self, number: int, size: int, *_: object) -> None:
-        assert self._there[number] == size
-        time.sleep(0.001)
+        with self._operation():
+            assert self._there[number] == size
 
     def delete(self, number: int) -> None:
-        time.sleep(0.002)
-        with self._lock:
+        with self._operation():
             del self._there[number]
 
     def clear(self) -> None:
         self._there.clear()
 
 
+class TimedEntries(NumberedEntries):
+    """An operation takes a second of a clock that is data; after the end of the run's time it waits until the run is told."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.now, self.seconds, self.late = 0.0, seconds, 0
+        self.told = threading.Event()
+
+    def operate(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.late += self.now > self.seconds
+        if self.now >= self.seconds:
+            assert self.told.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_time_ends_a_run_between_whole_entries(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker ends what it has begun, and begins nothing more."""
+    given = (f"kv_cache.workers={workers}", "kv_cache.seconds=50", "kv_cache.requests=100000")
+    entries = TimedEntries(50)
+    run = KvRun(settings(*given), 0, entries, 2 << 20, 1, check=lambda: None, abandon=threading.Event())
+    clock = SimpleNamespace(perf_counter=lambda: entries.now, perf_counter_ns=lambda: round(entries.now * 1e9))
+    monkeypatch.setattr("stoker.bench.kv_cache.workers.time", clock)
+    entries.told = run._stop
+    done = run.run()
+    assert entries.begun == entries.ended
+    assert 50 <= entries.ended < 50 + workers
+    assert done["seconds"] == entries.now == entries.ended
+    assert 0 < done["requests"] < 50
+    operations = [found for tier in done["tiers"].values() for found in tier.values()]
+    assert sum(found["count"] for found in operations) + done["deletes"] == entries.ended
+
+
+class SlowToGo(NumberedEntries):
+    """Entries that take a moment to be removed, so that others are written meanwhile if they may."""
+
+    def operate(self) -> None:
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("memory", [0, 1 << 20])
 def test_entries_that_are_to_go_and_are_still_there_take_their_room(memory: int) -> None:
     """What was planned to be removed for it was still there when an entry was written: more than the storage may hold."""
-    capacity = 2 << 20
-    workload = settings("kv_cache.requests=300", "kv_cache.workers=16", f"kv_cache.memory_bytes={memory}")
-    store = SlowToGo()
-    run = KvRun(workload, 0, store, capacity, 1, check=lambda: None, abandon=threading.Event())
-    done = run.run()
-    assert done["requests"] == 300
-    assert done["deletes"] > 10
-    assert capacity * 0.7 < store.most <= capacity
+    capacity, most = 2 << 20, {}
+    for workers in (1, 16):
+        workload = settings("kv_cache.requests=300", f"kv_cache.workers={workers}", f"kv_cache.memory_bytes={memory}")
+        store = SlowToGo() if workers > 1 else NumberedEntries()
+        run = KvRun(workload, 0, store, capacity, 1, check=lambda: None, abandon=threading.Event())
+        done = run.run()
+        assert done["requests"] == 300
+        assert done["deletes"] > 10
+        most[workers] = store.most
+    assert most[16] <= capacity
+    assert capacity * 0.7 < most[1] <= capacity  # which is the same each time: the storage is used
 
 
 def test_an_entry_that_was_changed_is_an_error(tmp_path: Path) -> None:
@@ -310,33 +371,69 @@ def test_an_entry_that_was_changed_is_an_error(tmp_path: Path) -> None:
     timer.close()
 
 
-def test_the_time_of_an_operation_is_split() -> None:
+class CallClock:
+    """The clocks that an operation is timed by, which are data: of all time, of a processor, and of waiting for one."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = self.cpu = self.queue = 1_000_000
+        module = SimpleNamespace(perf_counter_ns=lambda: self.now, thread_time_ns=lambda: self.cpu)
+        patch.setattr("stoker.bench.measure.call_times.time", module)
+        patch.setattr(CallTimer, "_queue_time", lambda _: self.queue)
+
+    def take(self, now: int, cpu: int = 0, queue: int = 0) -> None:
+        """So many nanoseconds pass, of which some are of a processor, and some of waiting for one."""
+        self.now, self.cpu, self.queue = self.now + now, self.cpu + cpu, self.queue + queue
+
+
+def test_the_time_of_an_operation_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, timer = CallClock(monkeypatch), CallTimer()
+    clock.take(77, 5, 3)  # before it
+    timer.begin()
+    clock.take(20_000, 20_000)
+    timer.call(clock.take, 50_000, 4000)
+    timer.call(clock.take, 5000, 600, 1000)
+    assert timer.end() == CallTime(total=75_000, host=20_000, queue=1000, kernel=4600, calls=2)
+    timer.begin()
+    timer.call(clock.take, 900, 900)
+    assert timer.end() == CallTime(total=900, host=0, queue=0, kernel=900, calls=1)
+    timer.begin()
+    timer.call(clock.take, 100, 10, 20)
+    clock.take(50)
+    timer.own(30)  # of the call, which has called back
+    assert timer.end() == CallTime(total=150, host=80, queue=20, kernel=10, calls=1)
+    timer.begin()
+    clock.take(100, 0, 90)  # all of which can not be the host's
+    assert timer.end() == CallTime(total=100, host=10, queue=90)
+    timer.close()
+
+
+def test_waiting_for_pythons_lock_is_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, timer = CallClock(monkeypatch), CallTimer()
+    timer.probe(clock.take, 50_000)  # before the operation, of which it says nothing
+    timer.begin()
+    timer.probe(clock.take, 10_000, 2000, 1000)  # 7000 without a processor
+    timer.call(clock.take, 40_000)
+    timer.call(clock.take, 40_000)
+    assert timer.end() == CallTime(total=90_000, host=10_000 + 2 * 7000, queue=1000, calls=2)
+    timer.close()
+
+
+def test_the_kernel_tells_an_operation_s_times() -> None:
+    """By real clocks: parts are no more than the whole."""
+    waited = [int(Path("/proc/thread-self/schedstat").read_text().split()[1])]
     timer = CallTimer()
     timer.begin()
-    time.sleep(0.02)
-    timer.call(time.sleep, 0.05)
-    outside = timer.end()
-    assert outside.host >= 20_000_000
-    assert outside.total - outside.host - outside.queue <= outside.total - 20_000_000
-    timer.begin()
     timer.call(sum, range(1_000_000))
-    inside = timer.end()
-    assert inside.kernel > 0
-    assert inside.calls == 1
-    assert inside.host + inside.queue <= inside.total
+    found = timer.end()
+    assert found.kernel > 0
+    assert found.calls == 1
+    assert 0 <= found.host + found.queue <= found.total
+    waited += [timer._queue_time(), int(Path("/proc/thread-self/schedstat").read_text().split()[1])]
+    assert waited == sorted(waited)
     timer.close()
 
 
-def test_waiting_for_pythons_lock_is_the_hosts() -> None:
-    timer, ended = CallTimer(), threading.Event()
-    timer.probe(time.sleep, 0.05)  # as a call that has to wait so long for the lock
-    timer.begin()
-    timer.probe(time.sleep, 0.01)
-    timer.call(ended.wait, 0.05)
-    assert timer.end().host >= 20_000_000
-    timer.close()
-
-
+@pytest.mark.processes
 @pytest.mark.parametrize("killed", ["rank", "run"])
 def test_a_killed_process_leaves_no_entries(tmp_path: Path, killed: str) -> None:
     cache: dict[str, Any] = {"users": 2, "seconds": 600, "part_bytes": 65536, "workers": 2}
@@ -348,8 +445,8 @@ def test_a_killed_process_leaves_no_entries(tmp_path: Path, killed: str) -> None
     for rank in range(2):
         wait_for(lambda rank=rank: list(data.glob(f"kv-cache/*/0-rank0000{rank}/*")), run)  # type: ignore[misc]
     os.kill(pid_of(tmp_path, 1) if killed == "rank" else run.pid, signal.SIGKILL)
-    run.communicate(timeout=120)
-    deadline = time.monotonic() + 60  # ranks whose starter is gone notice it, and are nobody's children
+    run.communicate(timeout=PATIENCE)
+    deadline = time.monotonic() + PATIENCE  # ranks whose starter is gone notice it, and are nobody's children
     while list(data.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not list(data.iterdir())
@@ -380,6 +477,7 @@ def test_more_memory_than_the_host_has_is_an_error_before_anything_is_started(tm
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.processes
 def test_a_storage_too_small_for_an_entry_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
     """Of 6 users of this seed the longest context has 350 tokens of 1,024 bytes."""
     longest = max(user.context for user in draw_users(settings().kv_cache.kinds, 6, 42)) * 1024

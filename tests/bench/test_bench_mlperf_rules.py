@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from bench_mlperf import OTHER, enlarge, small_checkpoints, small_training, workload_of
+from bench_threads import ranks_as_threads
 
 from stoker.bench.mlperf.verdict import mlperf_findings
 from stoker.bench.settings.sources import read_workload
@@ -180,13 +181,13 @@ def test_in_the_open_division_ranks_are_a_multiple_of_tensor_and_pipeline_parall
 
 
 def test_the_rules_decide_the_verdict_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(
-        [
-            *("bench", "run", "unet3d-h100", "dataset.files=14", "dataset.record_bytes=1000", "compute.seconds=0.001"),
-            *("dataset.record_bytes_stdev=0", "dataset.resize_bytes=0", "--rules", "mlperf-v2"),
-            *("--data", str(tmp_path / "data"), "--results", str(tmp_path / "out"), "--stages", "generate,train"),
-        ]
-    )
+    given = [
+        *("bench", "run", "unet3d-h100", "dataset.files=14", "dataset.record_bytes=1000", "compute.seconds=0.001"),
+        *("dataset.record_bytes_stdev=0", "dataset.resize_bytes=0", "--rules", "mlperf-v2"),
+        *("--data", str(tmp_path / "data"), "--results", str(tmp_path / "out"), "--stages", "generate,train"),
+    ]
+    with ranks_as_threads():
+        code = main(given)
     said = " ".join(capsys.readouterr().out.split())
     assert code == 3
     assert "dataset.record_bytes (DLIO's dataset.record_length_bytes) is 1000" in said

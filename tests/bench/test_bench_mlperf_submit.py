@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from bench_mlperf import description, enlarge, small_checkpoints, small_training
 
+import stoker
 from stoker.bench.mlperf.check import check_submission
 from stoker.bench.mlperf.code_image import tree_hash
 from stoker.bench.mlperf.editions import EDITIONS
@@ -25,6 +27,19 @@ TRAINED = ("dataset.files=7000", "train.repeats=6")
 HOME = "closed/acme"
 RUN = f"{HOME}/results/fast/training/unet3d/run"
 SAVED = f"{HOME}/results/fast/checkpointing/llama3-8b"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of stoker's source a few files are the image, which each check of a tree reads: one test has all of it."""
+    own, small = Path(stoker.__file__).parent, tmp_path_factory.mktemp("source") / "stoker"
+    for name in ("__init__.py", "units.py", "bench/__init__.py", "bench/run.py"):
+        (small / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(own / name, small / name)
+    source = SimpleNamespace(__file__=str(small / "__init__.py"), __version__=stoker.__version__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stoker.bench.mlperf.code_image.stoker", source)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -476,11 +491,19 @@ def test_a_tree_of_the_second_edition_holds_one_source(tree: Path, results: Path
     assert sorted(path.name for path in (copied / HOME).iterdir()) == ["code", "results", "systems"]
 
 
-def test_the_command_writes_and_checks(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_and_checks(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all of stoker's source."""
+    monkeypatch.setattr("stoker.bench.mlperf.code_image.stoker", stoker)
     arguments = ["--results", str(results), "--organization", "acme", "--system", "fast", "--edition", "v2"]
     assert main(["bench", "submit", str(tmp_path / "tree"), *arguments]) == 3  # the document is missing
     assert "fast.pdf: it is missing" in capsys.readouterr().out
     (tmp_path / "tree" / HOME / "systems" / "fast.pdf").write_bytes(b"%PDF-1.4\n")
+    own, image = Path(stoker.__file__).parent, tmp_path / "tree" / HOME / "code" / "stoker"
+    assert {path.relative_to(image) for path in image.rglob("*.py")} == {
+        path.relative_to(own) for path in own.rglob("*.py")
+    }
     assert main(["bench", "check", str(tmp_path / "tree"), "--edition", "v2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["valid"] is True
     assert main(["bench", "check", str(tmp_path / "nowhere")]) == 1

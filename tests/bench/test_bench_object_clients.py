@@ -1,4 +1,7 @@
-"""Whole runs over objects, through each package that jobs read them with: each rank is given its part of what is stored."""
+"""Whole runs over objects, through each package that jobs read them with: each rank is given its part of what is stored.
+
+Ranks are processes where one alone is to be counted, or where the loader has some of its own; else threads of this process.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench_threads import run_in_threads
 
 from s3server import Bucket, CountingProxy
 from stoker.bench.measure.fingerprint import fingerprint
@@ -30,8 +34,9 @@ def resolved(client: str, bucket: Bucket, *more: str) -> Resolved:
 
 
 @pytest.mark.s3
-@pytest.mark.processes
-@pytest.mark.parametrize("client", ["obstore", "s3dlio", "s3torchconnector", "minio", "boto3"])
+@pytest.mark.parametrize(
+    "client", [pytest.param("obstore", marks=pytest.mark.processes), "s3dlio", "s3torchconnector", "minio", "boto3"]
+)
 def test_a_run_through_this_client_reads_what_the_bucket_holds(
     client: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,7 +44,8 @@ def test_a_run_through_this_client_reads_what_the_bucket_holds(
     for variable in [one for one in os.environ if one.startswith("AWS_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    result = run_benchmark(
+    run = run_benchmark if client == "obstore" else run_in_threads  # whose requests are counted for a process
+    result = run(
         resolved(client, bucket),
         results=tmp_path / "out",
         url=f"{bucket.url}/some/data",
@@ -68,7 +74,6 @@ def test_a_run_through_this_client_reads_what_the_bucket_holds(
 
 
 @pytest.mark.s3
-@pytest.mark.processes
 @pytest.mark.parametrize("per", ["request", "rank"])
 def test_a_run_over_two_endpoints_reads_through_both_by_the_library_that_was_asked_for(
     per: str, bucket: Bucket, proxies: list[CountingProxy], tmp_path: Path
@@ -83,7 +88,7 @@ def test_a_run_over_two_endpoints_reads_through_both_by_the_library_that_was_ask
     )
     found = resolved(client, bucket, *settings)
     stages: tuple[Stage, ...] = ("generate", "train", "checkpoint")
-    result = run_benchmark(found, results=tmp_path / "out", url=f"{bucket.url}/d", accelerators=2, stages=stages)
+    result = run_in_threads(found, results=tmp_path / "out", url=f"{bucket.url}/d", accelerators=2, stages=stages)
     assert (result["complete"], result["failure"]) == (True, None)
     epoch = result["epochs"][0]
     assert (epoch["samples"], epoch["bytes"]) == (4, 4 * 1_500_000)
@@ -102,19 +107,20 @@ def test_a_run_over_two_endpoints_reads_through_both_by_the_library_that_was_ask
 
 
 @pytest.mark.s3
-@pytest.mark.processes
-@pytest.mark.parametrize("loader", ["stoker", "torch"])
+@pytest.mark.parametrize("loader", ["stoker", pytest.param("torch", marks=pytest.mark.processes)])
 def test_a_dead_endpoint_of_two_is_named_with_the_requests_that_were_made_again(
     loader: str, bucket: Bucket, proxies: list[CountingProxy], tmp_path: Path
 ) -> None:
     if loader == "torch":
         pytest.importorskip("torch")
-    run_benchmark(resolved("obstore", bucket), results=tmp_path / "made", url=f"{bucket.url}/d", stages=("generate",))
+    made = resolved("obstore", bucket)
+    run_in_threads(made, results=tmp_path / "made", url=f"{bucket.url}/d", stages=("generate",))
     proxies[0].close()
     alive, dead = proxies[1].endpoint, proxies[0].endpoint
     settings = (f"reader.loader={loader}", f"reader.threads={int(loader == 'torch')}", "train.epochs=1")
     found = resolved("obstore", bucket, *settings, f"storage.endpoints=['{dead}/', '{alive}']")
-    result = run_benchmark(found, results=tmp_path / "out", url=f"{bucket.url}/d", stages=("train",))
+    run = run_benchmark if loader == "torch" else run_in_threads
+    result = run(found, results=tmp_path / "out", url=f"{bucket.url}/d", stages=("train",))
     assert (result["complete"], result["epochs"][0]["samples"]) == (True, FILES)
     repeated = result["epochs"][0]["repeated_requests"]
     assert list(repeated) == [dead]

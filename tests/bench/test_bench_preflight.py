@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from bench_faults import small_disk
+from bench_threads import ranks_as_threads, run_in_threads
 
 from stoker.bench.preflight import check_settings, foreseen
 from stoker.bench.run import run_benchmark
@@ -179,10 +180,12 @@ def test_what_will_make_a_result_invalid_is_told_before_the_run(
     assert any("dataset.record_bytes" in one for one in told)
     workload = tmp_path / "w.yaml"
     workload.write_text("train: {steps: 4}\n")
-    assert main(["bench", "run", str(workload), "--loader", "synthetic", "--results", str(tmp_path / "r")]) == 3
+    with ranks_as_threads():
+        assert main(["bench", "run", str(workload), "--loader", "synthetic", "--results", str(tmp_path / "r")]) == 3
     assert "will be invalid: the loader synthetic reads nothing" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_vectors_without_room_are_an_error_before_they_are_made(tmp_path: Path) -> None:
     resolved = read_workload(None, ["stages=[vectors]", "vectors.count=10000"], environ={}, dotenv=None)
     full = pytest.raises(StorageFullError, match=r"10,000 vectors of 128 values have 5\.12 MB, .* 3\.\d+ MB are free")
@@ -197,7 +200,8 @@ def test_a_loaded_checkpoint_of_another_model_is_no_result(tmp_path: Path) -> No
 
     def run(name: str, *given: str) -> list[str]:
         settings = ["stages=[checkpoint]", "model.type=none", *given]
-        result = run_benchmark(read_workload(None, settings, environ={}, dotenv=None), results=tmp_path / name, url=url)
+        resolved = read_workload(None, settings, environ={}, dotenv=None)
+        result = run_in_threads(resolved, results=tmp_path / name, url=url)
         return [one["reason"] for one in result["findings"] if one["rule"] == "checkpoint sizes" and one["invalid"]]
 
     assert run("saved", "checkpoint.writes=1", "model.size_bytes=40000") == []

@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from stoker.bench.measure.calibration import copy_of_host
 from stoker.bench.ranks import world as worlds
 from stoker.bench.ranks.control.client import Link, RankFailedError
@@ -27,7 +29,7 @@ Join = Callable[..., Link]
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server(3, "token", "digest", join_seconds=30)
+    made = Server(3, "token", "digest", join_seconds=PATIENCE)
     yield made
     made.close()
 
@@ -44,10 +46,18 @@ OPENED: list[Link] = []
 
 
 def join(server: Server, rank: int, digest: str = "digest", token: str = "token") -> Link:
-    OPENED.append(Link(lambda: ("127.0.0.1", server.port, token), rank, digest, join_seconds=5))
+    OPENED.append(Link(lambda: ("127.0.0.1", server.port, token), rank, digest, join_seconds=PATIENCE))
     return OPENED[-1]
 
 
+def until_joined(server: Server, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while len(server._processes) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.processes
 def test_all_ranks_get_what_all_ranks_gave(server: Server) -> None:
     links = [join(server, rank) for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
@@ -59,24 +69,26 @@ def test_all_ranks_get_what_all_ranks_gave(server: Server) -> None:
     assert server.failure is None
 
 
+@pytest.mark.processes
 def test_a_rank_that_dies_is_an_error_on_those_that_wait_and_on_those_that_work(server: Server) -> None:
     links = [join(server, rank) for rank in range(3)]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(links[0].gather, "x")
         links[2]._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does it for a killed process
         with pytest.raises(RankFailedError, match=r"rank 2 \(.*process \d+\) ended without a word"):
-            waiting.result(timeout=30)
-    assert server.failed.wait(30)
-    for _ in range(3000):
-        if links[1]._failure is not None:
-            break
-        threading.Event().wait(0.01)
+            waiting.result(timeout=PATIENCE)
+    assert server.failed.wait(PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    while links[1]._failure is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     with pytest.raises(RankFailedError, match="rank 2"):
         links[1].check()
     with pytest.raises(RankFailedError, match="rank 2"):
         links[1].barrier()
 
 
+@pytest.mark.processes
 def test_a_rank_s_own_reason_is_reported_by_all(server: Server) -> None:
     links = [join(server, rank) for rank in range(3)]
     links[1].fail("no such bucket")
@@ -84,6 +96,7 @@ def test_a_rank_s_own_reason_is_reported_by_all(server: Server) -> None:
         links[0].barrier()
 
 
+@pytest.mark.processes
 def test_a_rank_that_leaves_while_others_wait_is_an_error(server: Server) -> None:
     links = [join(server, rank) for rank in range(3)]
     links[0].close()
@@ -94,7 +107,7 @@ def test_a_rank_that_leaves_while_others_wait_is_an_error(server: Server) -> Non
 @pytest.mark.processes
 def test_a_rank_that_waits_in_its_loader_ends_when_another_one_dies() -> None:
     """Such as one whose storage never answers; it would not look whether the run goes on."""
-    server = Server(2, "token", "digest", join_seconds=60)
+    server = Server(2, "token", "digest", join_seconds=PATIENCE)
     code = (
         "import sys, time; from stoker.bench.ranks.control.client import Link\n"
         "Link(lambda: ('127.0.0.1', int(sys.argv[1]), 'token'), 0, 'digest', fatal=True, grace=0.2).barrier()\n"
@@ -107,13 +120,14 @@ def test_a_rank_that_waits_in_its_loader_ends_when_another_one_dies() -> None:
         assert stuck.stdout is not None
         assert stuck.stdout.readline() == "loading\n"
         other._connection.shutdown(socket.SHUT_RDWR)
-        said = stuck.communicate(timeout=60)[1]
+        said = stuck.communicate(timeout=PATIENCE)[1]
     assert stuck.returncode == 1
     assert "rank 1" in said
     assert "was busy for 0.2 s more, and is ended" in said
     server.close()
 
 
+@pytest.mark.processes
 def test_other_settings_are_refused(server: Server) -> None:
     first = join(server, 0)
     second = join(server, 1, digest="other")
@@ -123,6 +137,7 @@ def test_other_settings_are_refused(server: Server) -> None:
         first.barrier()
 
 
+@pytest.mark.processes
 def test_a_stranger_without_the_token_harms_nobody(server: Server) -> None:
     links = [join(server, rank) for rank in range(2)]
     stranger = join(server, 2, token="guess")
@@ -133,16 +148,21 @@ def test_a_stranger_without_the_token_harms_nobody(server: Server) -> None:
         assert list(pool.map(lambda link: link.gather("x", link.rank), links)) == [[0, 1, 2]] * 3
 
 
+@pytest.mark.processes
 def test_ranks_that_never_come_are_named() -> None:
-    server = Server(3, "token", "digest", join_seconds=0.2)
+    server = Server(3, "token", "digest", join_seconds=3600)
     try:
         link = join(server, 0)
-        with pytest.raises(RankFailedError, match=r"rank 1 has not started, nor 1 others"):
+        until_joined(server, 1)
+        assert server._late.interval == 3600
+        server._late.function(*server._late.args)  # as the timer does it then
+        with pytest.raises(RankFailedError, match=r"after 3600 s rank 1 has not started, nor 1 others"):
             link.barrier()
     finally:
         server.close()
 
 
+@pytest.mark.processes
 def test_nobody_at_the_address_is_an_error_that_says_where(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from servers import ray_cluster
 from stoker.bench.ranks import launch
 from stoker.bench.ranks.control.client import RankFailedError
@@ -171,7 +172,7 @@ def test_a_rank_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pyte
             resolved, results=tmp_path / "out", url=str(tmp_path), accelerators=2, stages=("train",), launcher="ray"
         )
     stopped = int((tmp_path / "stopped").read_text())
-    deadline = time.monotonic() + 60  # Ray does not wait for its end, either
+    deadline = time.monotonic() + PATIENCE  # Ray does not wait for its end, either
     while Path(f"/proc/{stopped}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not Path(f"/proc/{stopped}").exists()
@@ -223,7 +224,7 @@ def test_ctrl_c_ends_the_ranks_of_a_cluster_and_keeps_what_they_measured(cluster
             assert run.poll() is None, run.stderr.read().decode()
             time.sleep(0.05)
         run.send_signal(signal.SIGINT)
-        _, said = run.communicate(timeout=120)
+        _, said = run.communicate(timeout=PATIENCE)
     assert run.returncode == 130, said.decode()
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (result["failure"], result["valid"]) == ("interrupted", False)

@@ -15,14 +15,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from bench_faults import small_disk
+from bench_threads import run_in_threads
 
+from patience import PATIENCE
 from stoker.bench.loaders import LoaderJob, get_loader
 from stoker.bench.loaders.decode import read_whole
 from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.measure.generation import make_data
 from stoker.bench.measure.page_cache import cached_files, counts_device_reads, file_system, resident_pages
 from stoker.bench.results.bytes_read import bytes_findings
-from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
 from stoker.errors import ConfigError, StokerError
@@ -115,7 +116,7 @@ def test_changed_bytes_of_a_file_are_noticed_by_its_checksums(
         read()
 
 
-@pytest.mark.parametrize("loader", ["stoker", "torch"])
+@pytest.mark.parametrize("loader", [pytest.param("stoker", marks=pytest.mark.processes), "torch"])
 @pytest.mark.parametrize("kind", ["npz", "parquet", "tfrecord", "mds"])
 def test_direct_reads_deliver_the_samples_and_leave_the_page_cache_alone(
     kind: str, loader: str, tmp_path: Path
@@ -160,7 +161,6 @@ def test_values_in_any_nesting_are_touched_to_their_last_byte(tmp_path: Path) ->
     assert resident(tmp_path) == 1
 
 
-@pytest.mark.processes
 def test_a_loader_that_reads_a_part_of_its_samples_is_named_as_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_loader_that_reads_a_part_of_its_samples_is_named_as_the_cause(
             *(f"dataset.files={FILES}", f"dataset.record_bytes={SIZE}", "dataset.resize_bytes=1000"),
             *("compute.seconds=0.001", f"reader.loader={loader}", "reader.threads=1"),
         )
-        result = run_benchmark(
+        result = run_in_threads(
             read_workload(None, settings, environ={}, dotenv=None),
             results=tmp_path / loader.replace(":", "."),
             url=data,
@@ -291,7 +291,7 @@ def test_the_loader_torch_says_how_often_it_reads_a_file_of_several_samples(tmp_
             *("dataset.files=6", "dataset.samples_per_file=4", "dataset.record_bytes=10000", "reader.loader=torch"),
             *(f"reader.shuffle={shuffle}", "reader.threads=0", "compute.seconds=0.0001"),
         )
-        result = run_benchmark(
+        result = run_in_threads(
             read_workload(None, settings, environ={}, dotenv=None),
             results=tmp_path / f"r{shuffle}",
             url=str(tmp_path / "d"),
@@ -394,16 +394,16 @@ def test_on_fuse_nothing_is_known_of_the_device_and_the_run_says_so(tmp_path: Pa
     mount.mkdir()
     served = subprocess.Popen([sys.executable, "-c", PASSES_ON, str(data), str(mount)], stderr=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while not os.path.ismount(mount) and time.monotonic() < deadline:
             if served.poll() is not None:
                 pytest.skip("this container may not mount FUSE")
             time.sleep(0.05)
-        result = run_benchmark(made, results=tmp_path / "r", url=str(mount), accelerators=1, stages=("train",))
+        result = run_in_threads(made, results=tmp_path / "r", url=str(mount), accelerators=1, stages=("train",))
     finally:
         subprocess.run(["umount", "-l", str(mount)], check=False, capture_output=True)
         served.terminate()
-        served.communicate(timeout=20)
+        served.communicate(timeout=PATIENCE)
     (epoch,) = result["epochs"]
     assert (epoch["device_bytes"], epoch["storage_bytes"]) == (None, None)
     reasons = {one["rule"]: one["reason"] for one in result["findings"] if one["invalid"]}
@@ -426,6 +426,7 @@ def test_samples_of_an_epoch_that_leaves_some_out_may_be_the_smaller_ones() -> N
     assert findings(varied, device=94_000_000)  # none is left out
 
 
+@pytest.mark.processes
 def test_a_block_device_over_a_file_in_memory_is_memory(tmp_path: Path) -> None:
     with small_disk(tmp_path / "memory", "4m") as memory:
         image, mount = memory / "image", tmp_path / "mount"

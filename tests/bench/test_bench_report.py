@@ -25,6 +25,7 @@ from bench_example import real_run, variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from stoker.bench.measure.step_files import read_steps
 from stoker.bench.results.report_files import RunFiles, find_runs, read_run
 from stoker.bench.results.report_steps import stall_histogram, timeline
@@ -451,7 +452,7 @@ def test_a_browser_shows_the_plots_and_has_no_complaint(folders: list[Path], tmp
         assert BROWSER is not None
         command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         command += ["--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", *more, file.as_uri()]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
 
     done = browse("--dump-dom")
     assert "CONSOLE" not in done.stderr

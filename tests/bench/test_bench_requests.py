@@ -16,6 +16,7 @@ import pytest
 from bench_example import real_run
 from rich.console import Console
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker.bench.compare.compare import compare_runs
 from stoker.bench.loaders import LoaderJob, get_loader
@@ -29,6 +30,7 @@ from stoker.bench.results.requests import merged_requests, told_requests
 from stoker.bench.results.results import RESULTS
 from stoker.bench.results.storage_over_time import storage_series
 from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Stage
 from stoker.cli.bench.page import bench_page
 from stoker.cli.bench.tables.requests_table import SERVED_BY, show_requests
 from stoker.cluster import World
@@ -61,7 +63,7 @@ def read(folder: Path) -> RunFiles:
     ("loader", "client", "caches"),
     [
         ("stoker", "auto", ("drop", "keep")),
-        ("stoker", "direct", ("keep",)),
+        pytest.param("stoker", "direct", ("keep",), marks=pytest.mark.processes),  # which shares with other ranks
         ("torch", "auto", ("drop",)),
         ("torch", "mmap", ("keep",)),
     ],
@@ -203,13 +205,15 @@ def test_files_of_which_some_reads_are_not_counted_have_no_requests(settings: tu
     assert (count, size) == (0, 0)
 
 
+@pytest.mark.processes
 def test_what_ranks_share_in_memory_is_no_request(tmp_path: Path) -> None:
     """It came by requests that were counted."""
     settings = ("dataset.format=npy", "dataset.files=8", "dataset.record_bytes=120000", "dataset.resize_bytes=1000")
     more = ("storage.client=direct", "compute.seconds=0", "train.epochs=1", "reader.batch_size=2")
     if block_device(str(tmp_path)) is None:
         pytest.skip(f"{tmp_path} is on no block device")
-    real_run(tmp_path / "out", *settings, *more, url=str(tmp_path / "data"), stages=("generate", "train"), ranks=2)
+    stages: tuple[Stage, ...] = ("generate", "train")
+    real_run(tmp_path / "out", *settings, *more, url=str(tmp_path / "data"), stages=stages, ranks=2, processes=True)
     (epoch,) = read(tmp_path / "out").result["epochs"]
     assert {name: one["count"] for name, one in epoch["requests"].items()} == {"device": 8}
 
@@ -227,7 +231,8 @@ def test_bytes_from_an_object_store_are_those_of_all_requests(shape: str, bucket
     for epoch in read(tmp_path / "out").result["epochs"]:
         requested = epoch["requests"]["network"]
         assert requested["bytes"] == epoch["fetched_bytes"] == epoch["storage_bytes"] > 6 * 200_000
-        assert requested["bytes_per_second"] == pytest.approx(epoch["storage_bytes_per_second"], rel=0.1)
+        # Counters are read one after the other, between which more may have come.
+        assert requested["bytes_per_second"] == pytest.approx(epoch["storage_bytes_per_second"], rel=0.5)
 
 
 def test_both_rates_of_requests_are_of_the_same_time() -> None:
@@ -379,7 +384,7 @@ def test_looks_become_rarer_in_long_epochs(monkeypatch: pytest.MonkeyPatch) -> N
     waits = iter([False] * (10 * MOST_BINS))
     monkeypatch.setattr(series._stopped, "wait", lambda _: next(waits, True))
     series.start()
-    series._thread.join(60)
+    series._thread.join(PATIENCE)
     moments, counters = series.arrays()
     assert len(moments) == len(counters) <= 2 * MOST_BINS
     assert (np.diff(moments) >= 0).all()

@@ -16,6 +16,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker.bench.loaders import get_loader, loader_names
 from stoker.bench.loaders.base import LoaderJob
@@ -199,7 +200,7 @@ def test_ctrl_c_leaves_what_was_measured_marked_as_invalid(tmp_path: Path) -> No
             assert run.poll() is None
             time.sleep(0.05)
         os.killpg(run.pid, signal.SIGINT)  # as the terminal does it: to all of them
-        said = run.communicate(timeout=60)[1]
+        said = run.communicate(timeout=PATIENCE)[1]
     assert run.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said
@@ -319,39 +320,40 @@ def test_data_of_which_no_batch_can_be_made_is_an_error_that_names_the_settings(
 
 @pytest.mark.processes
 def test_a_known_stall_is_measured_to_two_percent(tmp_path: Path) -> None:
-    """From the loader's own clock to the numbers of the results, through a rank of its own."""
+    """From the loader's own clock, which is data, to the numbers of the results, through a rank of its own."""
     result = bench(tmp_path, "reader.loader=bench_loaders:Stalls", "train.epochs=1", url="/nothing", ranks=1)
     check(result, tmp_path)
     epoch = result["epochs"][0]
     known = int(epoch["loader"]["notes"][0]) * 1e-9
     (block,) = epoch["ranks"][0]["blocks"]
-    assert known >= 79 * 0.004
-    assert block["stall"] == pytest.approx(known, rel=0.02)
-    assert epoch["stall_part"] == pytest.approx(known / block["seconds"], rel=0.02)
-    assert epoch["stall_seconds"]["mean"] == pytest.approx(known / 79, rel=0.02)
+    assert known > 79 * 0.004
+    assert block["stall"] == pytest.approx(known, rel=1e-4)
+    assert epoch["stall_part"] == pytest.approx(known / block["seconds"], rel=1e-4)
+    assert epoch["stall_seconds"]["mean"] == pytest.approx(known / 79, rel=1e-4)
+    assert block["compute"] == pytest.approx(79 * 0.002, rel=1e-2)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("missing", "valid"), [(0.0005, True), (0.002, False), (-0.002, False)])
-def test_time_that_is_in_no_part_makes_a_run_invalid(missing: float, valid: bool, tmp_path: Path) -> None:
+def test_time_that_is_in_no_part_makes_a_run_invalid(tmp_path: Path) -> None:
     """Or in two parts: as if a clock had jumped while a real run was under way."""
     bench(tmp_path, "reader.loader=bench_loaders:Stalls", "train.epochs=1", url="/nothing", ranks=1)
     path = tmp_path / "rank00000.json"
-    record = json.loads(path.read_text())
-    (block,) = record["epochs"][0]["blocks"]
-    lost = missing * block["seconds"]
-    block["overhead"] -= lost
-    block["residue"] += lost
-    path.write_text(json.dumps(record))
+    measured = path.read_text()
     settings = [*TINY, "reader.loader=bench_loaders:Stalls", "train.epochs=1"]
     workload = read_workload(None, settings, environ={}, dotenv=None).workload
-    result = collect(
-        RunPlan(workload, "/nothing", str(tmp_path), "x"), tmp_path, 1, failure=None, began=0, launcher="x"
-    )
-    assert ("identity" not in broken(result)) is valid
-    if not valid:
-        assert not result["valid"]
-        assert "0.20% of a block's time is in no part of it" in noted(result)
+    plan = RunPlan(workload, "/nothing", str(tmp_path), "x")
+    for missing, valid in ((0.0005, True), (0.002, False), (-0.002, False)):
+        record = json.loads(measured)
+        (block,) = record["epochs"][0]["blocks"]
+        lost = missing * block["seconds"]
+        block["overhead"] -= lost
+        block["residue"] += lost
+        path.write_text(json.dumps(record))
+        result = collect(plan, tmp_path, 1, failure=None, began=0, launcher="x")
+        assert ("identity" not in broken(result)) is valid
+        if not valid:
+            assert not result["valid"]
+            assert "0.20% of a block's time is in no part of it" in noted(result)
 
 
 @pytest.mark.processes
@@ -401,7 +403,7 @@ def test_ranks_of_a_launcher_meet_and_rank_0_writes(tmp_path: Path) -> None:
         environ = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         command = [sys.executable, *arguments, "--results", str(tmp_path / "r")]
         started.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
-    outputs = [process.communicate(timeout=120)[0] for process in started]
+    outputs = [process.communicate(timeout=PATIENCE)[0] for process in started]
     assert [process.returncode for process in started] == [0, 3]  # rank 0 tells that a synthetic run is none
     result = json.loads(outputs[1])
     assert outputs[0] == ""

@@ -175,6 +175,7 @@ def test_a_smoke_test_is_called_so_and_exits_with_0(tmp_path: Path, capsys: pyte
         assert "smoke test: a small run" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_room_is_looked_at_before_the_first_file_is_made(tmp_path: Path) -> None:
     def made(files: int) -> Workload:
         settings = ["dataset.files=" + str(files), "dataset.record_bytes=1000000"]

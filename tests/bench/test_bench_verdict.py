@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from bench_time import BenchTime
 
 from stoker.bench.measure.compute import SimulatedStep
 from stoker.bench.measure.metrics import block_metrics, epoch_metrics, step_seconds
@@ -156,15 +156,17 @@ def test_the_worst_of_several_runs_is_the_exit_code() -> None:
     assert [exit_code(runs[:count]) for count in range(1, 5)] == [0, 0, 4, 3]
 
 
-def test_drawn_times_are_those_of_the_steps_that_ran() -> None:
+def test_drawn_times_are_those_of_the_steps_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a normal distribution around 2 ms: no step is shorter than its own, and no two ranks or epochs have the same."""
+    clock = BenchTime(late=(0, 500_000))
+    clock.replace(monkeypatch.setattr)
 
     def drawn(rank: int, epoch: int) -> list[int]:
         step = SimulatedStep(Duration("normal", mean=2e-3, stdev=2e-4), 7, rank)
         step.begin(epoch)
         took = []
         for k in range(5):
-            begun = time.perf_counter_ns()
+            begun = clock.perf_counter_ns()
             took.append(step(k, None) - begun)
         found: list[int] = step.drawn(5).tolist()
         assert all(least <= one for least, one in zip(found, took, strict=True))

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from bench_faults import end_started, failed, start
 
+from patience import PATIENCE
 from stoker.bench.loaders.base import SplitListing
 from stoker.bench.measure.training import Training
 from stoker.bench.ranks.control.client import Link, RankFailedError
@@ -46,30 +47,49 @@ def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     end_started()
 
 
-def watched(link: Waits, block: Callable[[StepWatch], None], seconds: float = 0.5) -> list[str]:
-    """The words of a watch on a block."""
+class Looks(threading.Event):
+    """The end of a watch, whose looks take time that is data; before each something happens.
+
+    Args:
+        patch: of the watch's clock.
+        before: called with the number of the look.
+        count: looks until the watch ends.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, before: Callable[[int], object] = lambda _: None, count: int = 100):
+        super().__init__()
+        self.now, self.looks, self._before, self._count = 0.0, 0, before, count
+        patch.setattr("stoker.bench.ranks.step_watch.time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.now += timeout
+        self._before(self.looks)
+        self.looks += 1
+        return self.looks > self._count
+
+
+def watching(link: Waits, looks: Looks) -> tuple[StepWatch, list[str]]:
+    """A watch for hangs of more than a second, whose looks are these; and what it says."""
     said: list[str] = []
-    with StepWatch(link, seconds, said.append) as watch:  # type: ignore[arg-type]
-        block(watch)
-    return said
+    watch = StepWatch(link, 1.0, said.append)  # type: ignore[arg-type]
+    watch._ended = looks
+    return watch, said
 
 
 def test_a_function_that_does_not_return_is_named() -> None:
-    hung = threading.Event()
+    """By a watch in a thread of its own; the function returns once it is named."""
+    hung, said = threading.Event(), list[str]()
 
     def never(watch: StepWatch) -> None:
         with watch.steps("epoch 0", lambda: 7, object()):
-            deadline = time.monotonic() + 30
-            while not hung.is_set() and time.monotonic() < deadline:
-                hung.wait(0.05)
-
-    said: list[str] = []
+            assert hung.wait(PATIENCE)
 
     def on_hang(one: str) -> None:
         said.append(one)
         hung.set()
 
-    with StepWatch(Waits(), 0.5, on_hang) as watch:  # type: ignore[arg-type]
+    with StepWatch(Waits(), 0.05, on_hang) as watch:  # type: ignore[arg-type]
         never(watch)
     (one,) = said
     assert "in epoch 0, step 7, waiting for a batch" in one
@@ -91,14 +111,14 @@ def test_worker_processes_tell_what_they_do_and_others_are_left_alone() -> None:
     other = subprocess.Popen(["sleep", "600"])
     worker.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(PATIENCE)
         assert worker.pid is not None
         found: list[str] = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while found[:2] != ["_busy_worker", "run"] and time.monotonic() < deadline:  # once it has left Event.set()
             told = worker_stacks()
             assert other.pid not in told
-            found = [frame.name for frame in told[worker.pid]]
+            found = [frame.name for frame in told.get(worker.pid, [])]
         assert found[:2] == ["_busy_worker", "run"]
         assert other.poll() is None
     finally:
@@ -112,7 +132,7 @@ def test_a_listing_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch)
     hung, said = threading.Event(), list[str]()
 
     def never(_: object) -> SplitListing:
-        assert hung.wait(30)
+        assert hung.wait(PATIENCE)
         return SplitListing(1, 1, None, 1, 1, 1, 0.0)
 
     def on_hang(one: str) -> None:
@@ -133,29 +153,53 @@ def test_a_listing_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch)
     assert "in listing the data: in " in one
 
 
-def test_who_waits_for_others_makes_steps_or_saves_does_not_hang() -> None:
-    link = Waits()
+def test_who_waits_for_others_makes_steps_or_saves_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 100 looks, of which 11 without a step would be a hang."""
+    step = [0]
 
-    def waits(watch: StepWatch) -> None:
-        with watch.steps("epoch 0", lambda: 0, None):
-            link.waiting = True
-            time.sleep(1.5)
-            link.waiting = False
+    def waits(number: int) -> None:
+        link.waiting = number % 10 == 0
 
-    def saves(watch: StepWatch) -> None:
-        with watch.steps("epoch 0", lambda: 0, None), watch.pause():
-            time.sleep(1.5)
+    def steps(number: int) -> None:
+        step[0] += number % 10 == 0
 
-    def steps(watch: StepWatch) -> None:
-        with watch.steps("epoch 0", lambda: time.monotonic_ns(), None):
-            time.sleep(1.5)
+    for before in (waits, steps):
+        link = Waits()
+        watch, said = watching(link, Looks(monkeypatch, before))
+        with watch.steps("epoch 0", lambda: step[0], None):
+            watch._look()
+        assert said == []
+    watch, said = watching(Waits(), Looks(monkeypatch))
+    with watch.steps("epoch 0", lambda: 0, None), watch.pause():
+        watch._look()
+    with watch.work("opening"):  # for ten times as long
+        watch._ended = Looks(monkeypatch, count=100)
+        watch._look()
+    assert said == []
 
-    def opens(watch: StepWatch) -> None:
-        with watch.work("opening"):
-            time.sleep(1.5)
 
-    for block in (waits, saves, steps, opens):
-        assert watched(link, block) == []
+@pytest.mark.parametrize(("phase", "looks"), [("steps", 11), ("opening", 101)])
+def test_who_makes_no_step_in_its_time_hangs(phase: str, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Looks(monkeypatch, count=1000)
+    watch, said = watching(Waits(), seen)
+    with watch.steps("epoch 0", lambda: 0, None) if phase == "steps" else watch.work("opening"):
+        watch._look()
+    (one,) = said
+    assert looks <= seen.looks - 1 <= looks + 1  # of which the first sees the phase begin
+    assert "hangs: no progress for 1" in one
+
+
+def test_a_watch_that_was_stopped_itself_counts_no_more_than_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Looks(monkeypatch, count=10)
+
+    def stopped(number: int) -> None:
+        seen.now += 3600 if number == 5 else 0
+
+    seen._before = stopped
+    watch, said = watching(Waits(), seen)
+    with watch.steps("epoch 0", lambda: 0, None):
+        watch._look()
+    assert said == []
 
 
 def test_the_time_in_which_a_process_itself_stood_still_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,42 +217,83 @@ def test_the_time_in_which_a_process_itself_stood_still_is_nobody_s_silence(monk
     assert others.look() is None
 
 
-def test_a_server_that_gives_no_sign_is_an_error() -> None:
+class Signs(SilenceClock):
+    """Counts the signs, and the looks for missing ones."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(limit)
+        self.heard_of = self.looks = 0
+
+    def heard(self, who: Hashable) -> None:
+        super().heard(who)
+        self.heard_of += 1
+
+    def look(self) -> Hashable | None:
+        found = super().look()
+        self.looks += 1
+        return found
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.processes
+def test_a_server_that_gives_no_sign_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where rank 0 is stopped: its kernel holds the connection."""
+    now = [0.0]
+    monkeypatch.setattr("stoker.bench.ranks.control.silence.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("stoker.bench.ranks.control.client.poll_seconds", lambda _: 0.002)
+    monkeypatch.setattr("stoker.bench.ranks.control.client.SilenceClock", Signs)
     server = Server(1, "token", "digest")  # which answers
-    link = Link(lambda: ("127.0.0.1", server.port, "token"), 0, "digest", silence=0.5)
-    time.sleep(1.5)
+    link = Link(lambda: ("127.0.0.1", server.port, "token"), 0, "digest", silence=10)
+    signs = link._silence
+    assert isinstance(signs, Signs)
+    for _ in range(20):
+        now[0] += 1  # and no more until it has answered
+        count = signs.heard_of
+        until(lambda count=count: signs.heard_of > count)  # type: ignore[misc]
     link.check()
     server._take = lambda *_: False  # type: ignore[method-assign] # which does not any more
-    with pytest.raises(RankFailedError, match=r"the process that the ranks meet at gave no sign for 0\.5 s"):
+    while link._failure is None and now[0] < 1000:
+        now[0] += 1
+        looks = signs.looks
+        until(lambda looks=looks: signs.looks > looks or link._failure is not None)  # type: ignore[misc]
+    assert 20 + 10 <= now[0] < 1000  # an answer may have been on its way
+    with pytest.raises(RankFailedError, match=r"the process that the ranks meet at gave no sign for 10 s"):
         link.gather("x")
-    assert link.lost
+    assert link._lost
     link.close()
     server.close()
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("hanging", [0, 1])
-def test_a_hanging_rank_of_a_launcher_is_named_and_results_stay(hanging: int, path: Path) -> None:
-    """Rank 0, too, which writes them."""
-    settings = {
-        "reader": {"loader": "bench_loaders:Hangs" if hanging else "bench_loaders:Hangs0"},
-        "train": {"epochs": 3, "step_timeout": 4},
-    }
-    runs = [
-        start(path, settings, "--data", "/nothing", RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-        for rank in range(2)
-    ]
-    for run in runs:
-        said = run.communicate(timeout=90)[1]
-        assert "Traceback" not in said
-        assert f"rank {hanging}" in said
-        assert "hangs: no progress" in said
-        assert run.returncode == 1
-    result = failed(path)
-    assert f"rank {hanging}" in result["failure"] or "hangs: no progress" in result["failure"]
-    assert result["epochs"][0]["complete"]
-    assert "hangs" in result["ranks"][hanging]["error"]
+def test_a_hanging_rank_of_a_launcher_is_named_and_results_stay(path: Path) -> None:
+    """Rank 0, too, which writes them. Both runs wait at once."""
+    runs = {}
+    for hanging, loader in enumerate(("Hangs0", "Hangs")):
+        (path / loader).mkdir()
+        settings = {"reader": {"loader": f"bench_loaders:{loader}"}, "train": {"epochs": 3, "step_timeout": 4}}
+        settings |= {"compute": {"seconds": 0.001}}
+        runs[hanging] = [
+            start(path / loader, settings, "--data", "/nothing", RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+            for rank in range(2)
+        ]
+    for hanging, loader in enumerate(("Hangs0", "Hangs")):
+        for run in runs[hanging]:
+            said = run.communicate(timeout=PATIENCE)[1]
+            assert "Traceback" not in said
+            assert f"rank {hanging}" in said
+            assert "hangs: no progress" in said
+            assert run.returncode == 1
+        result = failed(path / loader)
+        assert f"rank {hanging}" in result["failure"] or "hangs: no progress" in result["failure"]
+        assert result["epochs"][0]["complete"]
+        assert "hangs" in result["ranks"][hanging]["error"]
 
 
 def test_the_next_run_removes_the_folder_of_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +310,7 @@ def test_the_next_run_removes_the_folder_of_a_killed_one(tmp_path: Path, monkeyp
     lives.remove()
 
 
+@pytest.mark.processes
 def test_stopped_ranks_are_ended_at_once_and_others_have_their_time() -> None:
     """It took 50 s until a run with a stopped rank ended: it was given the time to save what it has."""
     launch = LocalRanks(2)
@@ -232,10 +318,9 @@ def test_stopped_ranks_are_ended_at_once_and_others_have_their_time() -> None:
     launch._children += children
     try:
         children[0].send_signal(signal.SIGSTOP)
-        while not is_stopped(children[0].pid):
-            time.sleep(0.01)
+        until(lambda: is_stopped(children[0].pid))
         launch.end_stopped()
-        assert children[0].wait(60) == -signal.SIGKILL
+        assert children[0].wait(PATIENCE) == -signal.SIGKILL
         assert launch.ended() == ["was killed by SIGKILL", None]
     finally:
         for child in children:
