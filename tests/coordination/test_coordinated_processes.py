@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,22 +16,26 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from servers import ray_cluster, redis_server, stop_outside_of_writes, wait_beside_workers
 from stoker.coordination import CoordinationStore, EngineReplacedError, Replay, open_store
 from stoker.coordination.run import RunRecords
 from stoker.testing import EngineTests
 from support import start_script
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 HERE = Path(__file__).parent
-WORKERS = 8
+WORKERS = 6
 SLOW, KILLED, STOPPED = 1, 2, 3
-SETTINGS = {"lease": 4.0, "heartbeat": 0.5, "split": 0.4, "largest": 4000}
+STEP, PAUSE = 20, 100
+# The longer a busy machine needs for all, the longer leases are. Should one be lost that need not be, all holds the same.
+BUSY = PATIENCE / 120.0
+SETTINGS = {"lease": 1.2 * BUSY, "heartbeat": 0.2, "split": 0.3, "largest": 4000, "attempts": 1 << 30}
 
 
 class Crew:
-    """Eight workers, one four times slower."""
+    """Some workers, one four times slower. Each pauses with a step that is not committed; the one to be killed, late."""
 
     def __init__(self, folder: Path, positions: int, seconds: float, **more: Any) -> None:
         self.folder = folder
@@ -45,8 +49,10 @@ class Crew:
                 "positions": positions,
                 "out": str(folder / f"{rank}.out"),
                 "start": str(folder / "start"),
+                "pause": positions // 4 if rank == KILLED else PAUSE,
+                "on": str(folder / "on"),
                 "seconds": seconds * (4 if rank == SLOW else 1),
-                "step": 20,
+                "step": STEP,
                 "settings": SETTINGS,
                 **more,
             }
@@ -54,11 +60,20 @@ class Crew:
 
     def start(self) -> None:
         """All at once, when all are there."""
-        self.wait(lambda: all((self.folder / f"{rank}.out").exists() for rank in range(WORKERS)), 120)
+        self.wait(lambda: all((self.folder / f"{rank}.out").exists() for rank in range(WORKERS)))
         (self.folder / "start").touch()
 
-    def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        wait_beside_workers(self.processes, done, seconds)
+    def wait(self, done: Callable[[], bool]) -> None:
+        wait_beside_workers(self.processes, done)
+
+    def wait_for_pause(self) -> None:
+        """Until all have work, and none will come to the end of the epoch."""
+
+        def pause() -> bool:
+            counts = Counter(rank for ranks in self.delivered().values() for rank in ranks)
+            return all(counts[rank] >= PAUSE for rank in range(WORKERS))
+
+        self.wait(pause)
 
     def delivered(self) -> dict[int, list[int]]:
         """For each position, who delivered it."""
@@ -75,7 +90,7 @@ class Crew:
         """What the workers that live tell, when they have ended."""
         told = []
         for rank, process in enumerate(self.processes):
-            said, wrong = process.communicate(timeout=120)
+            said, wrong = process.communicate(timeout=PATIENCE)
             assert process.returncode in (0, -signal.SIGKILL), f"worker {rank}: {wrong}"
             told += [json.loads(line) for line in said.splitlines()]
         return told
@@ -101,21 +116,26 @@ def _crew(*arguments: Any, **more: Any) -> Iterator[Crew]:
 def _through_thick_and_thin(
     crew: Crew, url: str, restart_engine: Callable[[], None], database: Path | None = None
 ) -> dict[str, Any]:
-    """Kill one, stop one, kill the engine, let the stopped one go on; then see what has come of it."""
+    """Kill one, stop one, kill the engine; when the stopped one's work is others', let it go on; then see what came of it."""
     crew.start()
-    crew.wait(lambda: len(crew.delivered()) > crew.positions // 10, 60)
+    crew.wait_for_pause()
     os.kill(crew.processes[KILLED].pid, signal.SIGKILL)
-    stop_outside_of_writes(crew.processes[STOPPED].pid, database)
-    stopped = time.monotonic()
-    restart_engine()
-    crew.wait(lambda: time.monotonic() - stopped > 1.5 * SETTINGS["lease"], 60)
-    os.kill(crew.processes[STOPPED].pid, signal.SIGCONT)
-    told = crew.end()
-    assert sorted(worker["rank"] for worker in told) == [rank for rank in range(WORKERS) if rank != KILLED]
-
-    records = RunRecords(open_store(url), "run")
+    records = RunRecords(open_store(url, timeout=PATIENCE), "run")
     epoch = records.epoch(0)
     assert epoch is not None
+
+    def holds() -> bool:
+        splits = [split for lane in records.lanes(epoch) for split in lane.splits]
+        return any(split.rank == STOPPED and split.cursor < split.end for split in splits)
+
+    stop_outside_of_writes(crew.processes[STOPPED].pid, database)
+    restart_engine()
+    (crew.folder / "on").touch()
+    crew.wait(lambda: not holds())
+    os.kill(crew.processes[STOPPED].pid, signal.SIGCONT)
+    told = {worker["rank"]: worker for worker in crew.end()}
+    assert sorted(told) == [rank for rank in range(WORKERS) if rank != KILLED]
+
     progress = records.progress(epoch)
     assert progress.finished
     assert progress.committed == crew.positions
@@ -124,17 +144,22 @@ def _through_thick_and_thin(
     Replay(entries, crew.positions, WORKERS)
     delivered = crew.delivered()
     assert sorted(delivered) == list(range(crew.positions))
+    # Twice only by workers that were lost before committing, and say so; and that was counted.
+    count = 0
     for entry in entries:
-        assert all(entry.rank in delivered[position] for position in range(entry.begin, entry.end))
-    # Twice only if its worker was lost before committing, and that was counted.
-    twice = {position: ranks for position, ranks in delivered.items() if len(ranks) > 1}
-    assert all({KILLED, STOPPED} & set(ranks) for ranks in twice.values())
-    count = sum(len(ranks) - 1 for ranks in twice.values())
-    assert progress.again <= count <= progress.exposed
+        for position in range(entry.begin, entry.end):
+            others = delivered[position].copy()
+            others.remove(entry.rank)
+            count += len(others)
+            for rank in others:
+                lost = rank == KILLED or any(begin <= position < end for begin, end in told[rank]["lost"])
+                assert lost, f"{position} was committed by {entry.rank}, and delivered by {rank}, which lost no lease"
+    assert any(begin < end for begin, end in told[STOPPED]["lost"])
+    # The killed one may have said that it delivers a step, and not have noted it in its file.
+    assert progress.again - STEP <= count <= progress.exposed
     return {
-        "took": max(worker["took"] for worker in told),
-        "splits": sum(worker["splits"] for worker in told),
-        "lost": sum(worker["lost"] for worker in told),
+        "splits": sum(worker["splits"] for worker in told.values()),
+        "lost": {rank: worker["lost"] for rank, worker in told.items() if worker["lost"]},
         "twice": count,
         "counted": [progress.again, progress.exposed],
         "health": told[0]["health"],
@@ -148,22 +173,22 @@ def test_over_sqlite(tmp_path: Path) -> None:
     def kill_writers() -> None:
         code = (
             "import sys, sqlite3\n"
-            "c = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)\n"
+            "c = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=1000)\n"
             "c.execute('BEGIN IMMEDIATE')\n"
             "c.execute(\"UPDATE records SET value = x'00', version = 1\")\n"
             "print('writing', flush=True)\n"
-            "import time; time.sleep(60)\n"
+            "import time; time.sleep(10_000)\n"
         )
-        for _ in range(3):
-            script = tmp_path / "writer.py"
-            script.write_text(code)
+        script = tmp_path / "writer.py"
+        script.write_text(code)
+        for _ in range(2):
             writer = start_script(script, tmp_path / "run.db")
             assert writer.stdout is not None
             assert writer.stdout.readline() == "writing\n", writer.communicate()[1]
             writer.kill()
             writer.communicate()
 
-    with _crew(24_000, 0.001, url=url) as crew:
+    with _crew(6_000, 0.001, url=url) as crew:
         print(_through_thick_and_thin(crew, url, kill_writers, tmp_path / "run.db"))
 
 
@@ -173,10 +198,10 @@ def test_over_redis() -> None:
 
         def restart() -> None:
             server.kill()
-            time.sleep(0.5)
+            time.sleep(0.2)  # for calls in vain
             server.start()
 
-        with _crew(24_000, 0.001, url=server.url) as crew:
+        with _crew(6_000, 0.001, url=server.url) as crew:
             print(_through_thick_and_thin(crew, server.url, restart))
 
 
@@ -193,7 +218,7 @@ class TestRay(EngineTests):
         self.url = f"ray://tests?path={ray_folder[1]}/tests.db"
 
     def open(self) -> CoordinationStore:
-        return open_store(self.url, timeout=60)
+        return open_store(self.url, timeout=PATIENCE)
 
 
 def test_over_ray(ray_folder: tuple[Any, str, str]) -> None:
@@ -204,14 +229,14 @@ def test_over_ray(ray_folder: tuple[Any, str, str]) -> None:
     def kill_actor() -> None:
         ray.kill(ray.get_actor("engine", namespace="stoker"), no_restart=False)
 
-    with _crew(40_000, 0.001, url=url, ray_address=address) as crew:
+    with _crew(6_000, 0.001, url=url, ray_address=address) as crew:
         print(_through_thick_and_thin(crew, url, kill_actor))
 
 
 def test_an_actor_that_comes_back_without_its_file_is_an_error(ray_folder: tuple[Any, str, str]) -> None:
     ray, folder, _ = ray_folder
     url = f"ray://emptied?path={folder}/emptied.db"
-    store = open_store(url, timeout=60)
+    store = open_store(url, timeout=PATIENCE)
     version = store.create("a", b"1") or 0
     for file in Path(folder).glob("emptied.db*"):
         file.unlink()
@@ -221,28 +246,8 @@ def test_an_actor_that_comes_back_without_its_file_is_an_error(ray_folder: tuple
     fresh = None
     while fresh is None:  # until the actor is there again; the old one may still answer
         with suppress(EngineReplacedError):
-            fresh = open_store(url, timeout=60).create("a", b"3")
+            fresh = open_store(url, timeout=PATIENCE).create("a", b"3")
     with pytest.raises(EngineReplacedError, match="was lost and made anew"):
         store.swap("a", b"2", version)
     with pytest.raises(EngineReplacedError, match="was lost and made anew"):
         store.get(["a"])
-
-
-def test_unlike_workers_need_far_less_time_than_round_robin(tmp_path: Path) -> None:
-    """Times are told, not judged: machines that are busy with something else would fail it."""
-    with _crew(16_000, 0.001, url="", round_robin=True) as crew:
-        (crew.folder / "start").touch()
-        fixed = max(worker["took"] for worker in crew.end())
-    url = f"sqlite://{tmp_path}/run.db"
-    with _crew(16_000, 0.001, url=url) as crew:
-        crew.start()
-        told = crew.end()
-        assert len(crew.delivered()) == 16_000
-        slow, fast = len(_of(crew, SLOW)), len(_of(crew, 0))
-    assert slow < fast
-    took = max(worker["took"] for worker in told)
-    print(f"round robin {fixed:.2f} s, adaptive {took:.2f} s: {took / fixed:.2f}; {slow} and {fast} samples")
-
-
-def _of(crew: Crew, rank: int) -> list[int]:
-    return [position for position, ranks in crew.delivered().items() if rank in ranks]

@@ -82,7 +82,6 @@ def test_batches_have_the_columns_of_their_own_samples(data: Path, seed: int) ->
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_workers_and_processes_make_the_same(data: Path) -> None:
     whole = expected(data, 1, shuffle=True)

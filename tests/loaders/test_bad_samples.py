@@ -165,6 +165,7 @@ def test_batches_keep_their_places(make: Any, on_bad_sample: str) -> None:
             assert GOOD.issuperset(batch)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("columnar", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("on_bad_sample", ["skip", "replace"])
@@ -272,6 +273,7 @@ def test_a_run_resumes_after_any_sample(make: Any, on_bad_sample: str) -> None:
         assert before + [int(sample["id"]) for sample in again] == whole
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("columnar", [False, True])
 def test_a_loader_resumes_between_batches(make: Any, columnar: bool) -> None:
     if columnar and not make.columnar:
@@ -289,6 +291,7 @@ def test_a_loader_resumes_between_batches(make: Any, columnar: bool) -> None:
             assert before + ids_of(iter(second)) == whole
 
 
+@pytest.mark.processes
 def test_a_list_says_where_bad_samples_are(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bad = BadSamples("skip", file=tmp_path / "bad.jsonl")
     dataset = StreamingDataset(data, on_bad_sample=bad, batch_size=16)
@@ -466,6 +469,7 @@ def test_documents_that_are_rows_are_left_out_of_their_batches(tmp_path: Path, l
         assert before + [batch.input_ids[:, 0].tolist() for batch in second] == found
 
 
+@pytest.mark.processes
 def test_where_batches_are_made_elsewhere_samples_are_replaced_not_left_out(data: Path) -> None:
     dataset = StreamingDataset(data, on_bad_sample="skip", batch_size=8)
     assert len(list(DataLoader(dataset, batch_size=None))) == len(GOOD)

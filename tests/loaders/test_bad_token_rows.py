@@ -203,6 +203,7 @@ def test_ranks_take_equally_many_steps_and_any_state_resumes(layout: str, on_bad
     assert len(wholes[0]) == len(wholes[1])
 
 
+@pytest.mark.processes
 def test_workers_of_a_data_loader_and_threads_make_the_same(tmp_path: Path) -> None:
     source = DamagedSource(equal_files(), DAMAGE, WRONG)
     listed = BadSamples(file=tmp_path / "bad.jsonl")

@@ -371,6 +371,7 @@ def test_columns_change_names_and_are_chosen_without_being_decoded(data: Path, t
         next(late.batches())
 
 
+@pytest.mark.processes
 def test_a_function_of_whole_batches(data: Path) -> None:
     lengths: list[int] = []
 
@@ -414,6 +415,7 @@ def test_a_function_of_whole_batches(data: Path) -> None:
         next(opened(data, on_bad_sample="skip").batch_map(lambda batch: {"y": batch["y"]}, "odd").batches())
 
 
+@pytest.mark.processes
 def test_what_may_leave_ranks_apart_is_refused(data: Path) -> None:
     for name in ("filter", "flat_map"):
         chain, _ = CHAINS[name]

@@ -450,6 +450,7 @@ def test_an_empty_dataset_is_read_as_nothing(tmp_path: Path) -> None:
     assert dataset.read([], columns=["id"]) == {"id": []}
 
 
+@pytest.mark.processes
 def test_importing_stoker_is_light() -> None:
     code = (
         "import sys, stoker; print([m for m in ('torch', 'obstore', 'numpy', 'rich', 'pyarrow') if m in sys.modules])"
@@ -458,6 +459,7 @@ def test_importing_stoker_is_light() -> None:
     assert out.stdout.strip() == "[]"
 
 
+@pytest.mark.processes
 def test_a_worker_that_was_spawned_imports_no_more_than_reading_needs(data: Path, tmp_path: Path) -> None:
     dataset = StreamingDataset(local=data, shuffle=True, batch_size=8)
     expected = np.asarray(next(iter(dataset.batches()))["id"]).tolist()

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from slow_store import asked, slow_store
 from stoker import MDSWriter, ReadOptions, Stream, StreamingDataLoader, StreamingDataset
 from stoker.cache.disk.disk_cache import DiskCache
 from stoker.formats.base import ShardInfo
 from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.pipeline.first_fetches import FirstFetches
+
+pytestmark = pytest.mark.processes
 
 SAMPLES = 64
 
@@ -68,14 +71,14 @@ def test_first_batches_are_fetched_before_workers_ask(
             "s3://bucket/mds", storage_options=options, local=tmp_path, batch_size=4, shuffle=True
         )
         with StreamingDataLoader(
-            dataset, batch_size=4, num_workers=2, columnar=True, multiprocessing_context="fork", timeout=120
+            dataset, batch_size=4, num_workers=2, columnar=True, multiprocessing_context="fork", timeout=PATIENCE
         ) as loader:
             if resumed:
                 loader.set_epoch(3)
                 loader.load_state_dict(loader.state_dict())
             batches = iter(loader)
             found = next(batches)["id"].tolist()
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE
             while len(fetched) < 8 and time.monotonic() < deadline:
                 time.sleep(0.05)
             found += [number for batch in batches for number in batch["id"].tolist()]
@@ -111,7 +114,7 @@ def test_what_has_not_begun_ends_with_the_iteration(
         )
         pool = dataset.epoch_reader.pool
         with StreamingDataLoader(
-            dataset, batch_size=32, num_workers=1, columnar=True, multiprocessing_context="fork", timeout=120
+            dataset, batch_size=32, num_workers=1, columnar=True, multiprocessing_context="fork", timeout=PATIENCE
         ) as loader:
             batches: Any = iter(loader)
             assert len(next(batches)["id"]) == 32

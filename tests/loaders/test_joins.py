@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from patience import PATIENCE
 from stoker import (
     BadSamples,
     Chain,
@@ -548,7 +549,7 @@ def test_shards_of_the_other_dataset_are_fetched_ahead_within_its_limit(
     dataset.close()
     batches = dataset.batches()
     rows = rows_of(next(batches))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while limit is None and len(list(parts_of(tmp_path / "notes"))) < 12 and time.monotonic() < deadline:
         time.sleep(0.01)
     there = list(parts_of(tmp_path / "notes"))

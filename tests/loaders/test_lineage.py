@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from stoker import BadSamples, Chain, HashSplit, MDSWriter, SkipIds, Stream, StreamingDataset
 from stoker.cluster import World
 from stoker.errors import ConfigError
@@ -225,11 +226,14 @@ def test_a_step_that_is_not_there_is_refused(data: Path, asked: dict[str, Any], 
 
 def stoker(*arguments: Any, code: int = 0) -> str:
     command = [sys.executable, "-m", "stoker", "order", *map(str, arguments)]
-    done = subprocess.run(command, env=environ(COLUMNS="160"), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=environ(COLUMNS="160"), capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 
 
+@pytest.mark.processes
 def test_the_command_prints_the_samples_of_a_step(data: Path) -> None:
     cluster = (data / "a", "--nodes", 2, "--ranks", 2, "--batch-size", 8, "--seed", 7, "--step", 3)
     dataset = StreamingDataset(local=data / "a", batch_size=8, shuffle=True, shuffle_seed=7, world=World(0, 4, 2))
@@ -257,6 +261,7 @@ def test_the_command_prints_the_samples_of_a_step(data: Path) -> None:
     assert sum(line["samples"] for line in shards) == 32
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

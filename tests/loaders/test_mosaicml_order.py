@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pytest
 
+from patience import PATIENCE
 from peer import PYTHON, Peer, needs_peer
 from stoker import MDSWriter, Stream, StreamingDataset, World
 from stoker.errors import ConfigError, StateError
@@ -63,7 +64,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
             yield Peer(process)
         finally:
             process.stdin.close()
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE)
             process.stdout.close()
 
 

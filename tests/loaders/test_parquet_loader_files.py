@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from loader_cases import rows_of, write_parquet
 
+from patience import PATIENCE
 from stoker import ReadOptions, World
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, ObjectNotFoundError
 from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
@@ -310,7 +311,7 @@ def test_leaving_in_the_middle_leaves_no_threads(tmp_path: Path) -> None:
         if number == 3:
             break
     opened.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while set(threading.enumerate()) - before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not set(threading.enumerate()) - before

@@ -152,6 +152,7 @@ def test_row_groups_that_can_not_match_are_left_out(data: Path) -> None:
     assert min(sample["id"] for sample in dataset) <= 1000
 
 
+@pytest.mark.processes
 def test_workers_read_it_too(data: Path) -> None:
     dataset = StreamingDataset(remote=data, format="parquet", shuffle=True, columns=["id", "tokens"])
     expected = ids_of(

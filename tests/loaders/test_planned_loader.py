@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.coordination.history.plan_log import apportion
 from stoker.errors import ConfigError, StateError
@@ -91,7 +92,7 @@ def test_a_change_holds_from_the_first_step_that_nobody_can_have_read() -> None:
     ranks = loaders(1000, 2, 20, prefetch_buffer_size=40)  # four steps ahead
     step(ranks)
     for loader in ranks:
-        assert loader.prefetch(timeout=20) == 40
+        assert loader.prefetch(timeout=PATIENCE) == 40
     assert [loader.change_plan((3, 1)) for loader in ranks] == [100, 100]
     sizes = [[len(part) for part in step(ranks)] for _ in range(6)]
     assert sizes == [[10, 10]] * 4 + [[15, 5]] * 2

@@ -154,6 +154,7 @@ def test_settings_of_a_process_without_spans_are_read(tmp_path: Path) -> None:
         trace.profile()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", TRACED)
 def test_remedies_are_of_the_loader_that_was_traced(data: Path, tmp_path: Path, kind: str) -> None:
     settings = settings_of(TRACED[kind](data), tmp_path / "trace.json")
@@ -177,6 +178,7 @@ def test_nothing_is_named_of_a_loader_that_is_not_known() -> None:
         assert sentence[-1] == "."
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [

@@ -28,7 +28,7 @@ from stoker import (
 from stoker.errors import ConfigError, DecodeError, StokerError, TooManyBadSamplesError, TransformError
 from stoker.pipeline.workers.config import StreamingConfig
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes]
 
 SAMPLES = 260
 FORK = ReadOptions(run_in="processes", start_method="fork", read_processes=2)

@@ -27,7 +27,7 @@ from stoker.coordination import CoordinationSettings
 from stoker.errors import ConfigError, TransformError
 from stoker.loaders.shard_loader import Checkpoint
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes]
 
 SAMPLES = 260
 QUICK = CoordinationSettings(lease=5.0, heartbeat=0.25, split=0.05, attempts=2, grid=12)

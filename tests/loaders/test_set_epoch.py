@@ -40,6 +40,7 @@ def test_it_names_the_next_epoch(make: Callable[[], StreamingDataset]) -> None:
         other.set_epoch(-1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loaded_state_holds_and_the_caller_s_count_goes_on_from_it(
     make: Callable[[], StreamingDataset], workers: int, caplog: pytest.LogCaptureFixture
@@ -79,6 +80,7 @@ def test_a_caller_that_counts_as_the_state_does_is_not_warned(
     assert not caplog.records
 
 
+@pytest.mark.processes
 def test_workers_that_live_on_follow_it(make: Callable[[], StreamingDataset]) -> None:
     whole = make()
     epochs = [ids(whole) for _ in range(4)]

@@ -19,7 +19,7 @@ from stoker import Stream, StreamingDataset
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.shard_loader import FILLER, Checkpoint, StreamingConfig, StreamingShardLoader
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
-from support import check_batch, check_sample, make_dataset
+from support import check_batch, check_sample, ids_of, make_dataset
 
 SAMPLES = 260
 PARTITIONS: list[Partition | None] = [
@@ -99,7 +99,7 @@ def test_shards_give_what_arrays_do_every_sample_once(data: Path, partition: Par
         config = StreamingConfig(3, rank, partition, prefetch_buffer_size=buffer, remainder="uneven")
         loader = StreamingShardLoader(dataset, config)
         assert loader.is_empty() is False
-        parts.append([check_sample(sample) for sample in loader])
+        parts.append(ids_of(loader))
         assert len(parts[-1]) == len(loader)
     assert sorted(chain.from_iterable(parts)) == list(range(SAMPLES))
 
@@ -127,7 +127,7 @@ def test_without_anything_said_the_dataset_decides(data: Path) -> None:
     for loader in (StreamingShardLoader(dataset), StreamingShardLoader(dataset, StreamingConfig(batch_size=10))):
         assert [check_batch(batch) for batch in loader] == order
     one_by_one = StreamingShardLoader(dataset, StreamingConfig())
-    assert [check_sample(sample) for sample in one_by_one] == list(chain.from_iterable(order))
+    assert ids_of(one_by_one) == list(chain.from_iterable(order))
 
 
 def test_each_epoch_has_an_order_of_its_own_and_is_complete() -> None:
@@ -395,7 +395,7 @@ def test_a_checkpoint_inside_a_batch_continues_inside_it(data: Path) -> None:
     def fresh() -> StreamingShardLoader:
         return StreamingShardLoader(StreamingDataset(local=data, shuffle=True, batch_size=16), StreamingConfig())
 
-    whole = [check_sample(sample) for sample in fresh()]
+    whole = ids_of(fresh())
     for stop in (1, 15, 16, 17, 100, SAMPLES - 1):
         first = fresh()
         begun = [check_sample(first.next()) for _ in range(stop)]
@@ -404,7 +404,7 @@ def test_a_checkpoint_inside_a_batch_continues_inside_it(data: Path) -> None:
         more = check_sample(second.next())
         third = fresh()
         third.restore_from_checkpoint(second.get_checkpoint())
-        rest = [] if third.epoch else [check_sample(sample) for sample in third]
+        rest = [] if third.epoch else ids_of(third)
         assert [*begun, more, *rest] == whole
 
 
@@ -484,8 +484,8 @@ def test_orders_of_mosaicml_streaming_are_read_but_not_changed(data: Path) -> No
     dataset = StreamingDataset(local=data, shuffle=True, shuffle_algo="py1e", batch_size=4)
     with pytest.raises(ConfigError, match="not those of mosaicml-streaming"):
         StreamingShardLoader(dataset, StreamingConfig(shuffle_seed=1))
-    expected = [check_sample(s) for s in StreamingDataset(local=data, shuffle=True, shuffle_algo="py1e", batch_size=4)]
-    assert [check_sample(sample) for sample in StreamingShardLoader(dataset, StreamingConfig())] == expected
+    expected = ids_of(StreamingDataset(local=data, shuffle=True, shuffle_algo="py1e", batch_size=4))
+    assert ids_of(StreamingShardLoader(dataset, StreamingConfig())) == expected
 
 
 def test_the_world_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,6 @@ KINDS = [
 ]
 _names = count()
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:

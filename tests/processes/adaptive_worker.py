@@ -1,4 +1,4 @@
-"""One worker of leased work, for tests and a benchmark: ``adaptive_worker.py '{"rank": 0, ...}'``.
+"""One worker of leased work, for tests: ``adaptive_worker.py '{"rank": 0, ...}'``.
 
 It notes each sample in a file of its own before it goes on, and prints how it went as JSON at the end.
 """
@@ -9,11 +9,13 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE
 from stoker import StreamingDataset
-from stoker.coordination import CoordinationSettings
+from stoker.coordination import CommitRefusedError, CoordinationSettings
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
 from stoker.partitions import Contiguous, RoundRobin
 from support import cache_of, check_sample
@@ -31,7 +33,7 @@ def main(told: dict[str, Any]) -> None:
         base if engine is None else Adaptive(base),
         coordinator=engine,
         coordination=CoordinationSettings(**told["settings"]) if engine else CoordinationSettings(),
-        patience=60.0,
+        patience=PATIENCE,
         commit_every=0.25,
         prefetch_buffer_size=told.get("buffer", 16),
         fault_tolerant=engine is not None,
@@ -43,28 +45,31 @@ def main(told: dict[str, Any]) -> None:
     if told.get("replication", 1) > 1:
         # All have what they are to hold for others before the work begins.
         loader.prefetch(1)
-        _wait(lambda: all((cache_of(Path(told["cache"])) / name).exists() for name in told["held"]), 60)
+        _wait(lambda: all((cache_of(Path(told["cache"])) / name).exists() for name in told["held"]))
     os.write(out, b"ready\n")
-    _wait(Path(told["start"]).exists, 120)
+    _wait(Path(told["start"]).exists)
     fetched = loader.get_stats().bytes_fetched
-    begun = time.monotonic()
-    seconds, owed = told["seconds"], 0.0
+    seconds, owed, done = told["seconds"], 0.0, 0
     while (sample := loader.next()) is not None:
-        os.write(out, f"{check_sample(sample)} {time.monotonic():.4f}\n".encode())
+        os.write(out, f"{check_sample(sample)}\n".encode())
         owed += seconds
+        done += 1
+        if done == told["pause"]:
+            _wait(Path(told["on"]).exists)
         if owed > 0.005:  # short sleeps are much longer than they should be
-            slept = time.monotonic()
             time.sleep(owed)
-            owed -= time.monotonic() - slept
+            owed = 0.0
+    with suppress(CommitRefusedError):
+        loader.commit()  # so that a lease that was lost at the very end is counted
     stats = loader.get_stats()
-    said = {"took": time.monotonic() - begun, "samples": stats.samples_loaded, "fetched": stats.bytes_fetched - fetched}
+    said = {"samples": stats.samples_loaded, "fetched": stats.bytes_fetched - fetched}
     said |= {"replicated": stats.replicated_shards, "leases": stats.leases, "lost": stats.leases_lost}
     loader.close()
     print(json.dumps(said))
 
 
-def _wait(done: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def _wait(done: Any) -> None:
+    deadline = time.monotonic() + PATIENCE
     while not done():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)

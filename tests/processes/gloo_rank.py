@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from stoker import StreamingDataLoader, StreamingDataset
-from support import check_batch, check_sample
+from support import check_batch, ids_of
 
 GLOBAL = 12
 STOP_AFTER = 9
@@ -58,7 +58,7 @@ def main(data: str, cache: str, state_path: str, out: str) -> None:
 
     dataset = StreamingDataset(remote=data, local=cache, shuffle=True, batch_size=GLOBAL // ranks)
     assert dataset.world.source == "torch.distributed"
-    found["by samples"] = gathered([check_sample(sample) for sample in dataset])
+    found["by samples"] = gathered(ids_of(dataset))
 
     start: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
     loader = StreamingDataLoader(dataset, columnar=True, **start)

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from stoker import StreamingDataset
-from support import check_sample
+from support import ids_of
 
 
 def main(url: str, cache: str, download_timeout: str, workers: str) -> None:
@@ -17,7 +17,7 @@ def main(url: str, cache: str, download_timeout: str, workers: str) -> None:
         options: dict[str, Any] = {"num_workers": int(workers), "multiprocessing_context": "fork", "collate_fn": list}
         samples = (sample for batch in DataLoader(dataset, batch_size=8, **options) for sample in batch)
     print(json.dumps("begun"), flush=True)
-    print(json.dumps([check_sample(sample) for sample in samples]), flush=True)
+    print(json.dumps(ids_of(samples)), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from support import check_sample
+from support import ids_of
 
 
 def main(data: str, order: str) -> None:
@@ -20,7 +20,7 @@ def main(data: str, order: str) -> None:
     from torch.utils.data import DataLoader, IterableDataset
 
     loader: Any = DataLoader(dataset, batch_size=8, num_workers=2, collate_fn=list, multiprocessing_context="fork")
-    ids = [check_sample(sample) for batch in loader for sample in batch]
+    ids = ids_of(loader)
     assert sorted(ids) == list(range(len(ids)))
     print(json.dumps({"samples": len(ids), "iterable": isinstance(dataset, IterableDataset)}))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker import StreamingDataset
 from stoker.types import StorageOptions
-from support import check_batch, check_sample, make_dataset
+from support import check_sample, ids_of, make_dataset
 
 __all__ = ["READERS", "ReaderJob", "write_remote"]
 
@@ -65,9 +65,9 @@ class ReaderJob:
         dataset = self.dataset(shuffle_seed=seed)
         way = draw.choice(["samples", "batches", "ids"])
         if way == "samples":
-            ids = [check_sample(sample) for sample in dataset]
+            ids = ids_of(dataset)
         elif way == "batches":
-            ids = [number for batch in dataset.batches() for number in check_batch(batch)]
+            ids = ids_of(dataset.batches())
         else:
             ids = [check_sample(dataset[number]) for number in draw.sample(range(self.samples), self.samples)]
         assert sorted(ids) == list(range(self.samples)), way
@@ -83,4 +83,4 @@ class ReaderJob:
 
     def read_again(self) -> None:
         dataset = self.dataset(validate_hash="sha1", shuffle=False)
-        assert [check_sample(sample) for sample in dataset] == list(range(self.samples))
+        assert ids_of(dataset) == list(range(self.samples))

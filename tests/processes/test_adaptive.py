@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,41 +21,50 @@ import numpy as np
 import pytest
 from adaptive_worker import BASES
 
+from lease_clock import HOUR, LeaseClock
+from patience import PATIENCE
+from servers import redis_server, stop_outside_of_writes, wait_beside_workers
 from stoker import StreamingDataset
-from stoker.coordination import CoordinationSettings, EngineError, open_store
+from stoker.coordination import Coordination, CoordinationSettings, EngineError, WorkerState, open_store
+from stoker.coordination.engines import redis as redis_engine
 from stoker.coordination.history.assignment import Assignment
+from stoker.coordination.history.records import Epoch
 from stoker.coordination.run import RunRecords
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
 from stoker.pipeline.workers.replicas import lanes_held
-from support import TESTS, check_sample, make_dataset, start_script
+from support import check_sample, make_dataset, start_script
 
-sys.path.append(str(TESTS / "cluster" / "coordination"))
-
-servers = import_module("servers")
-redis_server = servers.redis_server
-
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 HERE = Path(__file__).parent
-WORKERS, SLOW, KILLED, STOPPED = 8, 1, 2, 3
-SAMPLES = 6000
-SETTINGS: dict[str, Any] = {"lease": 2.0, "heartbeat": 0.5, "split": 0.3, "grid": 128}
+WORKERS, SLOW, KILLED, STOPPED = 6, 1, 2, 3
+SAMPLES = 2400
+# The longer a busy machine needs for all, the longer leases are. Should one be lost that need not be, all holds the same.
+BUSY = PATIENCE / 120.0
+SETTINGS: dict[str, Any] = {"lease": 1.2 * BUSY, "heartbeat": 0.2, "split": 0.3, "grid": 64, "attempts": 1 << 30}
 
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("remote")
-    make_dataset(folder, SAMPLES, size_limit=16384)
+    make_dataset(folder, SAMPLES, size_limit=8192)
     return folder
 
 
 class Crew:
-    """Workers in processes of their own."""
+    """Workers in processes of their own. Each pauses after so many samples, the last not committed, until told."""
 
     def __init__(
-        self, folder: Path, remote: Path, engine: str, world: int, seconds: Callable[[int], float], **more: Any
+        self,
+        folder: Path,
+        remote: Path,
+        engine: str,
+        world: int,
+        seconds: Callable[[int], float],
+        pause: Callable[[int], int],
+        **more: Any,
     ) -> None:
-        self.folder, self.world, self.engine, self.remote = folder, world, engine, remote
+        self.folder, self.world, self.engine, self.remote, self.pause = folder, world, engine, remote, pause
         self.base = BASES[str(more.get("base", "elastic"))]
         self.processes: list[subprocess.Popen[str]] = []
         for rank in range(world):
@@ -68,6 +76,8 @@ class Crew:
                 "cache": str(folder / f"cache{rank if more.get('replication') else 0}"),
                 "out": str(folder / f"{rank}.out"),
                 "start": str(folder / "start"),
+                "pause": pause(rank),
+                "on": str(folder / f"{rank}.on"),
                 "seconds": seconds(rank),
                 "settings": SETTINGS,
                 **{name: value[rank] if isinstance(value, list) else value for name, value in more.items()},
@@ -76,38 +86,64 @@ class Crew:
 
     def start(self) -> None:
         """All at once, when all are there."""
-        self.wait(lambda: all((self.folder / f"{rank}.out").exists() for rank in range(self.world)), 120)
-        self.wait(lambda: all("ready" in (self.folder / f"{rank}.out").read_text() for rank in range(self.world)), 120)
+        self.wait(lambda: all((self.folder / f"{rank}.out").exists() for rank in range(self.world)))
+        self.wait(lambda: all("ready" in (self.folder / f"{rank}.out").read_text() for rank in range(self.world)))
         (self.folder / "start").touch()
+
+    def go_on(self, *ranks: int) -> None:
+        """All, or some. Until then none comes to the end of the epoch."""
+        for rank in ranks or range(self.world):
+            (self.folder / f"{rank}.on").touch()
+
+    def wait_for_pause(self, least: int) -> None:
+        """Until all have had so many samples, and pause or soon will."""
+        self.wait(lambda: all(len(self.delivered_by(rank)) >= least for rank in range(self.world)))
 
     def stop(self, rank: int) -> None:
         """As if it hung."""
         database = Path(self.engine.removeprefix("sqlite://")) if self.engine.startswith("sqlite://") else None
-        servers.stop_outside_of_writes(self.processes[rank].pid, database)
+        stop_outside_of_writes(self.processes[rank].pid, database)
 
-    def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        servers.wait_beside_workers(self.processes, done, seconds)
+    def wait(self, done: Callable[[], bool]) -> None:
+        wait_beside_workers(self.processes, done)
 
-    def delivered(self) -> dict[int, list[tuple[int, float]]]:
-        """For each sample, who delivered it and when."""
-        found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    def records(self) -> tuple[RunRecords, Epoch]:
+        """Those of the epoch."""
+        records = RunRecords(open_store(self.engine, timeout=PATIENCE), "stoker")
+        epoch = records.epoch(0)
+        assert epoch is not None
+        return records, epoch
+
+    def holds(self, rank: int) -> bool:
+        """Whether a worker has splits that nobody has taken from it."""
+        records, epoch = self.records()
+        splits = [split for lane in records.lanes(epoch) for split in lane.splits]
+        records.store.close()
+        return any(split.rank == rank and split.cursor < split.end for split in splits)
+
+    def delivered_by(self, rank: int) -> list[int]:
+        """Its samples, in order."""
+        text = (self.folder / f"{rank}.out").read_text()
+        lines = text[: text.rfind("\n") + 1].splitlines()  # a killed worker's last line may not be whole
+        return [int(line) for line in lines if line != "ready"]
+
+    def delivered(self) -> dict[int, list[int]]:
+        """For each sample, who delivered it."""
+        found: dict[int, list[int]] = defaultdict(list)
         for rank in range(self.world):
-            text = (self.folder / f"{rank}.out").read_text()
-            for line in text[: text.rfind("\n")].splitlines():  # a killed worker's last line may not be whole
-                if line != "ready":
-                    number, moment = line.split()
-                    found[int(number)].append((rank, float(moment)))
+            for number in self.delivered_by(rank):
+                found[number].append(rank)
         return found
 
     def count(self) -> int:
         return sum(map(len, self.delivered().values()))
 
-    def end(self, seconds: float = 150) -> dict[int, dict[str, Any]]:
+    def end(self) -> dict[int, dict[str, Any]]:
         """What those said that were not killed."""
-        self.wait(lambda: all(process.poll() is not None for process in self.processes), seconds)
+        self.wait(lambda: all(process.poll() is not None for process in self.processes))
         said = {}
         for rank, process in enumerate(self.processes):
-            out, _ = process.communicate(timeout=10)
+            out, _ = process.communicate(timeout=PATIENCE)
             if process.returncode == 0:
                 said[rank] = json.loads(out)
         return said
@@ -118,14 +154,11 @@ class Crew:
                 process.kill()
             process.communicate()
 
-    def check(self) -> list[list[int]]:
-        """Every sample committed once, by one who delivered it, and none delivered twice but those of lost leases."""
-        store = open_store(self.engine)
-        records = RunRecords(store, "stoker")
-        epoch = records.epoch(0)
-        assert epoch is not None
+    def check(self, lost: set[int]) -> None:
+        """Every sample committed once, by one who delivered it, and delivered twice only where one was lost who had it."""
+        records, epoch = self.records()
         progress, assignment = records.progress(epoch), records.assignment(epoch)
-        store.close()
+        records.store.close()
         assert progress.finished
         assert progress.committed == SAMPLES
         reached = 0
@@ -141,34 +174,38 @@ class Crew:
             config = StreamingConfig(self.world, rank, Adaptive(self.base, replay=recorded))
             for sample in StreamingShardLoader(dataset, config):
                 number = check_sample(sample)
-                assert rank in [who for who, _ in delivered[number]], f"rank {rank} committed what it had not delivered"
+                others = delivered[number].copy()
+                assert rank in others, f"rank {rank} committed what it had not delivered"
+                others.remove(rank)
+                assert set(others) <= lost, f"{number} was delivered by {others} too"
                 committed += 1
         assert committed == SAMPLES
-        again = self.count() - SAMPLES
-        assert progress.again <= again <= progress.exposed
-        most = max(Counter({number: len(who) for number, who in delivered.items()}).values())
-        assert most <= 3
-        return [list(entry) for entry in assignment]
+        # A killed one may have said that it delivers a sample, and not have noted it in its file.
+        assert progress.again - 1 <= self.count() - SAMPLES <= progress.exposed
+        assert progress.exposed > 0, "nothing was lost, so nothing was tested"
 
 
 def disturb(crew: Crew, kill_engine: Callable[[], None]) -> None:
     crew.start()
-    crew.wait(lambda: crew.count() > SAMPLES // 8, 60)
+    crew.wait_for_pause(40)
     crew.processes[KILLED].kill()
     crew.stop(STOPPED)
-    stopped = time.monotonic()
-    crew.wait(lambda: crew.count() > SAMPLES // 3, 60)
+    crew.go_on()
+    crew.wait(lambda: crew.count() > SAMPLES // 3)
     kill_engine()
-    crew.wait(lambda: time.monotonic() > stopped + 2 * SETTINGS["lease"], 60)
+    crew.wait(lambda: not crew.holds(STOPPED))
     crew.processes[STOPPED].send_signal(signal.SIGCONT)
     said = crew.end()
     assert set(said) == set(range(WORKERS)) - {KILLED}
-    assert said[STOPPED]["lost"] >= 1, "the stopped worker's lease was not lost, so nothing was tested"
-    crew.check()
+    crew.check({KILLED, STOPPED, *(rank for rank, one in said.items() if one["lost"])})
+
+
+def pause(rank: int) -> int:
+    return SAMPLES // 4 if rank == KILLED else 40
 
 
 def seconds(rank: int) -> float:
-    return 0.02 if rank == SLOW else 0.005
+    return 0.012 if rank == SLOW else 0.003
 
 
 def test_every_sample_is_committed_once_with_sqlite(tmp_path: Path, remote: Path) -> None:
@@ -178,21 +215,20 @@ def test_every_sample_is_committed_once_with_sqlite(tmp_path: Path, remote: Path
         """A process is killed in the middle of a transaction of its own."""
         code = (
             "import os, sqlite3, sys, time\n"
-            "c = sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)\n"
+            "c = sqlite3.connect(sys.argv[1], timeout=1000, isolation_level=None)\n"
             "c.execute('BEGIN IMMEDIATE')\n"
             "name = c.execute('SELECT name FROM sqlite_master WHERE type = \"table\"').fetchone()[0]\n"
             "c.execute(f'DELETE FROM {name}')\n"
             "print('deep in', flush=True)\n"
-            "time.sleep(60)\n"
+            "time.sleep(10_000)\n"
         )
         writer = subprocess.Popen([sys.executable, "-c", code, str(database)], stdout=subprocess.PIPE, text=True)
         assert writer.stdout is not None
         assert writer.stdout.readline().strip() == "deep in"
-        time.sleep(0.3)
         writer.kill()
         writer.communicate()
 
-    crew = Crew(tmp_path, remote, f"sqlite://{database}", WORKERS, seconds)
+    crew = Crew(tmp_path, remote, f"sqlite://{database}", WORKERS, seconds, pause)
     try:
         disturb(crew, kill_a_writer)
     finally:
@@ -206,10 +242,10 @@ def test_every_sample_is_committed_once_with_redis(tmp_path: Path, remote: Path)
 
         def kill_engine() -> None:
             server.kill()
-            time.sleep(0.5)
+            time.sleep(0.2)  # for calls in vain
             server.start()
 
-        crew = Crew(tmp_path, remote, server.url, WORKERS, seconds)
+        crew = Crew(tmp_path, remote, server.url, WORKERS, seconds, pause)
         try:
             disturb(crew, kill_engine)
         finally:
@@ -221,39 +257,55 @@ def _commit_all(loader: StreamingShardLoader) -> None:
         loader.commit()
 
 
-def test_an_engine_that_is_gone_for_good_is_named_and_nothing_hangs(tmp_path: Path) -> None:
+def test_an_engine_that_is_gone_for_good_is_named_and_nothing_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, leave = LeaseClock(monkeypatch, redis_engine), Coordination.leave
+    # By the machine's clock it waits for a thread that can not end.
+    monkeypatch.setattr(Coordination, "leave", lambda run, _: leave(run, 0.05))
+    settings = CoordinationSettings(lease=HOUR, heartbeat=0.1)
     with tempfile.TemporaryDirectory() as short, redis_server(Path(short)) as server:
         config = StreamingConfig(
-            1,
-            0,
-            Adaptive(),
-            coordinator=server.url,
-            coordination=CoordinationSettings(**SETTINGS),
-            patience=2.0,
-            commit="explicit",
+            1, 0, Adaptive(), coordinator=server.url, coordination=settings, patience=PATIENCE, commit="explicit"
         )
         loader = StreamingShardLoader({"x": np.arange(10_000)}, config)
         loader.next()
         server.kill()
-        begun = time.monotonic()
-        with pytest.raises(EngineError, match=str(server.socket)):
-            _commit_all(loader)
-        assert time.monotonic() - begun < 60
-        with pytest.raises(EngineError):
-            loader.close()
+        with clock.passing(PATIENCE / 8):
+            with pytest.raises(EngineError, match=str(server.socket)):
+                _commit_all(loader)
+            with pytest.raises(EngineError):
+                loader.close()
 
 
-def test_a_worker_that_begins_while_the_engine_restarts_waits_for_it() -> None:
+def test_a_worker_that_begins_while_the_engine_restarts_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_vain = threading.Event()
+
+    class Waits:
+        """Stands for the module ``time``: notes that a call was in vain and is repeated."""
+
+        monotonic = staticmethod(time.monotonic)
+
+        @staticmethod
+        def sleep(_: float) -> None:
+            in_vain.set()
+            time.sleep(0.002)
+
+    monkeypatch.setattr(redis_engine, "time", Waits)
     with tempfile.TemporaryDirectory() as short, redis_server(Path(short)) as server:
         config = StreamingConfig(
-            1, 0, Adaptive(), coordinator=server.url, coordination=CoordinationSettings(**SETTINGS)
+            1, 0, Adaptive(), coordinator=server.url, coordination=CoordinationSettings(**SETTINGS), patience=PATIENCE
         )
         server.kill()
-        restart = threading.Timer(1.5, server.start)
-        restart.start()
+
+        def restart() -> None:
+            in_vain.wait(PATIENCE)
+            server.start()
+
+        restarts = threading.Thread(target=restart)
+        restarts.start()
         with StreamingShardLoader({"x": np.arange(100)}, config) as loader:
             assert len(list(loader)) == 100
-        restart.join()
+        restarts.join()
+        assert in_vain.is_set()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -269,17 +321,27 @@ def test_takeover_reads_nothing_from_afar_that_the_holder_had(
     first = [name for name, end, size in zip(names, ends, index.sizes, strict=True) if end - size < SAMPLES // 2]
     second = [name for name, end in zip(names, ends, strict=True) if end > SAMPLES // 2]
     engine = f"sqlite://{tmp_path}/run.db"
-    crew = Crew(tmp_path, own, engine, 2, lambda _: 0.001, base="contiguous", replication=2, held=[second, first])
+    told: dict[str, Any] = {"base": "contiguous", "replication": 2, "held": [second, first]}
+    crew = Crew(tmp_path, own, engine, 2, lambda _: 0.001, lambda _: SAMPLES // 4, **told)
+
+    def has_committed() -> bool:
+        records, epoch = crew.records()
+        entries = records.assignment(epoch)
+        records.store.close()
+        return any(entry.rank == 0 for entry in entries)
+
     try:
         crew.start()
-        crew.wait(lambda: crew.count() > SAMPLES // 2, 60)
+        crew.wait_for_pause(SAMPLES // 4)
+        crew.wait(has_committed)
         if how == signal.SIGSTOP:
             crew.stop(0)
         else:
             crew.processes[0].send_signal(how)
         for name in first:
             (own / name).unlink()
-        crew.wait(lambda: crew.processes[1].poll() is not None, 120)
+        crew.go_on()
+        crew.wait(lambda: crew.processes[1].poll() is not None)
         out, err = crew.processes[1].communicate()
         assert crew.processes[1].returncode == 0, err
         said = json.loads(out)
@@ -289,11 +351,11 @@ def test_takeover_reads_nothing_from_afar_that_the_holder_had(
         if how == signal.SIGSTOP:
             crew.processes[0].kill()
         crew.remote = remote
-        crew.check()
+        crew.check({0} if not said["lost"] else {0, 1})
         # It went on from the last commit, not from the beginning.
         delivered = crew.delivered()
         again = [number for number, who in delivered.items() if len(who) > 1]
-        assert len(again) < sum(who[0][0] == 0 for who in delivered.values())
+        assert len(again) < len(crew.delivered_by(0))
     finally:
         crew.close()
 
@@ -312,29 +374,34 @@ def test_of_three_workers_it_is_the_holder_that_continues_first(tmp_path: Path, 
         return [name for name, end, size in spans if end - size < high and end > low]
 
     held = [list(chain.from_iterable(map(part, lanes_held(rank, 3, 3, 2)))) for rank in range(3)]
-    crew = Crew(
-        tmp_path, remote, f"sqlite://{tmp_path}/run.db", 3, lambda _: 0.002, base="contiguous", replication=2, held=held
-    )
+    told: dict[str, Any] = {"base": "contiguous", "replication": 2, "held": held}
+    told["settings"] = {**SETTINGS, "lease": HOUR}  # that it was killed is seen
+    engine = f"sqlite://{tmp_path}/run.db"
+    crew = Crew(tmp_path, remote, engine, 3, lambda _: 0.002, lambda _: SAMPLES // 12, **told)
     try:
         crew.start()
-        crew.wait(lambda: crew.count() > SAMPLES // 4, 60)
-        killed = time.monotonic()
+        crew.wait_for_pause(SAMPLES // 12)
         crew.processes[0].kill()
-        said = crew.end()
-        crew.check()
-        # By whom, and when, the killed one's samples were delivered; it had delivered its last before it was killed.
-        after = sorted(
-            (moment, who, number)
-            for number, deliveries in crew.delivered().items()
-            for who, moment in deliveries
-            if number < SAMPLES // 3 and who != 0
-        )
-        assert after[0][0] > killed
-        assert {who for _, who, _ in after[: len(after) // 2]} == {holder}
-        own = set(part(holder)) - set(held[holder])
-        assert said[holder]["fetched"] <= sum((remote / name).stat().st_size for name in own)
+        records, epoch = crew.records()
+        crew.wait(lambda: records.health(epoch)[0].state is WorkerState.FAILED)
+        records.store.close()
+        crew.go_on(holder)
+        crew.wait(lambda: any(number < SAMPLES // 3 for number in crew.delivered_by(holder)))
+        crew.go_on()
+        crew.end()
+        crew.check({0})
+        # The holder leaves its own part for the killed one's, and the other does not.
+        assert _own_after_lane_0(crew, holder)
+        assert not _own_after_lane_0(crew, other)
     finally:
         crew.close()
+
+
+def _own_after_lane_0(crew: Crew, rank: int) -> list[int]:
+    """Samples of its own part that a worker delivered after one of lane 0."""
+    part = SAMPLES // 3
+    lanes = [number // part for number in crew.delivered_by(rank)]
+    return [lane for lane in lanes[lanes.index(0) :] if lane == rank] if 0 in lanes else []
 
 
 def test_each_lane_has_its_holders_and_losing_a_worker_moves_few() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from stoker import MDSWriter, ReadOptions, StreamingDataset
 from stoker.concurrency.processes import WorkerProcess
 from stoker.errors import ConfigError, StokerError
@@ -25,7 +26,7 @@ from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, serve_chunks
 from stoker.pipeline.execution.in_processes import InProcesses
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes]
 
 HERE = Path(__file__).parent
 FORK = ReadOptions(run_in="processes", start_method="fork", read_processes=2)
@@ -74,7 +75,7 @@ def exists(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE
     while any(map(exists, pids)):
         assert time.monotonic() < until, "a process was left behind"
         time.sleep(0.05)
@@ -151,7 +152,7 @@ def test_further_processes_are_given_work_when_they_are_there(data: Path) -> Non
         assert list(batch["id"]) == [0, 1, 2, 3]
 
     def read_until(count: int) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while runner.changing or runner.workers != count:
             read()
             assert time.monotonic() < until
@@ -195,7 +196,7 @@ def test_processes_end_with_the_process_that_reads(data: Path, how: signal.Signa
         assert pids
         assert all(map(exists, set(pids)))
         process.send_signal(how)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE)
     assert (how == signal.SIGINT) == ("KeyboardInterrupt" in said)
     wait_until_gone(pids)
 
@@ -244,6 +245,6 @@ def test_a_script_that_lacks_its_guard_is_told_so(data: Path, tmp_path: Path) ->
         f"dataset = StreamingDataset({str(data)!r}, batch_size=4, read=ReadOptions(run_in='processes', read_processes=1))\n"
         "next(dataset.map(same).batches())\n"
     )
-    found = subprocess.run([sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=100)
+    found = subprocess.run([sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=PATIENCE)
     assert found.returncode == 1
     assert 'if __name__ == "__main__"' in found.stderr.splitlines()[-1]

@@ -14,11 +14,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from s3server import Bucket
 from stoker import StreamingDataLoader, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StateError
-from support import check_batch, check_sample, make_dataset, run_script
+from support import check_batch, check_sample, ids_of, make_dataset, run_script
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(120),
     pytest.mark.usefixtures("no_debris"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -39,10 +38,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def collate(batch: list[Any]) -> list[Any]:
     # Each item is a dict with your columns.
     return batch
-
-
-def ids_of(loader: Any) -> list[int]:
-    return [check_sample(sample) for batch in loader for sample in batch]
 
 
 def method(workers: int, name: str) -> dict[str, Any]:
@@ -100,7 +95,7 @@ def test_tensors_come_from_the_default_collate_and_from_columns(data: Path, colu
     loader = StreamingDataLoader(StreamingDataset(local=data, batch_size=16), num_workers=2, columnar=columnar)
     batches = list(loader)
     assert all(isinstance(batch["id"], torch.Tensor) and isinstance(batch["row"], torch.Tensor) for batch in batches)
-    assert [number for batch in batches for number in check_batch(batch)] == EVERYTHING
+    assert ids_of(batches) == EVERYTHING
     assert len(loader) == len(batches)
 
 
@@ -189,7 +184,7 @@ def test_two_loaders_on_one_dataset_take_epochs_in_turn(data: Path) -> None:
     assert begun == expected[2][: len(begun)]
     resumed = StreamingDataset(local=data, shuffle=True, batch_size=8)
     resumed.load_state_dict(first.state_dict())
-    assert begun + [check_sample(sample) for sample in resumed] == expected[2]
+    assert begun + ids_of(resumed) == expected[2]
     assert ids_of(second) == expected[3]
     assert [sample["id"] for sample in dataset] == expected[4]
 
@@ -250,10 +245,10 @@ def test_a_state_inside_a_batch_is_not_for_workers(data: Path) -> None:
 
 def test_a_killed_worker_is_an_error_in_the_main_process(data: Path, tmp_path: Path) -> None:
     # In a process of its own: torch's signal handler raises wherever the main thread happens to be.
-    (found,) = run_script([HERE / "killed_worker.py", data, tmp_path / "cache"], timeout=60)
+    (found,) = run_script([HERE / "killed_worker.py", data, tmp_path / "cache"])
     assert found["worker"] in found["error"]
     fresh = StreamingDataset(remote=data, local=tmp_path / "cache", batch_size=8)
-    assert [number for batch in fresh.batches() for number in check_batch(batch)] == EVERYTHING
+    assert ids_of(fresh.batches()) == EVERYTHING
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 

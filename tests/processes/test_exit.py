@@ -15,7 +15,7 @@ import pytest
 
 from support import environ, make_dataset
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes]
 
 # What is suspended when the interpreter ends: an expression that gives an iterator, over `folder`.
 _SUSPENDED = {

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from stoker import (
     LMStream,
     MDSWriter,
@@ -36,7 +37,7 @@ from stoker.loaders.shard_loader import Adaptive, StreamingConfig
 from stoker.writing.parquet_writer import ParquetWriter
 from support import make_dataset, run_script
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes]
 
 _SAMPLES = 300
 
@@ -643,4 +644,4 @@ def _called(action: Callable[[], Any]) -> Any:
 
 def _in_thread(action: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(1) as threads:
-        return threads.submit(action).result(timeout=30)
+        return threads.submit(action).result(timeout=PATIENCE)

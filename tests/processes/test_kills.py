@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from holding_server import HoldingServer, run_holding_server
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import StreamingDataset
-from support import cache_of, check_sample, make_dataset, run_script, start_script
+from support import cache_of, check_sample, ids_of, make_dataset, run_script, start_script
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.usefixtures("no_debris")]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("no_debris")]
 
 HERE = Path(__file__).parent
 SAMPLES = 300
@@ -28,19 +29,19 @@ HELD = "shard.00003.mds"
 
 
 def test_random_moments() -> None:
-    (counts,) = run_script([HERE / "kill_many.py", "--rounds", 54], timeout=150)
+    (counts,) = run_script([HERE / "kill_many.py", "--rounds", 54])
     assert counts["writer"] + counts["reader"] + counts["pair"] == 54
     assert counts["reader killed"] > 15
     assert counts["writer killed, readable: nothing"] > 7
 
 
 def test_every_step_that_writers_and_readers_take_with_files() -> None:
-    (counts,) = run_script([HERE / "kill_steps.py"], timeout=150)
+    (counts,) = run_script([HERE / "kill_steps.py"])
     assert min(counts.values()) > 15
 
 
 def test_every_step_that_jobs_take_with_files() -> None:
-    (counts,) = run_script([HERE / "kill_jobs.py"], timeout=150)
+    (counts,) = run_script([HERE / "kill_jobs.py"])
     assert len(counts) == 6
     assert min(counts.values()) > 10
 
@@ -50,7 +51,7 @@ def test_random_moments_with_an_s3_server(bucket: Bucket) -> None:
     options = ["--remote", f"{bucket.url}/kills", "--storage-options", json.dumps(bucket.storage_options)]
     kinds = ["writer remote", "writer both", "reader plain", "pair packed"]
     options += [part for kind in kinds for part in ("--kind", kind)]
-    (counts,) = run_script([HERE / "kill_many.py", "--rounds", 12, *options], timeout=150)
+    (counts,) = run_script([HERE / "kill_many.py", "--rounds", 12, *options])
     assert (counts["writer"], counts["reader"], counts["pair"]) == (6, 3, 3)
 
 
@@ -67,7 +68,7 @@ def remote(tmp_path: Path) -> Path:
 class Reader:
     """``http_reader.py`` in a process group of its own."""
 
-    def __init__(self, server: HoldingServer, cache: Path, timeout: float = 60.0, workers: int = 0) -> None:
+    def __init__(self, server: HoldingServer, cache: Path, timeout: float = PATIENCE, workers: int = 0) -> None:
         self.process = start_script(HERE / "http_reader.py", server.url, cache, timeout, workers)
 
     def signal(self, number: signal.Signals) -> None:
@@ -81,7 +82,7 @@ class Reader:
     def finish(self) -> None:
         """It must come to its end, with every sample right."""
         try:
-            out, err = self.process.communicate(timeout=60)
+            out, err = self.process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             self.end()
             raise AssertionError("the reader hangs") from None
@@ -93,7 +94,7 @@ class Reader:
         self.process.communicate()
 
 
-def eventually(condition: Callable[[], bool], what: str, patience: float = 30.0) -> None:
+def eventually(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, f"not within {patience} s: {what}"
@@ -104,7 +105,7 @@ def sound(server: HoldingServer, cache: Path) -> None:
     """A fresh reader finds all shards in the cache, by their hashes, and removes what the killed one left."""
     before = len(server.requests)
     dataset = StreamingDataset(remote=server.url, local=cache, validate_hash="xxh3_64")
-    assert [check_sample(sample) for sample in dataset] == EVERYTHING
+    assert ids_of(dataset) == EVERYTHING
     assert server.requests[before:] == ["index.json"]
     assert not list(cache.rglob("*.part"))
 

@@ -15,11 +15,10 @@ import pytest
 from stoker import StreamingDataLoader, StreamingDataset, World
 from stoker.errors import StateError
 from stoker.order.sample_order import DataRank, EpochPosition
-from support import check_batch, check_sample, make_dataset
+from support import check_batch, ids_of, make_dataset
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(120),
     pytest.mark.usefixtures("no_debris"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -50,11 +49,6 @@ def odd_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ranks") / "odd"
     make_dataset(out, ODD_SAMPLES, size_limit=1500)
     return out
-
-
-def ids_of(batch: Any) -> list[int]:
-    """The checked ids of a batch, columnar or a list of samples."""
-    return check_batch(batch) if isinstance(batch, dict) else [check_sample(sample) for sample in batch]
 
 
 def flat(batches: Iterable[list[int]]) -> list[int]:
@@ -237,11 +231,11 @@ def test_samples_of_a_plain_iteration_resume_inside_a_batch(data: Path) -> None:
     for count in (0, 1, 9, 10, 11, 57, SAMPLES - 7, SAMPLES - 6, SAMPLES - 1):
         first = StreamingDataset(**options)
         running = iter(first)
-        taken = [check_sample(sample) for sample in islice(running, count)]
+        taken = ids_of(islice(running, count))
         state = json.loads(json.dumps(first.state_dict()))
         second = StreamingDataset(**options)
         second.load_state_dict(state)
-        assert taken + [check_sample(sample) for sample in second] == everything, count
+        assert taken + ids_of(second) == everything, count
         if count % 10:
             with pytest.raises(StateError, match="inside a batch"):
                 StreamingDataLoader(StreamingDataset(**options)).load_state_dict(state)

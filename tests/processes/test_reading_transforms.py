@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from s3server import Bucket
 from stoker import MDSWriter, StreamingDataLoader, StreamingDataset
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes]
 
 _OUTER, _INNER = 40, 60
 # Spawned workers, which each import torch, start with one cache here and with the other below.

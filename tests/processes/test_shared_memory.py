@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from memory_rank import WIDTH, check, row_of
 
+from patience import PATIENCE
 from slow_store import asked, slow_store
 from stoker import MDSWriter, ReadOptions, StreamingDataLoader, StreamingDataset, StreamingParquetLoader, World
 from stoker.cache import memory as memory_cache
@@ -63,7 +64,13 @@ def make(options: dict[str, str], **settings: Any) -> StreamingDataset:
 
 def load(dataset: StreamingDataset, start: str, **settings: Any) -> StreamingDataLoader:
     return StreamingDataLoader(
-        dataset, batch_size=4, num_workers=2, multiprocessing_context=start, timeout=120, collate_fn=list, **settings
+        dataset,
+        batch_size=4,
+        num_workers=2,
+        multiprocessing_context=start,
+        timeout=PATIENCE,
+        collate_fn=list,
+        **settings,
     )
 
 
@@ -210,7 +217,7 @@ def ranks(options: dict[str, str], tmp_path: Path, *arguments: Any) -> list[Any]
 
 
 def finish(process: Any) -> list[int]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     return [number for line in out.splitlines() for number in json.loads(line)]
 

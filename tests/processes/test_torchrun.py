@@ -15,7 +15,6 @@ from support import check_batch, make_dataset, run_script
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.slow,
-    pytest.mark.timeout(180),
     pytest.mark.usefixtures("no_debris"),
 ]
 

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
+from patience import PATIENCE
 from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 from support import environ
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.slow,
-    pytest.mark.timeout(240),
     pytest.mark.usefixtures("no_debris"),
 ]
 
@@ -81,7 +81,7 @@ def test_two_ranks_are_killed_and_three_continue(tmp_path: Path, monkeypatch: py
     assert saved in (2 * SAVE_EVERY, 3 * SAVE_EVERY)
 
     second = start(tmp_path, 3, "--record", tmp_path / "second", "--resume")
-    said, _ = second.communicate(timeout=150)
+    said, _ = second.communicate(timeout=PATIENCE)
     assert second.returncode == 0, said
 
     before = [record for record in records(tmp_path / "first") if record["step"] <= saved]

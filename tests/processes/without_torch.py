@@ -22,24 +22,24 @@ class Blocker(MetaPathFinder):
 def main(data: str, folder: str) -> None:
     sys.meta_path.insert(0, Blocker())
     from stoker import StreamingDataset, World
-    from support import cache_of, check_batch, check_sample, make_dataset
+    from support import cache_of, check_sample, ids_of, make_dataset
 
     make_dataset(Path(folder) / "data", 100)
     written = StreamingDataset(local=Path(folder) / "data")
-    assert [check_sample(sample) for sample in written] == list(range(100))
+    assert ids_of(written) == list(range(100))
     assert check_sample(written[-1]) == 99
     assert [check_sample(sample) for sample in written[10:20:3]] == [10, 13, 16, 19]
 
     options: dict[str, Any] = {"shuffle": True, "batch_size": 8}
     dataset = StreamingDataset(remote=data, local=Path(folder) / "cache", **options)
-    ids = [number for batch in dataset.batches() for number in check_batch(batch)]
+    ids = ids_of(dataset.batches())
     running = iter(dataset)
-    begun = [check_sample(sample) for sample in islice(running, 80)]
+    begun = ids_of(islice(running, 80))
     rest: list[int] = []
     for rank in range(2):
         other = StreamingDataset(local=cache_of(Path(folder) / "cache"), world=World(rank, 2), **options)
         other.load_state_dict(dataset.state_dict())
-        rest += [check_sample(sample) for sample in other]
+        rest += ids_of(other)
     assert sorted(begun + rest) == sorted(ids)
     try:
         import stoker.loaders.dataloader

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from stoker import LocalDataset, MDSWriter, Schedule, Stream, StreamingDataset
 from stoker.errors import ConfigError, DestinationExistsError, FormatError, IndexFileError
 from stoker.lazy import cached_property
@@ -306,7 +307,7 @@ def test_a_dataset_is_torchs_dataset_however_late_torch_is_imported(tmp_path: Pa
     after = "" if before else 'assert "torch" not in sys.modules'
     code = TORCH.format(before=before, after=after, first=first)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -70,6 +70,7 @@ def opened(data: Path, **settings: Any) -> StreamingDataset:
     return StreamingDataset(data / "a", **(given | settings))
 
 
+@pytest.mark.processes
 def test_whatever_reads_a_sample_its_numbers_are_the_same(data: Path) -> None:
     whole = told(opened(data))
     assert len({one[2] for one in whole}) == len({one[3] for one in whole}) == SAMPLES
@@ -192,6 +193,7 @@ def test_chains_are_values() -> None:
         CHAIN({"x": 1})
 
 
+@pytest.mark.processes
 def test_errors_and_bad_samples_of_a_chain(data: Path) -> None:
     def fails(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         if int(sample["id"]) % 40 == 7:
