@@ -272,8 +272,13 @@ def test_an_engine_that_is_gone_for_good_is_named_and_nothing_hangs(monkeypatch:
         with clock.passing(PATIENCE / 8):
             with pytest.raises(EngineError, match=str(server.socket)):
                 _commit_all(loader)
+            leased: Any = loader._worker.source
+            driver = leased._coordination._driver
             with pytest.raises(EngineError):
                 loader.close()
+            driver.abandon()
+            driver._thread.join(PATIENCE)  # or it asks for the engine until the process ends
+            assert not driver._thread.is_alive()
 
 
 def test_a_worker_that_begins_while_the_engine_restarts_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
