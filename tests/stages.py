@@ -36,7 +36,8 @@ _ASKED_BY_IMPORTS: Final = frozenset({"uname", "ldconfig", "gcc", "cc", "ld", "o
 _MOST: Final = 4000
 """Characters of an error that are reported."""
 _seen: list[str] = []
-_fixtures: dict[str, set[str]] = {}
+_fixtures: dict[tuple[str, str], set[str]] = {}
+"""What fixtures of modules have started, by where they are and their names."""
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -94,7 +95,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
         return (yield)
     finally:
         if fixturedef.scope != "function":
-            _fixtures.setdefault(fixturedef.argname, set()).update(_seen[before:])
+            _fixtures.setdefault((fixturedef.baseid, fixturedef.argname), set()).update(_seen[before:])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -103,7 +104,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     try:
         yield
     finally:
-        seen = set(_seen).union(*(_fixtures.get(name, ()) for name in getattr(item, "fixturenames", ())))
+        names = getattr(item, "fixturenames", ())
+        used = [what for (where, name), what in _fixtures.items() if name in names and item.nodeid.startswith(where)]
+        seen = set(_seen).union(*used)
     if seen and not any(item.get_closest_marker(mark) for mark in _IMPURE):
         pytest.fail(f"it has no mark, and {'; '.join(sorted(seen))}: mark it with pytest.mark.processes", pytrace=False)
 

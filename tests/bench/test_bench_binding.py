@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 from bench_example import real_run
 
+from patience import PATIENCE
 from stoker.bench.ranks.binding import Topology, bound, choose_binding, own_processors, read_topology
 from stoker.bench.results.report_files import read_run
 
@@ -85,7 +86,7 @@ def test_threads_that_run_are_bound_too_and_it_ends_with_the_block() -> None:
     begin, end = threading.Event(), threading.Event()
 
     def look() -> None:
-        begin.wait(60)
+        begin.wait(PATIENCE)
         seen.append(own_processors())
         end.set()
 
@@ -95,8 +96,8 @@ def test_threads_that_run_are_bound_too_and_it_ends_with_the_block() -> None:
         assert binding is not None
         assert own_processors() == [before[0]] == list(binding.processors)
         begin.set()
-        assert end.wait(60)
-    thread.join(60)
+        assert end.wait(PATIENCE)
+    thread.join(PATIENCE)
     assert seen == [[before[0]]]
     assert own_processors() == before
     with bound("none", [], 0) as nothing:

@@ -275,7 +275,7 @@ def test_a_run_has_no_warnings_even_where_it_measured_nothing(
 ) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error::RuntimeWarning,error::UserWarning,error::ResourceWarning")
     monkeypatch.setattr("stoker.bench.run.check_settings", lambda *_: None)  # as if the loader ended too early
-    settings = ("metric.exclude_start=3", "metric.exclude_end=3", f"reader.loader={loader}")
+    settings = ("metric.exclude_start=3", "metric.exclude_end=3", f"reader.loader={loader}", "reader.threads=0")
     result = bench(tmp_path / "r", *settings, url=str(tmp_path / "d"), stages=("generate", "train"))
     assert result["complete"]
     assert result["train"]["au"] is None
