@@ -9,16 +9,29 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
 from stoker.coordination import client, driver, errors, starting
 
-__all__ = ["HOUR", "LeaseClock"]
+__all__ = ["HOUR", "LeaseClock", "retried"]
 
 HOUR: Final = 3600.0
 """Seconds; no test lasts so long."""
+
+
+def retried(patch: pytest.MonkeyPatch, module: Any) -> threading.Event:
+    """An event that is set once a call of an engine has failed and is repeated: ``module`` sleeps between its attempts."""
+    event = threading.Event()
+
+    def sleep(_: float) -> None:
+        event.set()
+        time.sleep(0.002)
+
+    patch.setattr(module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    return event
 
 
 class LeaseClock:

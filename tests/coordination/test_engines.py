@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lease_clock import retried
 from patience import PATIENCE
 from servers import RedisServer, redis_server
 from stoker.coordination import errors as engine_errors
@@ -315,19 +315,7 @@ def test_a_server_that_is_down_is_an_error_in_time_that_names_it(monkeypatch: py
 @pytest.mark.processes
 def test_a_server_that_is_killed_and_started_again_has_all_it_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("redis")
-    some, in_vain = threading.Event(), threading.Event()
-
-    class Waits:
-        """Stands for the module ``time``: notes that a call was in vain and is repeated."""
-
-        monotonic = staticmethod(time.monotonic)
-
-        @staticmethod
-        def sleep(_: float) -> None:
-            in_vain.set()
-            time.sleep(0.002)
-
-    monkeypatch.setattr(redis_engine, "time", Waits)
+    some, in_vain = threading.Event(), retried(monkeypatch, redis_engine)
     with tempfile.TemporaryDirectory(prefix="st") as folder, redis_server(Path(folder)) as server:
         store = open_store(server.url, timeout=PATIENCE)
         done = 0

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from adaptive_worker import BASES
 
-from lease_clock import HOUR, LeaseClock
+from lease_clock import HOUR, LeaseClock, retried
 from patience import PATIENCE
 from servers import redis_server, stop_outside_of_writes, wait_beside_workers
 from stoker import StreamingDataset
@@ -282,19 +282,7 @@ def test_an_engine_that_is_gone_for_good_is_named_and_nothing_hangs(monkeypatch:
 
 
 def test_a_worker_that_begins_while_the_engine_restarts_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_vain = threading.Event()
-
-    class Waits:
-        """Stands for the module ``time``: notes that a call was in vain and is repeated."""
-
-        monotonic = staticmethod(time.monotonic)
-
-        @staticmethod
-        def sleep(_: float) -> None:
-            in_vain.set()
-            time.sleep(0.002)
-
-    monkeypatch.setattr(redis_engine, "time", Waits)
+    in_vain = retried(monkeypatch, redis_engine)
     with tempfile.TemporaryDirectory() as short, redis_server(Path(short)) as server:
         config = StreamingConfig(
             1, 0, Adaptive(), coordinator=server.url, coordination=CoordinationSettings(**SETTINGS), patience=PATIENCE
