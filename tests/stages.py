@@ -7,6 +7,7 @@ same fails, and is told to say so.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -69,6 +70,12 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
         config.pluginmanager.register(_Shares(seconds), "stoker-shares")
     sys.addaudithook(_audit)
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage, and forks, need not go through the tests and modules that are there until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -146,16 +153,16 @@ class _Report:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test has been set up, run or torn down."""
-        if report.when == "call" or report.outcome != "passed":
-            self._write(report.nodeid, report.outcome, report.longreprtext)
+        outcome = report.outcome if report.when == "call" or report.outcome != "passed" else report.when
+        self._write(report.nodeid, outcome, report.longreprtext, report.duration)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A module has been imported."""
         if report.outcome == "failed":
-            self._write(report.nodeid, report.outcome, report.longreprtext)
+            self._write(report.nodeid, report.outcome, report.longreprtext, 0.0)
 
-    def _write(self, test: str, outcome: str, said: str) -> None:
+    def _write(self, test: str, outcome: str, said: str, seconds: float) -> None:
         file, *names = test.split("::")
         name = "::".join([os.path.relpath(self._root / file, self._folder), *names])
         error = {"error": said[-_MOST:]} if outcome == "failed" else {}
-        self._file.write(json.dumps({"test": name, "outcome": outcome, **error}) + "\n")
+        self._file.write(json.dumps({"test": name, "outcome": outcome, "seconds": seconds, **error}) + "\n")

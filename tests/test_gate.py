@@ -10,7 +10,17 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
-from gate import Failure, Verdict, record_flaky, run_commands, run_tests, summary
+from environments import ROOT
+from gate import (
+    TOUCHED_BY_TRAINERS,
+    Failure,
+    Verdict,
+    record_flaky,
+    run_commands,
+    run_tests,
+    summary,
+    touched_by_trainers,
+)
 
 PYTHON = Path(sys.executable)
 
@@ -92,6 +102,7 @@ def test_a_pure_test_is_not_run_again(tmp_path: Path) -> None:
     [
         ("import no_such_module", "test_planted.py", "no_such_module"),
         ("import os\ndef test_dies(): os._exit(3)", "pytest", "status 3"),
+        ("", "pytest", "status 5"),  # no test was chosen
     ],
 )
 def test_what_runs_no_test_to_its_end_fails(tmp_path: Path, content: str, name: str, error: str) -> None:
@@ -133,8 +144,17 @@ def test_all_commands_run_and_those_that_fail_are_named() -> None:
     assert [failure.error for failure in verdict.failures] == ["one", "three"]
 
 
+_dates = (f"2026-01-01T00:00:{second:02}+00:00" for second in range(60))
+
+
+@pytest.fixture(autouse=True)
+def _runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate that runs these tests is not the run that they record."""
+    monkeypatch.delenv("STOKER_GATE_RUN", raising=False)
+
+
 def flaky_run(*tests: str) -> Verdict:
-    return Verdict("system", flaky=list(tests), commit="0" * 40, date="2026-01-01T00:00:00+00:00")
+    return Verdict("system", flaky=list(tests), commit="0" * 40, date=next(_dates))
 
 
 def test_a_flake_is_written_once_and_fails_the_gate_when_it_comes_again(tmp_path: Path) -> None:
@@ -156,6 +176,20 @@ def test_a_flake_is_forgotten_after_ten_runs(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())) == 10
     assert record_flaky([flaky_run("a")], path) == []  # the first of these ten runs is the one after it
     assert [run["flaky"] for run in json.loads(path.read_text())] == [["a"]]
+
+
+def test_stages_of_one_run_of_the_gate_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "flaky.json"
+    monkeypatch.setenv("STOKER_GATE_RUN", "first")
+    assert record_flaky([flaky_run("a")], path) == []
+    assert record_flaky([flaky_run("b")], path) == []  # as of the trainers, which follow make test
+    assert [run["flaky"] for run in json.loads(path.read_text())] == [["a", "b"]]
+
+
+@pytest.mark.processes
+def test_what_trainers_touch_is_there() -> None:
+    assert [name for name in TOUCHED_BY_TRAINERS if not (ROOT / name).exists()] == []
+    assert len(touched_by_trainers()) == 64
 
 
 def test_what_failed_comes_last_with_its_command() -> None:

@@ -375,7 +375,7 @@ def _copy(source: Path, target: Path) -> None:
         if script.is_symlink() or not script.is_file():
             continue
         content = script.read_bytes()
-        if old in content[:4096] or (b"VIRTUAL_ENV" in content and old in content):
+        if old in content and not content.startswith(b"\x7fELF"):
             mode = script.stat().st_mode
             script.unlink()  # a hard link: the other name must keep its content
             script.write_bytes(content.replace(old, new))

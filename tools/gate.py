@@ -26,6 +26,7 @@ import argparse
 import hashlib
 import json
 import os
+import platform
 import shlex
 import subprocess
 import sys
@@ -46,12 +47,13 @@ FLAKY: Final = ROOT / "tests" / "flaky.json"
 RESULTS: Final = ROOT / "tests" / "results"
 RUNS: Final = 10
 """Runs of the gate in which a test may stand once in the list of flaky ones."""
+SLOWEST: Final = 10
+"""Test files whose seconds are kept and printed."""
+OUTCOMES: Final = ("passed", "failed", "skipped")
 AGAIN: Final = 3
 """How often a failed test is run again."""
 MOST_AGAIN: Final = 10
 """More failed tests than this are a fault, and none is run again."""
-NO_TESTS: Final = 5
-"""Exit status of pytest where no test was chosen."""
 PYTEST: Final = ("-m", "pytest", "-p", "no:cacheprovider", "--ignore=tests/trainers")
 SYSTEM: Final = "(processes or s3)"
 MARKS: Final = {
@@ -60,10 +62,9 @@ MARKS: Final = {
     "timing": "timing and not peer",
 }
 TOUCHED_BY_TRAINERS: Final = (
-    *(
-        f"src/stoker/{folder}"
-        for folder in ("loaders", "pipeline", "cluster", "concurrency", "streams", "order", "ray", "jax")
-    ),
+    *(f"src/stoker/{folder}" for folder in ("loaders", "pipeline", "cluster", "concurrency", "streams", "order")),
+    "src/stoker/ray.py",
+    "src/stoker/jax.py",
     "tests/trainers",
     "tests/support.py",
     "tools/constraints",
@@ -101,7 +102,9 @@ class Verdict:
         counts: tests by outcome.
         failures: what fails the gate.
         flaky: tests that failed, and then passed three times.
+        slowest: seconds of the test files that took most.
         note: why nothing was run.
+        touched: hash of the files that trainers touch, where their tests passed.
         commit, date: of the run.
     """
 
@@ -110,7 +113,9 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     flaky: list[str] = field(default_factory=list)
+    slowest: dict[str, float] = field(default_factory=dict)
     note: str = ""
+    touched: str = ""
     commit: str = ""
     date: str = ""
 
@@ -124,12 +129,14 @@ class Verdict:
         self.counts = dict(Counter(self.counts) + Counter(other.counts))
         self.failures += other.failures
         self.flaky += other.flaky
+        self.slowest |= other.slowest
 
 
-def run_pytest(command: Sequence[str], cwd: Path = ROOT) -> tuple[int, dict[str, int], list[Failure]]:
-    """Run pytest; its exit status, tests by outcome, and those that failed.
+def run_pytest(stage: str, command: Sequence[str], cwd: Path = ROOT) -> Verdict:
+    """Run pytest; the verdict has each test that failed as a failure.
 
     Args:
+        stage: of the verdict.
         command: an interpreter and arguments, to which those of ``tests/stages.py`` are added.
         cwd: the folder to which names of tests are relative.
     """
@@ -144,21 +151,30 @@ def run_pytest(command: Sequence[str], cwd: Path = ROOT) -> tuple[int, dict[str,
         if line["outcome"] == "failed":
             again = shlex.join([_short(command[0]), "-m", "pytest", line["test"]])
             failures.setdefault(line["test"], Failure(line["test"], again, line["error"]))
-    if status not in (0, NO_TESTS) and not failures:
+    if status and not failures:  # also where no test was chosen
         said = f"pytest ended with status {status}, and named no test that failed"
         failures["pytest"] = Failure("pytest", shlex.join([_short(command[0]), *command[1:]]), said)
-    return status, dict(Counter(line["outcome"] for line in lines)), list(failures.values())
+    seconds: Counter[str] = Counter()
+    for line in lines:
+        seconds[line["test"].partition("::")[0]] += line["seconds"]
+    return Verdict(
+        stage,
+        counts=dict(Counter(line["outcome"] for line in lines if line["outcome"] in OUTCOMES)),
+        failures=list(failures.values()),
+        slowest={file: round(taken, 1) for file, taken in seconds.most_common(SLOWEST)},
+    )
 
 
 def run_tests(stage: str, python: Path, arguments: Sequence[str], *, again: bool, cwd: Path = ROOT) -> Verdict:
     """Run a stage's tests, and where ``again`` those that failed three more times."""
-    verdict = Verdict(stage)
-    _, verdict.counts, failures = run_pytest([str(python), *arguments], cwd)
-    for failure in failures:
-        if again and len(failures) <= MOST_AGAIN and failure.name != "pytest" and _passes_alone(python, failure, cwd):
-            verdict.flaky.append(failure.name)
-        else:
-            verdict.failures.append(failure)
+    verdict = run_pytest(stage, [str(python), *arguments], cwd)
+    if again and len(verdict.failures) <= MOST_AGAIN:
+        failed, verdict.failures = verdict.failures, []
+        for failure in failed:
+            if failure.name != "pytest" and _passes_alone(python, failure, cwd):
+                verdict.flaky.append(failure.name)
+            else:
+                verdict.failures.append(failure)
     return verdict
 
 
@@ -166,9 +182,9 @@ def _passes_alone(python: Path, failure: Failure, cwd: Path) -> bool:
     """Whether a test passes three times in fresh processes; if not, the failure gets the later error, too."""
     for attempt in range(1, AGAIN + 1):
         print(f"\nagain, alone, {attempt} of {AGAIN}: {failure.command}", flush=True)
-        status, _, found = run_pytest([str(python), "-m", "pytest", "-p", "no:cacheprovider", failure.name], cwd)
-        if status:
-            failure.error += f"\nagain, alone, {attempt} of {AGAIN}: {found[0].error if found else f'status {status}'}"
+        command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", failure.name]
+        for later in run_pytest("again", command, cwd).failures:
+            failure.error += f"\nagain, alone, {attempt} of {AGAIN}: {later.error}"
             return False
     return True
 
@@ -290,6 +306,7 @@ def test_trainers() -> Verdict:
     whole.add(run_tests("trainers", python_of("dev"), pages, again=True))
     table = run_commands("trainers", [[str(python_of("dev")), "tests/trainers/table.py", "--check"]])
     whole.failures += table.failures
+    whole.touched = touched_by_trainers() if whole.passed else ""
     return whole
 
 
@@ -300,35 +317,36 @@ STAGES: Final[dict[str, Callable[[], Verdict]]] = {
     "system": system,
     "timing": timing,
     "trainers": trainers,
-    "check": check,
 }
+COMMANDS: Final = {**STAGES, "check": check}
 
 
 def run(stage: str) -> Verdict:
     """Run a stage, and keep its verdict for the summary."""
-    print(f"\n=== {stage} ===", flush=True)
     (RECORDS / f"{stage}.json").unlink(missing_ok=True)
-    began = time.monotonic()
-    verdict = STAGES[stage]()
-    verdict.minutes = round((time.monotonic() - began) / 60, 2)
-    verdict.commit = commit()
-    verdict.date = datetime.now(UTC).isoformat(timespec="seconds")
+    verdict = timed(stage, COMMANDS[stage])
     _keep(verdict)
-    if stage == "trainers" and verdict.passed and not verdict.note:
-        keep_result("trainers", verdict, touched=touched_by_trainers())
+    if verdict.touched:
+        keep_result(verdict)
     return verdict
 
 
-def commit() -> str:
-    """The commit of this checkout."""
-    command = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip()
+def timed(name: str, run_it: Callable[[], Verdict]) -> Verdict:
+    """The verdict of a stage or a job, with the time that it took, the commit and the date."""
+    print(f"\n=== {name} ===", flush=True)
+    began = time.monotonic()
+    verdict = run_it()
+    verdict.minutes = round((time.monotonic() - began) / 60, 2)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=False, capture_output=True, text=True)
+    verdict.commit, verdict.date = head.stdout.strip(), datetime.now(UTC).isoformat(timespec="seconds")
+    return verdict
 
 
-def keep_result(name: str, verdict: Verdict, **more: str) -> None:
+def keep_result(verdict: Verdict) -> None:
     """Write the last result of what does not run for each change, to be committed."""
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(more | asdict(verdict), indent=1) + "\n")
+    machine = {"machine": f"{platform.machine()}, Python {platform.python_version()}"}
+    (RESULTS / f"{verdict.stage}.json").write_text(json.dumps(machine | asdict(verdict), indent=1) + "\n")
 
 
 def record_flaky(verdicts: Sequence[Verdict], path: Path = FLAKY) -> list[Failure]:
@@ -341,7 +359,11 @@ def record_flaky(verdicts: Sequence[Verdict], path: Path = FLAKY) -> list[Failur
     if not flaky and not runs:
         return []
     first = verdicts[0]
-    runs = [*runs, {"date": first.date, "commit": first.commit, "flaky": flaky}][-RUNS:]
+    name = os.environ.get("STOKER_GATE_RUN", first.date)  # one for all stages of .ci/run
+    if runs and runs[-1]["run"] == name:
+        runs[-1]["flaky"] += flaky
+    else:
+        runs = [*runs, {"run": name, "commit": first.commit, "flaky": flaky}][-RUNS:]
     while runs and not runs[0]["flaky"]:
         del runs[0]
     path.write_text(json.dumps(runs, indent=1) + "\n")
@@ -362,6 +384,9 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     for one in verdicts:
         counts = one.note or ", ".join(f"{count} {outcome}" for outcome, count in sorted(one.counts.items()))
         lines.append(f"{one.stage:10}{'passed' if one.passed else 'FAILED':10}{one.minutes:8.1f}   {counts}")
+        if one.slowest:
+            slowest = ", ".join(f"{name.removeprefix('tests/')} {taken:.0f}" for name, taken in one.slowest.items())
+            lines.append(f"{'':28}   seconds: {slowest}")
     for one in verdicts:
         lines += [f"FLAKY   {test} (written to tests/flaky.json: commit it, and mend the test)" for test in one.flaky]
     for failure in (failure for one in verdicts for failure in one.failures):
@@ -386,7 +411,7 @@ def _recorded() -> list[Verdict]:
     found = []
     for stage in STAGES:
         path = RECORDS / f"{stage}.json"
-        if path.exists() and stage != "check":
+        if path.exists():
             record = json.loads(path.read_text())
             record["failures"] = [Failure(**one) for one in record["failures"]]
             found.append(Verdict(**record))
@@ -415,12 +440,14 @@ def _keep(verdict: Verdict) -> None:
 
 def main() -> int:
     """The command line; 0 where all stages passed."""
+    # Tests start some thousand processes, which import stoker and torch: they are compiled once.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(COMMANDS))
     parser.add_argument("--summary", action="store_true", help="print the stages that have run, and what failed")
     options = parser.parse_args()
-    if unknown := set(options.stages) - set(STAGES):
-        parser.error(f"no stage is called {min(unknown)}: there are {', '.join(STAGES)}")
+    if unknown := set(options.stages) - set(COMMANDS):
+        parser.error(f"no stage is called {min(unknown)}: there are {', '.join(COMMANDS)}")
     if options.summary:
         verdicts = _recorded()
     else:

@@ -21,27 +21,15 @@ interpreter is missing leaves its result alone, and says so.
 from __future__ import annotations
 
 import argparse
-import platform
+import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from environments import VENVS, Variant, make, python_of
-from gate import (
-    MARKS,
-    PYTEST,
-    Verdict,
-    commit,
-    keep_result,
-    run_commands,
-    run_tests,
-    summary,
-    test_trainers,
-    touched_by_trainers,
-)
+from gate import MARKS, PYTEST, Verdict, keep_result, run_commands, run_tests, summary, test_trainers, timed
 
 THREADS: Final = (
     "tests/concurrency",
@@ -77,15 +65,8 @@ def python(interpreter: str) -> Verdict:
 
 def deep(_: str) -> Verdict:
     """More examples of what draws them by lot."""
-    tests = [
-        "tests/order/test_histories.py",
-        "--histories",
-        "3000",
-        "tests/loaders/test_lineage.py",
-        "--lineages",
-        "400",
-    ]
-    return run_tests("deep", python_of("dev"), [*PYTEST, "-o", "timeout=7200", *tests], again=False)
+    tests = ("tests/order/test_histories.py", "--histories=3000", "tests/loaders/test_lineage.py", "--lineages=400")
+    return run_tests("deep", python_of("dev"), [*PYTEST, "--timeout=7200", *tests], again=False)
 
 
 def threads(interpreter: str) -> Verdict:
@@ -129,6 +110,7 @@ INTERPRETERS: Final = {"python": "python3.13", "threads": "python3.14t"}
 
 def main() -> int:
     """The command line; 0 where all jobs passed."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)}; default all")
     parser.add_argument("--python", help=f"the interpreter of a job; default {INTERPRETERS}")
@@ -137,15 +119,10 @@ def main() -> int:
         parser.error(f"no job is called {min(unknown)}: there are {', '.join(JOBS)}")
     verdicts = []
     for job in options.jobs or JOBS:
-        print(f"\n=== {job} ===", flush=True)
-        began = time.monotonic()
-        verdict = JOBS[job](options.python or INTERPRETERS.get(job, sys.executable))
-        verdict.minutes = round((time.monotonic() - began) / 60, 2)
-        verdict.commit, verdict.date = commit(), datetime.now(UTC).isoformat(timespec="seconds")
-        if not verdict.note:
-            more = {"touched": touched_by_trainers()} if job == "trainers" and verdict.passed else {}
-            keep_result(job, verdict, machine=f"{platform.machine()}, Python {platform.python_version()}", **more)
-        verdicts.append(verdict)
+        run_job = partial(JOBS[job], options.python or INTERPRETERS.get(job, sys.executable))
+        verdicts.append(timed(job, run_job))
+        if not verdicts[-1].note:
+            keep_result(verdicts[-1])
     print(summary(verdicts), flush=True)
     return 0 if all(one.passed for one in verdicts) else 1
 

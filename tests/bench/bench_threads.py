@@ -8,10 +8,8 @@ What processes and their connections do has tests of its own: :mod:`test_bench_r
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -33,8 +31,6 @@ from stoker.bench.ranks.worker_stacks import tell_stacks
 from stoker.bench.settings.sources import Resolved
 from stoker.cluster import World
 from stoker.errors import StokerError
-
-platform.processor()  # some packages ask for it when they are imported, and it is a process that tells it
 
 
 class _Meeting:
@@ -175,15 +171,12 @@ def ranks_as_threads() -> Iterator[None]:
         meetings.append(_Meeting(size))
         return meetings[-1]
 
-    # Some code looks through all objects, as for a wrapper around a dataset: not through those of other tests.
-    gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "Server", serve)
         patch.setattr(run, "LocalRanks", lambda ranks: _Threads(ranks, meetings))
         try:
             yield
         finally:
-            gc.unfreeze()
             os.environ.clear()  # some packages take settings from there alone, and a rank's process has its own
             os.environ.update(environ)
 
