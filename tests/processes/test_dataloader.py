@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from s3server import Bucket
 from stoker import StreamingDataLoader, StreamingDataset
-from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StateError
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StateError, TransformError
 from support import check_batch, check_sample, ids_of, make_dataset, run_script
 
 pytestmark = [
@@ -263,6 +263,18 @@ def test_a_corrupt_shard_is_stokers_error_in_the_main_process(data: Path, tmp_pa
     victim.unlink()
     kind, message = failure_of(loader)
     assert (kind, victim.name in message) == (ObjectNotFoundError, True), message
+
+
+def test_an_iteration_that_fails_ends_its_workers(data: Path) -> None:
+    loader = StreamingDataLoader(StreamingDataset(local=data, batch_size=8, transform=_fails), **method(2, "fork"))
+    with pytest.raises(TransformError, match="on purpose") as held:
+        list(loader)
+    assert held.value.__traceback__ is not None  # its frames hold the iterator
+    assert not multiprocessing.active_children()
+
+
+def _fails(sample: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError("on purpose")
 
 
 def failure_of(loader: Any) -> tuple[type[Exception], str]:

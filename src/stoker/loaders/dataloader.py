@@ -231,6 +231,8 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
                 self._open = None
             if pid != os.getpid():
                 _abandoned.append(batches)
+            elif self.num_workers and not self.persistent_workers:
+                batches._shutdown_workers()  # an error's traceback would hold them until garbage is collected
             if first is not None:
                 first.end()  # what has not begun is not needed any more
             if self._pass is current:
