@@ -36,6 +36,9 @@ class _Shared(Generic[_T]):
         self.closed = self.done = False
         self.error: BaseException | None = None
 
+    def is_closed(self) -> bool:
+        return self.closed
+
     @property
     def resting(self) -> bool:
         return self.done or self.closed or self.filled >= self.capacity
@@ -45,7 +48,8 @@ class PrefetchBuffer(Generic[_T]):
     """Takes items from an iterator ahead of need, in a thread of its own.
 
     Args:
-        items: made in the thread. It is closed there, too.
+        make: makes the iterator of the items from a function that tells whether the buffer is closed. The iterator runs in
+            the thread, and is closed there, too; if it may wait, it looks again now and then.
         size: samples in an item.
         capacity: samples that the buffer holds; an item goes in whole where there is space for a part of it.
             0: no thread, an item is made when it is requested.
@@ -57,7 +61,7 @@ class PrefetchBuffer(Generic[_T]):
 
     def __init__(
         self,
-        items: Iterator[_T],
+        make: Callable[[Callable[[], bool]], Iterator[_T]],
         size: Callable[[_T], int],
         capacity: int,
         counts: Counts,
@@ -65,9 +69,9 @@ class PrefetchBuffer(Generic[_T]):
     ) -> None:
         self._counts = counts
         self._size = size
-        self._items = items
         self._pid = os.getpid()
         self._shared: _Shared[_T] = _Shared(capacity)
+        items = self._items = make(self._shared.is_closed)
         self._thread: threading.Thread | None = None
         if capacity:
             self._thread = threading.Thread(

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from stoker.concurrency.forks import reset_in_children
@@ -57,7 +58,6 @@ class WorkerReader:
         self._counts = counts
         self._lock = threading.RLock()
         self._buffer: PrefetchBuffer[SampleChunk] | None = None
-        self._closing = threading.Event()
         self._chunk: SampleChunk | None = None
         self._leases = source.leases
         self._counted = 0  # samples of the chunks that are delivered
@@ -197,16 +197,14 @@ class WorkerReader:
             if self._buffer is None:
                 source = self.source
                 self.at = source.reopen(self.at)
-                self._closing = threading.Event()
-                chunks = source.chunks(self.at, self._closing)
-                self._buffer = PrefetchBuffer(chunks, _count, source.capacity, self._counts, source.cost)
+                make = partial(source.chunks, self.at)
+                self._buffer = PrefetchBuffer(make, _count, source.capacity, self._counts, source.cost)
             return self._buffer
 
     def _stop(self) -> None:
         with self._lock:
             buffer, self._buffer = self._buffer, None
             self._drop_chunk()
-            self._closing.set()
         if buffer is not None:
             buffer.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
@@ -24,7 +23,7 @@ class SplitReader:
         coordination: gives splits.
         lost: splits that others have now, of which no more need be read.
         replicate: begins to fetch shards for others, while splits are read; ``None``: this worker keeps none for others.
-        closing: set when no more is wanted.
+        closed: whether no more is wanted.
 
     Attributes:
         failed: the split that could not be read, if reading ended with an error.
@@ -37,7 +36,7 @@ class SplitReader:
         coordination: Coordination,
         lost: AbstractSet[LeasedSplit],
         replicate: Callable[[], Replicas] | None,
-        closing: threading.Event,
+        closed: Callable[[], bool],
     ) -> None:
         self.failed: LeasedSplit | None = None
         self.starved_since = 0.0
@@ -45,7 +44,7 @@ class SplitReader:
         self._coordination = coordination
         self._lost = lost
         self._replicate = replicate
-        self._closing = closing
+        self._closed = closed
 
     def chunks(self) -> Iterator[SampleChunk]:
         """Chunks of all splits that this worker gets; their numbers are positions."""
@@ -66,13 +65,13 @@ class SplitReader:
 
     def _parts_of(self, split: LeasedSplit) -> Iterator[RangePart]:
         for begin, end in self._reader.steps(split.begin, split.end):
-            if split in self._lost or self._closing.is_set():
+            if split in self._lost or self._closed():
                 break
             yield RangePart(begin, end, (begin, end), split)
 
     def _next_split(self) -> LeasedSplit | None:
         try:
-            while not self._closing.is_set():
+            while not self._closed():
                 try:
                     return self._coordination.next_split(_LOOK)
                 except WaitTimeoutError:
