@@ -127,7 +127,7 @@ def _stream(data: Path) -> Iterator[Any]:
 
 
 def _tokenized(texts: list[str]) -> list[list[int]]:
-    threading.Event().wait(0.05)
+    threading.Event().wait(0.01)
     return [list(text.encode()) for text in texts]
 
 
@@ -226,7 +226,7 @@ def test_a_child_reads_while_a_thread_of_the_parent_holds_every_lock(
 
     def hold() -> None:
         for lock in locks:
-            lock.acquire(timeout=1)  # one that waits for this thread's others is left out
+            lock.acquire(timeout=0.1)  # one that waits for this thread's others is left out
         held.set()
         over.wait(100)
 
