@@ -7,6 +7,7 @@
 # make api      docs/api.md of the code
 # A job of the night by itself: make trainers, growth, peers, unpinned, python PYTHON=python3.13, threads PYTHON=python3.14t
 PYTHON ?= python3
+STAGES ?= lint pure system timing
 BIN := .venv/bin
 GATE := python3 tools/gate.py
 # Tests start some thousand processes, which import stoker: it is compiled once, also where the environment says otherwise.
@@ -22,7 +23,7 @@ environment:
 	@$(PYTHON) tools/environments.py --quiet dev
 
 test: environment
-	@$(GATE) lint pure system timing
+	@$(GATE) $(STAGES)
 
 check: environment
 	@$(GATE) check

@@ -17,12 +17,11 @@ from gate import (
     Verdict,
     record_flaky,
     run_commands,
-    run_tests,
+    run_pytest,
     summary,
     touched_by_trainers,
+    try_again,
 )
-
-PYTHON = Path(sys.executable)
 
 PLANTED = """
 from pathlib import Path
@@ -72,7 +71,10 @@ def planted(folder: Path, *keep: str) -> Path:
 
 
 def run(folder: Path, *, again: bool = True) -> Verdict:
-    return run_tests("system", PYTHON, ["-m", "pytest", "-p", "no:cacheprovider"], again=again, cwd=folder)
+    verdict = run_pytest("system", [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"], cwd=folder)
+    if again:
+        try_again(verdict, cwd=folder)
+    return verdict
 
 
 @pytest.mark.processes
@@ -147,12 +149,6 @@ def test_all_commands_run_and_those_that_fail_are_named() -> None:
 _dates = (f"2026-01-01T00:00:{second:02}+00:00" for second in range(60))
 
 
-@pytest.fixture(autouse=True)
-def _runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gate that runs these tests is not the run that they record."""
-    monkeypatch.delenv("STOKER_GATE_RUN", raising=False)
-
-
 def flaky_run(*tests: str) -> Verdict:
     return Verdict("system", flaky=list(tests), commit="0" * 40, date=next(_dates))
 
@@ -176,14 +172,6 @@ def test_a_flake_is_forgotten_after_ten_runs(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())) == 10
     assert record_flaky([flaky_run("a")], path) == []  # the first of these ten runs is the one after it
     assert [run["flaky"] for run in json.loads(path.read_text())] == [["a"]]
-
-
-def test_stages_of_one_run_of_the_gate_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "flaky.json"
-    monkeypatch.setenv("STOKER_GATE_RUN", "first")
-    assert record_flaky([flaky_run("a")], path) == []
-    assert record_flaky([flaky_run("b")], path) == []  # as of the trainers, which follow make test
-    assert [run["flaky"] for run in json.loads(path.read_text())] == [["a", "b"]]
 
 
 @pytest.mark.processes

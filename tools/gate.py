@@ -1,7 +1,6 @@
 """The gate: what must pass before a commit lands, in stages with a verdict each.
 
     python3 tools/gate.py lint pure system timing      # make test
-    python3 tools/gate.py trainers                     # if what trainers touch has changed since they last passed
     python3 tools/gate.py --summary                    # the stages that have run in this checkout, and what failed
 
 =========  ============================================================  ==========================================
@@ -12,10 +11,12 @@ lint       ruff, mypy, layers of imports                                 fails t
 pure       tests without processes, servers and clocks, in parallel      fails the gate
 system     tests that start processes and servers, one at a time         is run again, see below
 timing     tests of time, alone on the machine                           is run again, see below
-trainers   ``tests/trainers``, in environments of their own              is run again, see below
+trainers   ``tests/trainers``, in environments of their own, where what  is run again, see below
+           they touch has changed since they last passed
 =========  ============================================================  ==========================================
 
-A test that failed is run again alone, three times, in fresh processes. One that fails again fails the gate. One that
+Lint, pure and trainers run beside system, which waits more than it computes. When all of them have ended, a test that
+failed is run again alone, three times, in fresh processes. One that fails again fails the gate. One that
 passes three times is a flake: it is printed, and written to ``tests/flaky.json``, for the next commit to take up. A
 test that stands there twice within ten runs of the gate fails it, until it is mended and its lines are removed.
 """
@@ -165,25 +166,25 @@ def run_pytest(stage: str, command: Sequence[str], cwd: Path = ROOT) -> Verdict:
     )
 
 
-def run_tests(stage: str, python: Path, arguments: Sequence[str], *, again: bool, cwd: Path = ROOT) -> Verdict:
-    """Run a stage's tests, and where ``again`` those that failed three more times."""
-    verdict = run_pytest(stage, [str(python), *arguments], cwd)
-    if again and len(verdict.failures) <= MOST_AGAIN:
+def try_again(verdict: Verdict, cwd: Path = ROOT) -> None:
+    """Run the tests that failed again; those that pass are flaky, and fail nothing."""
+    began = time.monotonic()
+    if len(verdict.failures) <= MOST_AGAIN:
         failed, verdict.failures = verdict.failures, []
         for failure in failed:
-            if failure.name != "pytest" and _passes_alone(python, failure, cwd):
+            if "::" in failure.name and _passes_alone(failure, cwd):
                 verdict.flaky.append(failure.name)
             else:
                 verdict.failures.append(failure)
-    return verdict
+    verdict.minutes = round(verdict.minutes + (time.monotonic() - began) / 60, 2)
 
 
-def _passes_alone(python: Path, failure: Failure, cwd: Path) -> bool:
+def _passes_alone(failure: Failure, cwd: Path) -> bool:
     """Whether a test passes three times in fresh processes; if not, the failure gets the later error, too."""
+    python, *arguments = shlex.split(failure.command)
     for attempt in range(1, AGAIN + 1):
         print(f"\nagain, alone, {attempt} of {AGAIN}: {failure.command}", flush=True)
-        command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", failure.name]
-        for later in run_pytest("again", command, cwd).failures:
+        for later in run_pytest("again", [str(ROOT / python), *arguments, "-p", "no:cacheprovider"], cwd).failures:
             failure.error += f"\nagain, alone, {attempt} of {AGAIN}: {later.error}"
             return False
     return True
@@ -229,17 +230,17 @@ def pure() -> Verdict:
     """Tests that depend on nothing but their process."""
     processes = max(1, len(os.sched_getaffinity(0)) - 1)  # the stage runs beside that of the system
     arguments = [*PYTEST, "-n", str(processes), "--dist", "worksteal", "-m", MARKS["pure"]]
-    return run_tests("pure", python_of("dev"), arguments, again=False)
+    return run_pytest("pure", [str(python_of("dev")), *arguments])
 
 
 def system() -> Verdict:
     """Tests that start processes and servers."""
-    return run_tests("system", python_of("dev"), [*PYTEST, "-m", MARKS["system"]], again=True)
+    return run_pytest("system", [str(python_of("dev")), *PYTEST, "-m", MARKS["system"]])
 
 
 def timing() -> Verdict:
     """Tests of time."""
-    return run_tests("timing", python_of("dev"), [*PYTEST, "-m", MARKS["timing"]], again=True)
+    return run_pytest("timing", [str(python_of("dev")), *PYTEST, "-m", MARKS["timing"]])
 
 
 def check() -> Verdict:
@@ -249,7 +250,7 @@ def check() -> Verdict:
     left = max(25.0, 105.0 - (time.monotonic() - began))
     processors = str(min(8, len(os.sched_getaffinity(0))))
     arguments = [*PYTEST, "-r", "fE", "-n", processors, "--dist", "loadfile", "-m", f"{MARKS['pure']} and not slow"]
-    tests = run_tests("check", python_of("dev"), [*arguments, f"--seconds={left:.0f}"], again=False)
+    tests = run_pytest("check", [str(python_of("dev")), *arguments, f"--seconds={left:.0f}"])
     found.stage, found.failures = "check", found.failures + tests.failures
     found.note = (
         f"{tests.counts.get('passed', 0)} tests passed, {tests.counts.get('skipped', 0)} were skipped: each file had its"
@@ -262,7 +263,7 @@ def trainers() -> Verdict:
     """The trainers' tests, unless all that they touch is as it was when they last passed."""
     last = RESULTS / "trainers.json"
     found = json.loads(last.read_text()) if last.exists() else {}
-    if found.get("touched") == touched_by_trainers():
+    if found and not found["failures"] and found["touched"] == touched_by_trainers():
         return Verdict(
             "trainers", note=f"unchanged since {found['commit'][:10]}, {found['date'][:10]}, when they passed"
         )
@@ -295,18 +296,15 @@ def test_trainers() -> Verdict:
     """The trainers' tests, in their environments, then the table of which samples came."""
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(make, [Variant(name) for name in TRAINERS if not is_made(Variant(name))]))
-    whole = Verdict("trainers")
+    whole = Verdict("trainers", touched=touched_by_trainers())
     for name in TRAINERS:
         for tests in filter(None, ((f"tests/trainers/{name}",), ALSO.get(name))):
-            found = run_tests(
-                "trainers", python_of(name), ["-m", "pytest", "-p", "no:cacheprovider", *tests], again=True
-            )
-            whole.add(found)
+            command = [str(python_of(name)), "-m", "pytest", "-p", "no:cacheprovider", *tests]
+            whole.add(run_pytest("trainers", command))
     pages = [*PYTEST, "tests/test_docs.py", "-k", "test_code_blocks_run and trainers"]
-    whole.add(run_tests("trainers", python_of("dev"), pages, again=True))
+    whole.add(run_pytest("trainers", [str(python_of("dev")), *pages]))
     table = run_commands("trainers", [[str(python_of("dev")), "tests/trainers/table.py", "--check"]])
     whole.failures += table.failures
-    whole.touched = touched_by_trainers() if whole.passed else ""
     return whole
 
 
@@ -319,6 +317,8 @@ STAGES: Final[dict[str, Callable[[], Verdict]]] = {
     "trainers": trainers,
 }
 COMMANDS: Final = {**STAGES, "check": check}
+TRIED_AGAIN: Final = ("system", "timing", "trainers")
+BESIDE_SYSTEM: Final = ("lint", "pure", "trainers")
 
 
 def run(stage: str) -> Verdict:
@@ -326,6 +326,14 @@ def run(stage: str) -> Verdict:
     (RECORDS / f"{stage}.json").unlink(missing_ok=True)
     verdict = timed(stage, COMMANDS[stage])
     _keep(verdict)
+    return verdict
+
+
+def _judge(verdict: Verdict) -> Verdict:
+    """The verdict of a stage, when nothing else runs any more."""
+    if verdict.stage in TRIED_AGAIN and not verdict.passed:
+        try_again(verdict)
+        _keep(verdict)
     if verdict.touched:
         keep_result(verdict)
     return verdict
@@ -359,11 +367,7 @@ def record_flaky(verdicts: Sequence[Verdict], path: Path = FLAKY) -> list[Failur
     if not flaky and not runs:
         return []
     first = verdicts[0]
-    name = os.environ.get("STOKER_GATE_RUN", first.date)  # one for all stages of .ci/run
-    if runs and runs[-1]["run"] == name:
-        runs[-1]["flaky"] += flaky
-    else:
-        runs = [*runs, {"run": name, "commit": first.commit, "flaky": flaky}][-RUNS:]
+    runs = [*runs, {"run": first.date, "commit": first.commit, "flaky": flaky}][-RUNS:]
     while runs and not runs[0]["flaky"]:
         del runs[0]
     path.write_text(json.dumps(runs, indent=1) + "\n")
@@ -419,18 +423,20 @@ def _recorded() -> list[Verdict]:
 
 
 def _run_all(stages: Sequence[str]) -> list[Verdict]:
-    """Run stages one after the other; lint and pure tests beside those of the system, which wait more than they compute."""
-    beside = [stage for stage in ("lint", "pure") if stage in stages] if "system" in stages else []
-    if not beside:
-        return [run(stage) for stage in stages]
-    with tempfile.TemporaryFile("w+") as said:
-        other = subprocess.Popen([sys.executable, __file__, *beside], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
-        found = {"system": run("system")}
-        other.wait()
-        said.seek(0)
-        print(said.read(), flush=True)
-    found |= {one.stage: one for one in _recorded() if one.stage in beside}
-    return [found[stage] if stage in found else run(stage) for stage in stages]
+    """Run stages: some beside the tests of the system, then each of the others alone."""
+    beside = [stage for stage in BESIDE_SYSTEM if stage in stages] if "system" in stages else []
+    judged: dict[str, Verdict] = {}
+    if beside:
+        with tempfile.TemporaryFile("w+") as said:
+            command = [sys.executable, __file__, "--once", *beside]
+            other = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
+            found = [run("system")]
+            other.wait()
+            said.seek(0)
+            print(said.read(), flush=True)
+        found += [one for one in _recorded() if one.stage in beside]
+        judged = {one.stage: _judge(one) for one in found}
+    return [judged[stage] if stage in judged else _judge(run(stage)) for stage in stages]
 
 
 def _keep(verdict: Verdict) -> None:
@@ -444,12 +450,15 @@ def main() -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(COMMANDS))
+    parser.add_argument("--once", action="store_true", help="leave it to the caller to run failed tests again")
     parser.add_argument("--summary", action="store_true", help="print the stages that have run, and what failed")
     options = parser.parse_args()
     if unknown := set(options.stages) - set(COMMANDS):
         parser.error(f"no stage is called {min(unknown)}: there are {', '.join(COMMANDS)}")
     if options.summary:
         verdicts = _recorded()
+    elif options.once:
+        verdicts = [run(stage) for stage in options.stages]
     else:
         verdicts = _run_all(options.stages)
         if {"system", "timing", "trainers"} & set(options.stages):

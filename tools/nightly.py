@@ -29,7 +29,7 @@ from functools import partial
 from typing import Final
 
 from environments import VENVS, Variant, make, python_of
-from gate import MARKS, PYTEST, Verdict, keep_result, run_commands, run_tests, summary, test_trainers, timed
+from gate import MARKS, PYTEST, Verdict, keep_result, run_commands, run_pytest, summary, test_trainers, timed, try_again
 
 THREADS: Final = (
     "tests/concurrency",
@@ -48,7 +48,7 @@ def growth(_: str) -> Verdict:
 def peers(_: str) -> Verdict:
     """Tests with the mark ``peer``."""
     make(Variant("mosaic"))
-    return run_tests("peers", python_of("dev"), [*PYTEST, "-m", "peer"], again=True)
+    return _judged(run_pytest("peers", [str(python_of("dev")), *PYTEST, "-m", "peer"]))
 
 
 def unpinned(_: str) -> Verdict:
@@ -66,7 +66,7 @@ def python(interpreter: str) -> Verdict:
 def deep(_: str) -> Verdict:
     """More examples of what draws them by lot."""
     tests = ("tests/order/test_histories.py", "--histories=3000", "tests/loaders/test_lineage.py", "--lineages=400")
-    return run_tests("deep", python_of("dev"), [*PYTEST, "--timeout=7200", *tests], again=False)
+    return run_pytest("deep", [str(python_of("dev")), *PYTEST, "--timeout=7200", *tests])
 
 
 def threads(interpreter: str) -> Verdict:
@@ -91,13 +91,18 @@ def _all_tests(name: str, variant: Variant) -> Verdict:
     make(variant)
     whole = Verdict(name)
     for stage in ("pure", "system", "timing"):
-        found = run_tests(name, variant.interpreter, [*PYTEST, "-m", MARKS[stage]], again=stage != "pure")
-        whole.add(found)
+        found = run_pytest(name, [str(variant.interpreter), *PYTEST, "-m", MARKS[stage]])
+        whole.add(found if stage == "pure" else _judged(found))
     return whole
 
 
+def _judged(verdict: Verdict) -> Verdict:
+    try_again(verdict)
+    return verdict
+
+
 JOBS: Final[dict[str, Callable[[str], Verdict]]] = {
-    "trainers": lambda _: test_trainers(),
+    "trainers": lambda _: _judged(test_trainers()),
     "growth": growth,
     "peers": peers,
     "unpinned": unpinned,
