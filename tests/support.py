@@ -25,6 +25,7 @@ __all__ = [
     "COLUMNS",
     "PARTITIONS",
     "TESTS",
+    "all_of",
     "cache_of",
     "check_batch",
     "check_sample",
@@ -92,6 +93,15 @@ def check_batch(batch: dict[str, Any], least: int = 0) -> list[int]:
     count = len(batch["id"])
     assert all(len(column) == count for column in batch.values())
     return [check_sample({name: column[k] for name, column in batch.items()}, least) for k in range(count)]
+
+
+def all_of(loader: Any) -> list[Any]:
+    """All batches of torch's DataLoader. Its workers end with an error, too: the garbage collector takes 10 s for them."""
+    running = iter(loader)
+    try:
+        return list(running)
+    finally:
+        running._shutdown_workers()
 
 
 def ids_of(samples: Any, least: int = 0) -> list[int]:

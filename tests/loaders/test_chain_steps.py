@@ -29,6 +29,7 @@ from stoker import (
 from stoker.cluster import World
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.partitions import RoundRobin
+from support import all_of
 
 SAMPLES = 203
 WORLDS = ((1, 24), (2, 12), (3, 8), (4, 6))
@@ -422,7 +423,7 @@ def test_what_may_leave_ranks_apart_is_refused(data: Path) -> None:
         with pytest.raises(ConfigError, match=rf"{name}\(\) leaves ranks and workers"):
             next(iter(opened(data, 2, 0, 12, transform=chain)))
         with pytest.raises(ConfigError, match=rf"{name}\(\) leaves ranks and workers"):
-            next(iter(DataLoader(opened(data, transform=chain), batch_size=24, num_workers=1)))
+            all_of(DataLoader(opened(data, transform=chain), batch_size=24, num_workers=1))
         with pytest.raises(ConfigError, match="drop_last=True can not tell"):
             StreamingDataLoader(opened(data, transform=chain), columnar=True, drop_last=True)
         with pytest.raises(ConfigError, match="samples by id come one for one"):

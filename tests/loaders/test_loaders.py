@@ -27,6 +27,7 @@ from stoker import (
 from stoker.errors import ConfigError, StateError
 from stoker.partitions import Elastic
 from stoker.testing import LoaderTests
+from support import all_of
 
 PAD = 99
 
@@ -270,6 +271,6 @@ def test_torchs_loader_takes_a_stream_and_its_workers_share_the_documents(
     if workers:
         stream.load_state_dict(over.make(tmp_path, World(0, 1)).state_dict())
         with pytest.raises(ConfigError, match="a state of an LMStream is resumed in one process"):
-            list(DataLoader(stream, batch_size=None, num_workers=workers))
+            all_of(DataLoader(stream, batch_size=None, num_workers=workers))
     with pytest.raises(ConfigError, match=r"for an LMStream use torch's DataLoader\(stream, batch_size=None\)"):
         StreamingDataLoader(stream)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from s3server import Bucket
 from stoker import StreamingDataLoader, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StateError, TransformError
-from support import check_batch, check_sample, ids_of, make_dataset, run_script
+from support import all_of, check_batch, check_sample, ids_of, make_dataset, run_script
 
 pytestmark = [
     pytest.mark.processes,
@@ -237,7 +237,7 @@ def test_a_state_inside_a_batch_is_not_for_workers(data: Path) -> None:
     other: Any = StreamingDataset(local=data, batch_size=8)
     other.load_state_dict(dataset.state_dict())
     with pytest.raises(ValueError, match="inside a batch"):
-        list(DataLoader(other, batch_size=8, collate_fn=collate, **method(2, "fork")))
+        all_of(DataLoader(other, batch_size=8, collate_fn=collate, **method(2, "fork")))
 
 
 # -- failures in workers ---------------------------------------------------------------------------------------------------
@@ -278,15 +278,9 @@ def _fails(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def failure_of(loader: Any) -> tuple[type[Exception], str]:
-    running = iter(loader)
-    try:
-        for _ in running:
-            pass
-    except Exception as error:
-        return type(error), str(error)
-    finally:
-        running._shutdown_workers()  # left to the garbage collector, it takes torch ten seconds
-    raise AssertionError("no error")
+    with pytest.raises(Exception) as failed:
+        all_of(loader)
+    return failed.type, str(failed.value)
 
 
 # -- torch before, after, or not at all -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from stoker.errors import CorruptDataError, DecodeError, SampleError, StokerErro
 from stoker.loaders.shard_loader import StreamingConfig
 from stoker.writers import CSVWriter, JSONWriter
 from stoker.writing.shard_formats import TarWriter, TFRecordWriter
-from support import make_dataset
+from support import all_of, make_dataset
 
 _BAD = 123
 
@@ -148,8 +148,7 @@ def test_an_error_in_a_transform_has_the_same_text_in_the_workers_of_a_dataloade
     dataset = StreamingDataset(local=data, transform=_Fails(_stop), batch_size=8)
     loader = DataLoader(dataset, batch_size=8, num_workers=2, multiprocessing_context=method, collate_fn=list)
     with pytest.raises(TransformError, match=re.escape(str(here.value))) as caught:
-        for _ in loader:
-            pass
+        all_of(loader)
     assert "StopIteration" in str(caught.value)
 
 
