@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -26,10 +26,12 @@ __all__ = [
     "COLUMNS",
     "PARTITIONS",
     "TESTS",
+    "batches_of_workers",
     "cache_of",
     "check_batch",
     "check_sample",
     "environ",
+    "files_of",
     "ids_of",
     "make_dataset",
     "open_parquet",
@@ -197,6 +199,19 @@ def make_dataset(
     """
     ids = range(samples) if isinstance(samples, int) else samples
     return write_samples(out, (sample_of(number, least) for number in ids), COLUMNS, size_limit=size_limit, **options)
+
+
+def batches_of_workers(plan: Any, workers: int, samples: int, skip: int = 0) -> list[Any]:
+    """A rank's batches in the order in which a loader of so many workers hands them out, planned so many samples at once."""
+    each = [
+        [batch for chunk in plan.chunks(samples, worker, workers, skip) for batch in chunk] for worker in range(workers)
+    ]
+    return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Path within the folder to bytes, of all files below it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def environ(**more: str) -> dict[str, str]:
