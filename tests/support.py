@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -26,16 +27,20 @@ __all__ = [
     "PARTITIONS",
     "TESTS",
     "all_of",
+    "batches_of_workers",
     "cache_of",
     "check_batch",
     "check_sample",
     "environ",
+    "files_of",
     "ids_of",
     "make_dataset",
     "open_parquet",
     "run_script",
     "sample_of",
     "start_script",
+    "write_columns",
+    "write_samples",
 ]
 
 TESTS = Path(__file__).parent
@@ -53,6 +58,8 @@ PARTITIONS: Final[tuple[Partition, ...]] = (
 """A partition of each kind whose settings do not depend on the data."""
 
 _SALT = b"stoker"
+
+_Place = TypeVar("_Place", bound=str | os.PathLike[str])
 
 
 def sample_of(number: int, least: int = 0) -> dict[str, Any]:
@@ -121,10 +128,77 @@ def open_parquet(
     return open_unindexed(remote, "parquet", local, options=options, **arguments)
 
 
+def write_samples(
+    out: _Place,
+    samples: Iterable[dict[str, Any]],
+    encodings: Mapping[str, str] | None = None,
+    *,
+    writer: Any = MDSWriter,
+    **options: Any,
+) -> _Place:
+    """Write samples one by one; returns ``out``.
+
+    Args:
+        out: a directory or URL.
+        samples: one or more.
+        encodings: of the columns; by default those of the first sample's values, see :func:`_encoding_of`.
+        writer: the class, of any format.
+        **options: the writer's.
+    """
+    if encodings is None:
+        rest = iter(samples)
+        first = next(rest)
+        encodings = {name: _encoding_of(value) for name, value in first.items()}
+        samples = chain([first], rest)
+    with writer(encodings, out, **options) as sink:
+        for sample in samples:
+            sink.write(sample)
+    return out
+
+
+def write_columns(
+    out: _Place,
+    columns: Mapping[str, Any],
+    encodings: Mapping[str, str] | None = None,
+    *,
+    shard: int | None = None,
+    **options: Any,
+) -> _Place:
+    """Write an MDS dataset from whole columns; returns ``out``.
+
+    Args:
+        out: a directory or URL.
+        columns: an array or a list of each column.
+        encodings: of the columns; by default those of their first values, see :func:`_encoding_of`.
+        shard: rows of a shard, for which no limit of size holds then.
+        **options: MDSWriter's.
+    """
+    if encodings is None:
+        encodings = {name: _encoding_of(column[0]) for name, column in columns.items()}
+    count = len(next(iter(columns.values())))
+    if shard is not None:
+        options["size_limit"] = None
+    with MDSWriter(encodings, out, **options) as sink:
+        for first in range(0, count, shard or count):
+            sink.write_batch({name: column[first : first + (shard or count)] for name, column in columns.items()})
+            if shard is not None:
+                sink.flush_shard()
+    return out
+
+
+def _encoding_of(value: Any) -> str:
+    """``ndarray:<dtype>:<shape>`` of an array, the type of a number, text or bytes, ``json`` of anything else."""
+    if isinstance(value, np.ndarray):
+        return f"ndarray:{value.dtype}:{','.join(map(str, value.shape))}"
+    if isinstance(value, np.generic):
+        return "int" if value.dtype == np.int64 else str(value.dtype)
+    return type(value).__name__ if isinstance(value, (int, str, bytes)) else "json"
+
+
 def make_dataset(
-    out: str | os.PathLike[str], samples: int | Iterable[int], *, least: int = 0, size_limit: int = 4096, **options: Any
-) -> None:
-    """Write a dataset of :func:`sample_of`.
+    out: _Place, samples: int | Iterable[int], *, least: int = 0, size_limit: int = 4096, **options: Any
+) -> _Place:
+    """Write a dataset of :func:`sample_of`; returns ``out``.
 
     Args:
         out: a directory or URL.
@@ -134,9 +208,20 @@ def make_dataset(
         **options: MDSWriter's.
     """
     ids = range(samples) if isinstance(samples, int) else samples
-    with MDSWriter(columns=COLUMNS, out=out, size_limit=size_limit, **options) as writer:
-        for number in ids:
-            writer.write(sample_of(number, least))
+    return write_samples(out, (sample_of(number, least) for number in ids), COLUMNS, size_limit=size_limit, **options)
+
+
+def batches_of_workers(plan: Any, workers: int, samples: int, skip: int = 0) -> list[Any]:
+    """A rank's batches in the order in which a loader of so many workers hands them out, planned so many samples at once."""
+    each = [
+        [batch for chunk in plan.chunks(samples, worker, workers, skip) for batch in chunk] for worker in range(workers)
+    ]
+    return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Path within the folder to bytes, of all files below it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def environ(**more: str) -> dict[str, str]:

@@ -41,14 +41,13 @@ from stoker import (
 from stoker.coordination.history.records import CoordinationSettings
 from stoker.errors import StokerError
 from stoker.image import RandomResizedCrop
+from support import write_columns
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("odd") / "data"
-    with MDSWriter({"id": "int", "tokens": "ndarray:uint16:4"}, out) as writer:
-        writer.write_batch({"id": np.arange(8), "tokens": np.ones((8, 4), np.uint16)})
-    return out
+    return write_columns(out, {"id": np.arange(8), "tokens": np.ones((8, 4), np.uint16)})
 
 
 def leased(data: Path, **settings: Any) -> None:

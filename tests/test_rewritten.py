@@ -19,7 +19,6 @@ import pytest
 from s3server import Bucket
 from stoker import (
     LMStream,
-    MDSWriter,
     ShardConfig,
     Stream,
     StreamingConfig,
@@ -33,6 +32,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.loaders.shard_loader import Adaptive
 from stoker.tokens import MegatronWriter, Ragged
 from stoker.tokens.sources.source import MegatronSource, RawSource
+from support import write_samples
 
 COUNT: Final = 64
 ANEW: Final = r"stream 'data' at .*data: its files were written anew since this (state|checkpoint) was taken"
@@ -42,9 +42,8 @@ _times = count(1)
 
 def write_mds(root: Path, first: int, **options: Any) -> None:
     shutil.rmtree(root, ignore_errors=True)
-    with MDSWriter({"x": "int", "tokens": "ndarray:int32"}, root, size_limit="1kb", **{"hashes": (), **options}) as out:
-        for number in range(first, first + COUNT):
-            out.write({"x": number, "tokens": np.full(5, number, np.int32)})
+    samples = ({"x": number, "tokens": np.full(5, number, np.int32)} for number in range(first, first + COUNT))
+    write_samples(root, samples, {"x": "int", "tokens": "ndarray:int32"}, size_limit="1kb", **{"hashes": (), **options})
 
 
 def write_parquet(root: Path, first: int) -> None:

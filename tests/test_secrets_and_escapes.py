@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import MDSWriter, StreamingConfig, StreamingDataset
+from stoker import StreamingConfig, StreamingDataset
 from stoker.bench.clients import ClientLocation
 from stoker.bench.settings.workload import Workload
 from stoker.cli import main
 from stoker.display import escape, redact_url
 from stoker.errors import StokerError
+from support import write_samples
 
 _HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b2J\u202egnp\u2066\r"
 
@@ -123,9 +124,7 @@ def _check(told: str) -> None:
 def hostile(tmp_path: Path) -> Path:
     """A dataset whose directory, columns, shard names and other files have names that would move a terminal."""
     folder = tmp_path / f"data{_HOSTILE}"
-    with MDSWriter(out=str(folder), columns={f"a{_HOSTILE}": "str"}) as writer:
-        for number in range(3):
-            writer.write({f"a{_HOSTILE}": f"{number}{_HOSTILE}"})
+    write_samples(str(folder), ({f"a{_HOSTILE}": f"{number}{_HOSTILE}"} for number in range(3)))
     (folder / f"strange{_HOSTILE}\udc9b\nforged line").write_bytes(b"x")
     return folder
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 from cases_table import CASES, Case, Seen, open_store, rows_of_page, run_case
@@ -15,15 +14,19 @@ Ends = dict[str, "Future[Seen]"]
 
 
 @pytest.fixture(scope="module")
-def ends(request: pytest.FixtureRequest, s3_server: S3Server) -> Iterator[Ends]:
-    """The ends of all cases that are tested, some of which run at once: those first that wait until a hang is noticed."""
+def ends(request: pytest.FixtureRequest, s3_server: S3Server) -> Ends:
+    """The ends of all cases that are tested, some of which run at once: those first that wait until a hang is noticed.
+
+    They have ended before the first test begins: pytest changes the environment between tests, which threads would read.
+    """
     tests = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     given = [one for item in tests if isinstance(item, pytest.Function) for one in item.callspec.params.values()]
     cases = [one for one in given if isinstance(one, Case)]
     cases.sort(key=lambda case: not re.search("hang|stopped", case.name))
     with open_store(s3_server) as store, ThreadPoolExecutor(4) as pool:
-        yield {case.name: pool.submit(run_case, case, store) for case in cases}
-        pool.shutdown(cancel_futures=True)
+        found = {case.name: pool.submit(run_case, case, store) for case in cases}
+        wait(found.values())
+    return found
 
 
 @pytest.mark.processes

@@ -12,20 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker import MDSWriter, StreamingDataset, merge_index, rebuild_index
+from stoker import StreamingDataset, merge_index, rebuild_index
 from stoker.cache.directory import is_cache_directory
 from stoker.catalog.detect import detect
 from stoker.conversion import convert
 from stoker.errors import ObjectNotFoundError
 from stoker.tokens.tokenize.texts import find_texts
+from support import write_samples
 
 SAMPLES = 50
 
 
 def write_mds(folder: Path) -> None:
-    with MDSWriter({"x": "int"}, str(folder), size_limit=200) as writer:
-        for number in range(SAMPLES):
-            writer.write({"x": number})
+    write_samples(str(folder), ({"x": number} for number in range(SAMPLES)), size_limit=200)
 
 
 def write_without_index(folder: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from patience import PATIENCE
-from stoker import MDSWriter, StreamingDataset
+from stoker import StreamingDataset
 from stoker.cache.disk.claims import Claims
 from stoker.cache.origin import read_origin
 from stoker.concurrency.shared.counters import Count
@@ -30,7 +30,7 @@ from stoker.errors import (
 from stoker.storage.files.mapped import MappedFile
 from stoker.storage.local import LocalStore
 from stoker.storage.types import Arrival
-from support import cache_of
+from support import cache_of, write_samples
 
 ROWS = 400
 WIDTH = 64
@@ -42,11 +42,8 @@ def write(
     """A dataset of about 20 shards; returns what each sample holds."""
     rng = np.random.default_rng(seed)
     data = [rng.bytes(WIDTH) for _ in range(rows)]
-    with MDSWriter(
-        columns={"id": "int", "data": "bytes"}, out=str(out), size_limit=2048, compression=compression, hashes=hashes
-    ) as writer:
-        for number, row in enumerate(data):
-            writer.write({"id": number, "data": row})
+    samples = ({"id": number, "data": row} for number, row in enumerate(data))
+    write_samples(str(out), samples, size_limit=2048, compression=compression, hashes=hashes)
     return data
 
 

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader
 from patience import PATIENCE
 from s3server import Bucket
 from stoker import (
-    MDSWriter,
     ReadOptions,
     StreamingConfig,
     StreamingDataset,
@@ -35,6 +34,7 @@ from stoker.cache.memory import MemoryCache
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, ObjectNotFoundError
 from stoker.storage import ObjectInfo, Store, open_store
 from stoker.storage.types import Arrival
+from support import write_samples
 
 ROWS = 400
 
@@ -57,9 +57,8 @@ def write(out: str, *, rows: int = ROWS, width: int = 64, **options: Any) -> lis
     """About 20 shards."""
     rng = np.random.default_rng(0)
     data = [rng.bytes(width) for _ in range(rows)]
-    with MDSWriter(columns={"id": "int", "data": "bytes"}, out=out, size_limit=32 * width, **options) as writer:
-        for number, row in enumerate(data):
-            writer.write({"id": number, "data": row})
+    rows_there = ({"id": number, "data": row} for number, row in enumerate(data))
+    write_samples(out, rows_there, size_limit=32 * width, **options)
     return data
 
 

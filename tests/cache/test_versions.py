@@ -25,7 +25,7 @@ from stoker.partitions import Stratified
 from stoker.storage import Store, open_store
 from stoker.streams.labels import column_labels
 from stoker.writers import JSONWriter
-from support import cache_of
+from support import cache_of, write_samples
 
 SAMPLES = 200
 HASHES = pytest.mark.parametrize("hashes", [(), ("xxh3_64",)], ids=["plain", "hashed"])
@@ -35,9 +35,8 @@ PACKED = pytest.mark.parametrize("compression", [None, "zstd"], ids=["raw", "zst
 def write(out: Any, tag: int, *, hashes: Any = (), samples: int = SAMPLES, **options: Any) -> None:
     """A dataset whose shards have names and sizes that do not depend on the tag, which all samples have."""
     options.setdefault("exist_ok", True)
-    with MDSWriter({"tag": "int", "id": "int"}, out, size_limit=600, hashes=hashes, **options) as writer:
-        for number in range(samples):
-            writer.write({"tag": tag, "id": number})
+    rows = ({"tag": tag, "id": number} for number in range(samples))
+    write_samples(out, rows, size_limit=600, hashes=hashes, **options)
 
 
 def tags(dataset: Any) -> set[int]:

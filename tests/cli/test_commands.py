@@ -32,8 +32,7 @@ SAMPLES = 300
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    make_dataset(tmp_path / "data", SAMPLES, hashes=["sha1", "xxh64"])
-    return tmp_path / "data"
+    return make_dataset(tmp_path / "data", SAMPLES, hashes=["sha1", "xxh64"])
 
 
 def stoker(capsys: pytest.CaptureFixture[str], *arguments: Any, code: int = 0) -> str:

@@ -16,8 +16,7 @@ from support import make_dataset
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    make_dataset(tmp_path / "data", 300)
-    return tmp_path / "data"
+    return make_dataset(tmp_path / "data", 300)
 
 
 def profile(capsys: pytest.CaptureFixture[str], *arguments: Any, code: int = 0) -> str:

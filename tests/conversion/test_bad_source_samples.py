@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from stopped_runs import StoppedError, run, stopping_at
 
-from stoker import BadSamples, MDSWriter, StreamingDataset
+from stoker import BadSamples, StreamingDataset
 from stoker.cli import main
-from stoker.conversion import ConvertReport, convert
 from stoker.errors import ConfigError, EncodingError, StokerError, TooManyBadSamplesError, TransformError
+from support import files_of, write_samples
 
 SAMPLES = 400
 BAD = [0, 1, 7, 120, 121, 122, 255, 399]
@@ -29,9 +29,7 @@ BAD = [0, 1, 7, 120, 121, 122, 255, 399]
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of some 12 shards, of which every sample can be read."""
     folder = tmp_path_factory.mktemp("source") / "mds"
-    with MDSWriter({"id": "int", "text": "str"}, str(folder), size_limit=1200) as writer:
-        for number in range(SAMPLES):
-            writer.write({"id": number, "text": f"text {number}"})
+    write_samples(str(folder), ({"id": number, "text": f"text {number}"} for number in range(SAMPLES)), size_limit=1200)
     return folder
 
 
@@ -40,10 +38,6 @@ def picky(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["id"] in BAD:
         raise ValueError(f"not {sample['id']}")
     return sample
-
-
-def run(source: Any, destination: Path, **options: Any) -> ConvertReport:
-    return convert(source, destination, **{"processes": 1, **options})
 
 
 def ids_of(folder: Path) -> list[int]:
@@ -56,22 +50,7 @@ def listed(file: Path) -> list[int]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """All files but the conversion's record."""
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return {name: data for name, data in found.items() if name != ".stoker_convert.json"}
-
-
-class StoppedError(Exception):
-    """What a test stops a run with."""
-
-
-def stopping_at(samples: int) -> Callable[[int, int], None]:
-    """Progress that ends the run."""
-
-    def progress(done: int, total: int) -> None:
-        if done >= samples:
-            raise StoppedError
-
-    return progress
+    return {name: data for name, data in files_of(folder).items() if name != ".stoker_convert.json"}
 
 
 @pytest.mark.parametrize("to", ["mds", "parquet", "json"])

@@ -20,7 +20,7 @@ from stoker import StreamingDataset
 from stoker.conversion import convert
 from stoker.errors import ConfigError, StokerError
 from stoker.storage import open_store
-from support import environ, ids_of, make_dataset, start_script
+from support import environ, files_of, ids_of, make_dataset, start_script
 
 pytestmark = [pytest.mark.processes]
 
@@ -31,9 +31,7 @@ MDS = {"size_limit": 4096, "slowly": True}
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("source") / "mds"
-    make_dataset(folder, SAMPLES)
-    return folder
+    return make_dataset(tmp_path_factory.mktemp("source") / "mds", SAMPLES)
 
 
 def start(source: Path, out: Path, markers: Path, **options: Any) -> subprocess.Popen[str]:
@@ -74,7 +72,7 @@ def ids_in(folder: Path) -> list[int]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The dataset's files: all but the job's record."""
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found = files_of(folder)
     del found[".stoker_convert.json"]
     return found
 

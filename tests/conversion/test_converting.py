@@ -9,7 +9,6 @@ import os
 import shutil
 import tarfile
 import wave
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from stopped_runs import StoppedError, run, stopping_at
 
 from s3server import Bucket
 from stoker import HashSplit, MDSWriter, StreamingDataset
 from stoker.cli import main
-from stoker.conversion import ConvertReport, convert
 from stoker.errors import (
     ConfigError,
     CorruptDataError,
@@ -38,7 +37,7 @@ from stoker.errors import (
     UnsafeDataError,
 )
 from stoker.storage import open_store
-from support import COLUMNS, check_sample, ids_of, make_dataset, sample_of
+from support import COLUMNS, check_sample, ids_of, make_dataset, sample_of, write_columns, write_samples
 
 GOLDEN = Path(__file__).parent / "golden" / "saved_by_datasets"
 SAMPLES = 300
@@ -47,13 +46,7 @@ SAMPLES = 300
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MDS dataset of about nine shards."""
-    folder = tmp_path_factory.mktemp("source") / "mds"
-    make_dataset(folder, SAMPLES)
-    return folder
-
-
-def run(source: Any, destination: Path, **options: Any) -> ConvertReport:
-    return convert(source, destination, **{"processes": 1, **options})
+    return make_dataset(tmp_path_factory.mktemp("source") / "mds", SAMPLES)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -154,9 +147,7 @@ def test_arrays_of_any_shape_survive_parquet(tmp_path: Path) -> None:
         }
         for n in range(20)
     ]
-    with MDSWriter(columns, str(tmp_path / "in")) as writer:
-        for sample in made:
-            writer.write(sample)
+    write_samples(str(tmp_path / "in"), made, columns)
     run(tmp_path / "in", tmp_path / "table", to="parquet")
     done = run(tmp_path / "table", tmp_path / "back")
     assert done.columns == columns
@@ -625,20 +616,6 @@ def test_pickled_columns_need_consent(tmp_path: Path) -> None:
 # -- going on ------------------------------------------------------------------------------------------------------------
 
 
-class StoppedError(Exception):
-    """What a test stops a run with."""
-
-
-def stopping_at(samples: int) -> Callable[[int, int], None]:
-    """Progress that ends the run."""
-
-    def progress(done: int, total: int) -> None:
-        if done >= samples:
-            raise StoppedError
-
-    return progress
-
-
 @pytest.mark.parametrize("to", ["mds", "parquet"])
 def test_a_stopped_run_is_completed_and_gives_the_same_files(source: Path, tmp_path: Path, to: str) -> None:
     options: dict[str, Any] = {"to": to, "size_limit": "4kb", "shuffle": True, "split": {"a": 0.5, "b": 0.5}}
@@ -689,8 +666,7 @@ def _samples_to(kind: str, folder: Path, *, offset: int) -> None:
     folder.mkdir()
     numbers = np.arange(200, dtype=np.int64) + offset
     if kind == "mds":
-        with MDSWriter({"x": "int64"}, str(folder), size_limit=200) as writer:
-            writer.write_batch({"x": numbers})
+        write_columns(str(folder), {"x": numbers}, {"x": "int64"}, size_limit=200)
         return
     for number, part in enumerate(np.split(numbers, 20)):
         if kind == "parquet":
@@ -843,8 +819,7 @@ def test_however_often_it_stops_no_sample_is_lost_or_doubled(
 def test_blobs_are_fixed_size_binary_and_stay_so_from_parquet_to_parquet(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     made = {"blob": rng.integers(0, 256, (30, 500), np.uint8), "grid": rng.random((30, 2, 3), np.float32)}
-    with MDSWriter({"blob": "ndarray:uint8:500", "grid": "ndarray:float32:2,3"}, str(tmp_path / "in")) as writer:
-        writer.write_batch(made)
+    write_columns(str(tmp_path / "in"), made, {"blob": "ndarray:uint8:500", "grid": "ndarray:float32:2,3"})
     run(tmp_path / "in", tmp_path / "one", to="parquet")
     run(tmp_path / "one", tmp_path / "two", to="parquet")
     for folder in ("one", "two"):

@@ -11,6 +11,7 @@ import av
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
+from PIL import Image
 
 RATE = 30
 FRAMES = 90
@@ -107,3 +108,15 @@ def decoded_sound(data: bytes) -> NDArray[np.float32]:
         parts = [part.to_ndarray() for frame in file.decode(audio=0) for part in planes.resample(frame)]
     every: NDArray[np.float32] = np.concatenate(parts, axis=1).T
     return every
+
+
+def jpeg(number: int) -> bytes:
+    """A small picture in one grey."""
+    Image.fromarray(np.full((8, 8, 3), number * 20, np.uint8)).save(file := io.BytesIO(), "jpeg")
+    return file.getvalue()
+
+
+def decode_nested(sample: dict[str, Any]) -> dict[str, Any]:
+    """A sample of several images and sounds with their values."""
+    images = [np.asarray(Image.open(io.BytesIO(one))) for one in sample["images"]]
+    return {**sample, "images": images, "sounds": [one.clip(0, 0.1) for one in sample["sounds"]]}

@@ -14,6 +14,7 @@ import cases
 import stoker
 from stoker import StreamingDataset
 from stoker.formats.common.compression import parse_compression
+from support import write_samples
 
 
 def unpack(text: str) -> bytes:
@@ -35,9 +36,7 @@ LINES = {name: samples for name, (*_, samples) in cases.text_samples().items()}
 
 def write(record: dict[str, Any], samples: list[dict[str, Any]], out: Path) -> dict[str, bytes]:
     writer = getattr(stoker.writers, f"{record['kind'].upper()}Writer")
-    with writer(record["columns"], out, **{"hashes": (), **record["options"]}) as sink:
-        for sample in samples:
-            sink.write(sample)
+    write_samples(out, samples, record["columns"], writer=writer, **{"hashes": (), **record["options"]})
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 

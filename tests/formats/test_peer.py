@@ -19,6 +19,7 @@ from peer import Peer, needs_peer, run_peer
 from stoker import StreamingDataset, merge_index
 from stoker.formats.common.compression import compression_names
 from stoker.formats.common.hashing import hash_names
+from support import files_of, write_samples
 
 pytestmark = [needs_peer, pytest.mark.processes]
 
@@ -33,14 +34,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
 
 
 def write(kind: str, columns: dict[str, str], samples: list[dict[str, Any]], out: Path, **options: Any) -> None:
-    writer = getattr(stoker.writers, f"{kind.upper()}Writer")
-    with writer(columns, out, **options) as sink:
-        for sample in samples:
-            sink.write(sample)
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    write_samples(out, samples, columns, writer=getattr(stoker.writers, f"{kind.upper()}Writer"), **options)
 
 
 def both(
@@ -50,7 +44,7 @@ def both(
     options = {"hashes": [], **options}
     write(kind, columns, samples, tmp / "ours", **options)
     peer.call("write", kind=kind, columns=columns, options=options, samples=samples, out=str(tmp / "theirs"))
-    return files(tmp / "ours"), files(tmp / "theirs")
+    return files_of(tmp / "ours"), files_of(tmp / "theirs")
 
 
 def read(root: Path) -> list[Any]:
@@ -90,7 +84,7 @@ def test_a_batch_gives_the_peers_bytes(peer: Peer, tmp_path: Path) -> None:
     with stoker.MDSWriter(columns, tmp_path / "ours", size_limit=900, hashes=()) as writer:
         for part in _batched(samples, 9):
             writer.write_batch({name: [sample[name] for sample in part] for name in columns})
-    assert files(tmp_path / "ours") == files(tmp_path / "theirs")
+    assert files_of(tmp_path / "ours") == files_of(tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("hashes", [hash_names(), ["md5", "xxh3_64"]])

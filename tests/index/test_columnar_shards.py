@@ -29,6 +29,7 @@ from stoker.index.columnar_shards import ColumnarShards, to_columnar
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import INDEX_NAME, Index
 from stoker.writers import CSVWriter, JSONWriter
+from support import write_samples
 
 SPECS = [{"column_names": ("a",)}, {"columns": {"b": "int"}, "separator": "\n"}]
 HASHES = st.dictionaries(st.sampled_from(["sha1", "xxh64", "md5"]), st.text("0123456789abcdef", min_size=1), max_size=2)
@@ -192,9 +193,7 @@ class Descriptor:
 def test_children_read_the_same_memory(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_bytes, "SHARED", 1)
     for name in ("a", "b"):
-        with MDSWriter({"x": "int"}, tmp_path / name, size_limit=200) as writer:
-            for at in range(100):
-                writer.write({"x": at})
+        write_samples(tmp_path / name, ({"x": at} for at in range(100)), size_limit=200)
     dataset = StreamingDataset(streams=[Stream(tmp_path / "a"), Stream(tmp_path / "b")], shuffle=True, batch_size=8)
     index = dataset._streams.locations[1].index
     assert isinstance(index.shards, ColumnarShards)

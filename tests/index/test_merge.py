@@ -16,15 +16,14 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileE
 from stoker.index.index import Index
 from stoker.storage import open_store
 from stoker.writers import CSVWriter, JSONWriter
-from support import cache_of
+from support import cache_of, write_samples
 
 COLUMNS = {"x": "int", "t": "str"}
 
 
 def write(out: Any, start: int, stop: int, kind: Any = MDSWriter, **options: Any) -> None:
-    with kind(COLUMNS, out, size_limit=300, **options) as writer:
-        for i in range(start, stop):
-            writer.write({"x": i, "t": f"text {i}"})
+    samples = ({"x": i, "t": f"text {i}"} for i in range(start, stop))
+    write_samples(out, samples, COLUMNS, writer=kind, size_limit=300, **options)
 
 
 def numbers(root: Path) -> list[int]:

@@ -18,7 +18,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker import MDSWriter, StreamingDataset
+from stoker import StreamingDataset
 from stoker.cache.disk.quota import claim, release
 from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.concurrency.shared import bytes as shared_bytes
@@ -32,6 +32,7 @@ from stoker.index.version import LoadedIndex, read_index
 from stoker.inspection.caches import list_caches, prune_caches
 from stoker.storage import open_store
 from stoker.storage.files import mounts
+from support import write_samples
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(folder: Path, samples: int = 30, **more: Any) -> None:
-    with MDSWriter({"x": "int", "ý": "str"}, folder, size_limit=200, **more) as writer:
-        for at in range(samples):
-            writer.write({"x": at, "ý": f"text {at}"})
+    write_samples(folder, ({"x": at, "ý": f"text {at}"} for at in range(samples)), size_limit=200, **more)
 
 
 def side_of(folder: Path) -> SideIndex:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packed_cases import CASES, sample_of, tiny_image
-from stoker import MDSWriter
 from stoker.writing.shard_formats import CSVWriter, JSONWriter, TSVWriter, XSVWriter
+from support import write_samples
 
 __all__ = ["FORMATS", "OTHERS", "flip", "shard_files", "write", "write_others"]
 
@@ -28,9 +28,8 @@ _MDS = {"blob": "bytes", "id": "int", "row": "ndarray:float32:5", "text": "str"}
 def write(name: str, out: Any, **options: Any) -> None:
     """Write sixty samples as a dataset with an index."""
     if name == "mds":
-        with MDSWriter(_MDS, out, **{"size_limit": 1500, **options}) as writer:
-            for number in range(ROWS):
-                writer.write(sample_of(number, _MDS))
+        samples = (sample_of(number, _MDS) for number in range(ROWS))
+        write_samples(out, samples, _MDS, **{"size_limit": 1500, **options})
         return
     lines: dict[str, Callable[..., Any]] = {"json": JSONWriter, "csv": CSVWriter, "tsv": TSVWriter, "xsv": XSVWriter}
     if name in lines:

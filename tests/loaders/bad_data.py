@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from stoker import MDSWriter
+from support import write_samples
 
 
 def write_with_bad(out: Path, samples: int, bad: Collection[int], size_limit: int = 2000) -> Path:
     """Write samples of which the bad ones hold text that is no JSON; returns ``out``."""
-    with MDSWriter({"id": "int", "doc": "json"}, out, size_limit=size_limit, hashes=[]) as writer:
-        for number in range(samples):
-            writer.write({"id": number, "doc": [f"sample {number:04}"]})
+    rows = ({"id": number, "doc": [f"sample {number:04}"]} for number in range(samples))
+    write_samples(out, rows, size_limit=size_limit, hashes=[])
     for shard in out.glob("*.mds"):
         content = shard.read_bytes()
         for number in bad:

@@ -38,6 +38,7 @@ from stoker import (
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.writers import ArrowWriter, ParquetWriter, TarWriter
+from support import write_samples
 
 SEEDS = (1, 2)
 IN_TURN = ReadOptions(read_threads=0)
@@ -292,9 +293,7 @@ def fails_at_6(sample: dict[str, Any]) -> bool:
 def test_functions_after_a_join_have_the_numbers_of_samples(tmp_path: Path) -> None:
     """Batches gave them NumPy's after a function, whose products overflow."""
     kinds = {"cls": "str_int", "x": "str_float", "n": "int", "small": "uint8"}
-    with MDSWriter({"key": "int"}, tmp_path / "left") as out:
-        for number in range(24):
-            out.write({"key": number})
+    write_samples(tmp_path / "left", ({"key": number} for number in range(24)))
     with MDSWriter({"key": "int", **kinds}, tmp_path / "right") as out:
         for number in range(0, 24, 2):
             out.write({"key": number, "cls": 10**25 if number == 6 else number, "x": 0.5, "n": number, "small": number})
@@ -338,9 +337,7 @@ def handed_on(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_joined_columns_are_those_of_their_own_samples(tmp_path: Path) -> None:
-    with MDSWriter({"key": "int"}, tmp_path / "left", size_limit=400) as out:
-        for number in range(120):
-            out.write({"key": number})
+    write_samples(tmp_path / "left", ({"key": number} for number in range(120)), size_limit=400)
     there = [number for number in range(120) if number % 9 != 4 and not 60 <= number < 68]
     with MDSWriter({"key": "int", "v": "ndarray:float32:2", "n": "int"}, tmp_path / "right", size_limit=900) as out:
         for number in there:

@@ -43,7 +43,7 @@ from stoker.partitions import Contiguous, HashBased, RoundRobin
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
 from stoker.reading.good_rows import GoodRowReader
 from stoker.writers import CSVWriter, JSONWriter, open_writer
-from support import all_of
+from support import all_of, write_columns, write_samples
 
 SAMPLES = 700
 BAD = frozenset({0, 1, 5, 119, 120, 121, 122, 300, 350, 699})
@@ -356,8 +356,7 @@ def test_a_share_is_of_all_samples_that_were_read(tmp_path: Path, columnar: bool
 
 @pytest.mark.parametrize("on_bad_sample", ["raise", "skip", "replace"])
 def test_an_epoch_without_bad_samples_leaves_nothing_to_the_collector(tmp_path: Path, on_bad_sample: Any) -> None:
-    with MDSWriter({"id": "int"}, tmp_path / "data") as writer:
-        writer.write_batch({"id": np.arange(300)})
+    write_columns(tmp_path / "data", {"id": np.arange(300)})
     dataset = StreamingDataset(tmp_path / "data", on_bad_sample=on_bad_sample, batch_size=10, shuffle=True)
     assert sum(len(batch["id"]) for batch in dataset.batches()) == len(list(dataset)) == 300  # opens, and imports
 
@@ -404,8 +403,7 @@ def test_a_limit_is_met_at_the_sample(data: Path, kind: Any, threads: int, funct
 
 
 def test_a_whole_shard_that_is_damaged(tmp_path: Path) -> None:
-    with MDSWriter({"id": "int"}, tmp_path / "data", size_limit=200) as writer:
-        writer.write_batch({"id": np.arange(300)})
+    write_columns(tmp_path / "data", {"id": np.arange(300)}, size_limit=200)
     shards = sorted((tmp_path / "data").glob("*.mds"))
     damaged = bytearray(shards[3].read_bytes())
     damaged[-20] ^= 1
@@ -445,9 +443,7 @@ def test_a_batch_of_bad_samples_alone_is_empty(data: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["pad", "truncate"])
 def test_documents_that_are_rows_are_left_out_of_their_batches(tmp_path: Path, layout: Any) -> None:
-    with MDSWriter({"doc": "json"}, tmp_path, hashes=[]) as writer:
-        for number in range(40):
-            writer.write({"doc": [number + 1] * (number % 5 + 1)})
+    write_samples(tmp_path, ({"doc": [number + 1] * (number % 5 + 1)} for number in range(40)), hashes=[])
 
     def fails(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["doc"][0] in (3, *range(9, 13)):

@@ -21,12 +21,9 @@ from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 from stoker.tokens.sources.megatron import MegatronWriter
 from stoker.tokens.sources.ragged import Ragged
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 LAYOUTS = ["concat", "pack", "pad", "truncate"]
-
-
-@pytest.fixture(autouse=True)
-def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
 
 
 class DamagedSource(MemorySource):

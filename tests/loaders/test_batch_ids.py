@@ -13,7 +13,6 @@ from stoker import (
     BadSamples,
     HashSplit,
     LMStream,
-    MDSWriter,
     ReadOptions,
     Stream,
     StreamingDataLoader,
@@ -21,6 +20,7 @@ from stoker import (
     StreamingShardLoader,
 )
 from stoker.errors import ConfigError
+from support import write_columns, write_samples
 
 STREAMS = ("a", "b")
 SAMPLES = 300
@@ -32,8 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Streams whose column tells each sample's id: ``-id``."""
     out = tmp_path_factory.mktemp("data")
     for number, name in enumerate(STREAMS):
-        with MDSWriter({"x": "int"}, out / name, size_limit=400) as writer:
-            writer.write_batch({"x": -np.arange(number * SAMPLES, (number + 1) * SAMPLES)})
+        write_columns(out / name, {"x": -np.arange(number * SAMPLES, (number + 1) * SAMPLES)}, size_limit=400)
     return out
 
 
@@ -116,9 +115,7 @@ def test_the_id_is_that_of_the_sample_that_is_there(
 
 
 def test_a_batch_of_no_samples_has_the_column(tmp_path: Path) -> None:
-    with MDSWriter({"x": "json"}, tmp_path, hashes=[]) as writer:
-        for _ in range(4):
-            writer.write({"x": ["sample"]})
+    write_samples(tmp_path, ({"x": ["sample"]} for _ in range(4)), hashes=[])
     (shard,) = tmp_path.glob("*.mds")
     shard.write_bytes(shard.read_bytes().replace(b'["sample"]', b'["sample"}'))
     skips = BadSamples("skip", max_share=None)

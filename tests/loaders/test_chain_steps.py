@@ -19,7 +19,6 @@ from stoker import (
     BadSamples,
     Chain,
     LMStream,
-    MDSWriter,
     ReadOptions,
     Stream,
     StreamingDataLoader,
@@ -29,7 +28,7 @@ from stoker import (
 from stoker.cluster import World
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.partitions import RoundRobin
-from support import all_of
+from support import all_of, write_columns, write_samples
 
 SAMPLES = 203
 WORLDS = ((1, 24), (2, 12), (3, 8), (4, 6))
@@ -38,12 +37,11 @@ WORLDS = ((1, 24), (2, 12), (3, 8), (4, 6))
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("steps") / "data"
-    columns = {"id": "int", "x": "ndarray:float32:2", "text": "str", "doc": "json"}
-    with MDSWriter(columns, out, size_limit=1500, hashes=[]) as writer:
-        for number in range(SAMPLES):
-            writer.write({"id": number, "x": np.full(2, number, np.float32), "text": f"t{number}", "doc": [number]})
-    return out
+    samples = (
+        {"id": number, "x": np.full(2, number, np.float32), "text": f"t{number}", "doc": [number]}
+        for number in range(SAMPLES)
+    )
+    return write_samples(tmp_path_factory.mktemp("steps") / "data", samples, size_limit=1500, hashes=[])
 
 
 def opened(data: Path, ranks: int = 1, rank: int = 0, size: int = 24, **settings: Any) -> StreamingDataset:
@@ -296,8 +294,7 @@ def test_positions_depend_on_the_sizes_of_batches_of_one_stream_alone(
     tmp_path: Path, batching: str, same: list[tuple[int, int]], others: list[tuple[int, int]]
 ) -> None:
     for name, first in (("a", 0), ("b", 1000)):
-        with MDSWriter({"id": "int"}, tmp_path / name, size_limit=400) as out:
-            out.write_batch({"id": np.arange(first, first + 120)})
+        write_columns(tmp_path / name, {"id": np.arange(first, first + 120)}, size_limit=400)
 
     def positions(ranks: int, size: int) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -360,8 +357,7 @@ def test_columns_change_names_and_are_chosen_without_being_decoded(data: Path, t
     ]
     # A column that does not decode is no matter where it is dropped.
     out = tmp_path / "damaged"
-    with MDSWriter({"id": "int", "doc": "json"}, out, hashes=[]) as writer:
-        writer.write_batch({"id": np.arange(9), "doc": [["here"]] * 9})
+    write_columns(out, {"id": np.arange(9), "doc": [["here"]] * 9}, {"id": "int", "doc": "json"}, hashes=[])
     (shard,) = out.glob("*.mds")
     shard.write_bytes(shard.read_bytes().replace(b'["here"]', b'["here"}'))
     chosen = StreamingDataset(out, batch_size=3).rename({"doc": "d"}).select(["id"])

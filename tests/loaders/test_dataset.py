@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from stoker import MDSWriter, ReadOptions, StreamingDataset, World, merge_index
 from stoker.errors import ConfigError, FormatError, StateError, StokerError, TransformError, UnsafeDataError
 from stoker.writers import JSONWriter
+from support import write_columns, write_samples
 
 ROWS = 1000
 
@@ -28,13 +29,12 @@ ROWS = 1000
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("data")
-    with MDSWriter(
-        columns={"id": "int", "tokens": "ndarray:uint16:8", "text": "str", "scores": "ndarray:float32"},
-        out=str(out),
+    write_samples(
+        str(out),
+        map(sample_of, range(ROWS)),
+        {"id": "int", "tokens": "ndarray:uint16:8", "text": "str", "scores": "ndarray:float32"},
         size_limit=4096,
-    ) as writer:
-        for number in range(ROWS):
-            writer.write(sample_of(number))
+    )
     return out
 
 
@@ -365,8 +365,7 @@ def test_a_state_of_other_settings_says_which(data: Path, change: dict[str, Any]
 
 
 def test_a_state_of_another_dataset_says_so(data: Path, tmp_path: Path) -> None:
-    with MDSWriter(columns={"id": "int"}, out=str(tmp_path / "other")) as writer:
-        writer.write_batch({"id": np.arange(ROWS)})
+    write_columns(str(tmp_path / "other"), {"id": np.arange(ROWS)})
     state = StreamingDataset(local=tmp_path / "other").state_dict()
     with pytest.raises(StateError, match="belongs to another dataset"):
         StreamingDataset(local=data).load_state_dict(state)
@@ -398,9 +397,7 @@ def test_padding_is_said(data: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_shards_of_different_formats_under_one_index(tmp_path: Path) -> None:
-    with MDSWriter(columns={"id": "int", "word": "str"}, out=str(tmp_path / "a"), size_limit=512) as writer:
-        for number in range(50):
-            writer.write({"id": number, "word": f"w{number}"})
+    write_samples(str(tmp_path / "a"), ({"id": number, "word": f"w{number}"} for number in range(50)), size_limit=512)
     with JSONWriter(columns={"id": "int", "word": "str"}, out=str(tmp_path / "b"), size_limit=512) as out:
         for number in range(50, 100):
             out.write({"id": number, "word": f"w{number}"})

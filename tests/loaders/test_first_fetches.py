@@ -14,11 +14,12 @@ import pytest
 
 from patience import PATIENCE
 from slow_store import asked, slow_store
-from stoker import MDSWriter, ReadOptions, Stream, StreamingDataLoader, StreamingDataset
+from stoker import ReadOptions, Stream, StreamingDataLoader, StreamingDataset
 from stoker.cache.disk.disk_cache import DiskCache
 from stoker.formats.base import ShardInfo
 from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.pipeline.first_fetches import FirstFetches
+from support import write_columns
 
 pytestmark = pytest.mark.processes
 
@@ -28,10 +29,7 @@ SAMPLES = 64
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    with MDSWriter({"id": "int"}, folder / "mds", size_limit=None) as writer:
-        for number in range(SAMPLES):
-            writer.write_batch({"id": np.array([number])})
-            writer.flush_shard()
+    write_columns(folder / "mds", {"id": np.arange(SAMPLES)}, shard=1)
     return folder
 
 

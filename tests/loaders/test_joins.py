@@ -32,6 +32,7 @@ from stoker import (
 )
 from stoker.cluster import World
 from stoker.errors import ConfigError, DatasetChangedError, SampleError, StateError, TransformError
+from support import write_samples
 
 PAGES = 151
 MORE = 53
@@ -77,25 +78,17 @@ NOTE_COLUMNS = {
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("joins")
     for name, first, count in (("pages", 0, PAGES), ("more", PAGES, MORE)):
-        with MDSWriter(PAGE_COLUMNS, out / name, size_limit=900) as writer:
-            for number in range(first, first + count):
-                writer.write(page(number))
+        write_samples(out / name, map(page, range(first, first + count)), PAGE_COLUMNS, size_limit=900)
     numbers = [number for number in range(PAGES + MORE + 40) if has_note(number)]
     random.Random(1).shuffle(numbers)
-    with MDSWriter(NOTE_COLUMNS, out / "notes", size_limit=1200) as writer:
-        for number in numbers:
-            writer.write(note(number))
+    write_samples(out / "notes", map(note, numbers), NOTE_COLUMNS, size_limit=1200)
     for name, part in (("half", numbers[:90]), ("rest", numbers[90:])):
-        with MDSWriter(NOTE_COLUMNS, out / name, size_limit=1200) as writer:
-            for number in part:
-                writer.write(note(number))
+        write_samples(out / name, map(note, part), NOTE_COLUMNS, size_limit=1200)
     table = {name: [note(number)[name] for number in numbers] for name in NOTE_COLUMNS if name != "vector"}
     table["vector"] = [note(number)["vector"].tolist() for number in numbers]
     (out / "table").mkdir()
     pq.write_table(pa.table(table), out / "table" / "part.parquet", row_group_size=40)
-    with MDSWriter({"score": "float32"}, out / "scores", size_limit=200) as writer:
-        for number in range(PAGES + MORE):
-            writer.write({"score": np.float32(number) / 2})
+    write_samples(out / "scores", ({"score": np.float32(number) / 2} for number in range(PAGES + MORE)), size_limit=200)
     return out
 
 
@@ -337,9 +330,7 @@ def test_select_drops_columns_of_the_other_dataset_unread(data: Path) -> None:
 
 
 def test_joins_follow_each_other_by_a_key_of_the_one_before(data: Path, tmp_path: Path) -> None:
-    with MDSWriter({"number": "int", "word": "str"}, tmp_path / "words") as writer:
-        for number in range(6):
-            writer.write({"number": number, "word": f"w{number}"})
+    write_samples(tmp_path / "words", ({"number": number, "word": f"w{number}"} for number in range(6)))
     words = StreamingDataset(tmp_path / "words")
     for notes in (other(data), other(data).map(as_it_is)):
         chained = opened(data).join(notes, "id", missing="none").join(words, on=("label", "number"), missing="none")
@@ -372,9 +363,7 @@ def test_a_chain_with_a_join_is_a_value(data: Path) -> None:
 
 
 def test_a_state_of_another_dataset_is_refused_by_name(data: Path, tmp_path: Path) -> None:
-    with MDSWriter(NOTE_COLUMNS, tmp_path / "notes") as writer:
-        for number in range(PAGES + MORE):
-            writer.write(note(number))
+    write_samples(tmp_path / "notes", map(note, range(PAGES + MORE)), NOTE_COLUMNS)
     state = opened(data).join(other(data), "id").state_dict()
     assert state["chain"] == ["join('notes', on='id')"]
     opened(data).join(other(data), "id").load_state_dict(state)
@@ -421,9 +410,7 @@ def test_a_key_that_is_not_there_is_a_bad_sample(data: Path, tmp_path: Path, ste
 
 def damaged(data: Path, out: Path) -> tuple[Path, set[int], str]:
     """Notes of which one shard is damaged, the numbers in it, and its name."""
-    with MDSWriter(NOTE_COLUMNS, out / "notes", size_limit=1200, hashes=["xxh3_64"]) as writer:
-        for number in range(PAGES + MORE):
-            writer.write(note(number))
+    write_samples(out / "notes", map(note, range(PAGES + MORE)), NOTE_COLUMNS, size_limit=1200, hashes=["xxh3_64"])
     notes = StreamingDataset(out / "notes")
     first, count = int(notes.sample_offset_per_shard[2]), int(notes.samples_per_shard[2])
     path = out / "notes" / "shard.00002.mds"
@@ -564,9 +551,7 @@ def test_shards_of_the_other_dataset_are_fetched_ahead_within_its_limit(
 
 
 def test_keys_are_read_once_and_their_index_is_kept(data: Path, tmp_path: Path, caplog: Any) -> None:
-    with MDSWriter(NOTE_COLUMNS, tmp_path / "notes", size_limit=1200) as writer:
-        for number in range(100):
-            writer.write(note(number))
+    write_samples(tmp_path / "notes", map(note, range(100)), NOTE_COLUMNS, size_limit=1200)
     with caplog.at_level(logging.INFO, "stoker"):
         for _ in range(3):
             opened(data).join(StreamingDataset(tmp_path / "notes"), "id", missing="none")
@@ -617,9 +602,7 @@ def test_shards_written_over_in_place_give_no_rows_of_other_keys(data: Path, tmp
     numbers = list(range(100, 160))
 
     def write(out: Path, numbers: list[int]) -> StreamingDataset:
-        with MDSWriter(NOTE_COLUMNS, out, size_limit=1200, hashes=()) as writer:
-            for number in numbers:
-                writer.write(note(number))
+        write_samples(out, map(note, numbers), NOTE_COLUMNS, size_limit=1200, hashes=())
         return StreamingDataset(out)
 
     ends = np.cumsum(write(tmp_path / "notes", numbers).samples_per_shard)[:-1]

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from patience import PATIENCE
-from stoker import BadSamples, Chain, HashSplit, MDSWriter, SkipIds, Stream, StreamingDataset
+from stoker import BadSamples, Chain, HashSplit, SkipIds, Stream, StreamingDataset
 from stoker.cluster import World
 from stoker.errors import ConfigError
-from support import environ
+from support import environ, write_columns
 
 STREAMS = ("a", "b", "c")
 SAMPLES = 200
@@ -34,8 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three streams of shards whose column is the id that samples have in all of them together."""
     out = tmp_path_factory.mktemp("data")
     for number, name in enumerate(STREAMS):
-        with MDSWriter({"id": "int"}, out / name, size_limit=200) as writer:
-            writer.write_batch({"id": np.arange(number * SAMPLES, (number + 1) * SAMPLES)})
+        write_columns(out / name, {"id": np.arange(number * SAMPLES, (number + 1) * SAMPLES)}, size_limit=200)
     with (out / "quarantine").open("w") as file:
         file.writelines(f"{number}\n" for number in QUARANTINED)
     return out

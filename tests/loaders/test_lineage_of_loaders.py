@@ -25,6 +25,7 @@ from stoker import (
 )
 from stoker.errors import ConfigError
 from stoker.loaders.shard_loader import Adaptive
+from support import write_samples
 
 SAMPLES = 200
 
@@ -32,9 +33,7 @@ SAMPLES = 200
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("lineage")
-    with MDSWriter({"id": "int", "key": "str"}, out / "data", size_limit=700) as writer:
-        for number in range(SAMPLES):
-            writer.write({"id": number, "key": f"k{number}"})
+    write_samples(out / "data", ({"id": number, "key": f"k{number}"} for number in range(SAMPLES)), size_limit=700)
     with MDSWriter({"key": "str", "note": "str"}, out / "notes", size_limit=700) as writer:
         for number in range(SAMPLES):
             if has_note(number):

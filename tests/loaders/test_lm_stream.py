@@ -16,6 +16,7 @@ from stoker import MDSWriter, StreamingDataset, World
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.lm_stream import LMStream
 from stoker.writers import JSONWriter
+from support import write_samples
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +108,7 @@ def test_epochs_follow_each_other(data: Path) -> None:
 
 def test_text_goes_through_a_tokenizer(tmp_path: Path) -> None:
     texts = ["one two", "three", "four five six"]
-    with JSONWriter({"text": "str"}, str(tmp_path)) as out:
-        for text in texts:
-            out.write({"text": text})
+    write_samples(str(tmp_path), ({"text": text} for text in texts), writer=JSONWriter)
     vocabulary = {word: number for number, word in enumerate(["one", "two", "three", "four", "five", "six"], 2)}
 
     def tokenize(found: Any) -> list[list[int]]:
@@ -178,9 +177,7 @@ def test_a_state_with_missing_or_wrong_numbers_is_refused(data: Path, layout: An
 
 
 def test_an_error_in_a_tokenizer_names_the_document(tmp_path: Path) -> None:
-    with MDSWriter({"text": "str"}, str(tmp_path)) as out:
-        for number in range(30):
-            out.write({"text": f"text {number}"})
+    write_samples(str(tmp_path), ({"text": f"text {number}"} for number in range(30)))
 
     def tokenize(texts: Sequence[str]) -> list[list[int]]:
         if "text 17" in texts:

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from stoker import (
     Adaptive,
     LMStream,
-    MDSWriter,
     ReadOptions,
     StreamingConfig,
     StreamingDataLoader,
@@ -27,7 +26,7 @@ from stoker import (
 from stoker.errors import ConfigError, StateError
 from stoker.partitions import Elastic
 from stoker.testing import LoaderTests
-from support import all_of
+from support import all_of, write_samples
 
 PAD = 99
 
@@ -36,9 +35,7 @@ class OverSamples(LoaderTests):
     """Of loaders of samples with an ``id``."""
 
     def write(self, folder: Path, numbers: range) -> None:
-        with MDSWriter({"id": "int"}, folder, size_limit=100) as out:
-            for number in numbers:
-                out.write({"id": number})
+        write_samples(folder, ({"id": number} for number in numbers), size_limit=100)
 
     def dataset(self, folder: Path, world: World, **more: Any) -> StreamingDataset:
         options: dict[str, Any] = {"shuffle": True, "batch_size": 1, "remainder": "uneven", **more}

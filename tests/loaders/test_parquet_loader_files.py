@@ -23,13 +23,10 @@ from stoker.tokens.sources.megatron import MegatronWriter
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import MegatronSource, RawSource
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 DOCUMENTS = [[1, 2, 3, 4], [5], [6, 7], [], [8, 9, 10, 11, 12], [13, 14]]
 FLAT = [token for document in DOCUMENTS for token in document]
-
-
-@pytest.fixture(autouse=True)
-def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
 
 
 def loader(source: Any, **options: Any) -> StreamingParquetLoader:

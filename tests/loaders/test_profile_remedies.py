@@ -19,7 +19,6 @@ import stoker
 from stoker import (
     Adaptive,
     LMStream,
-    MDSWriter,
     ReadOptions,
     StreamingConfig,
     StreamingDataLoader,
@@ -36,6 +35,7 @@ from stoker.pipeline.stats.bottleneck import describe_bottleneck
 from stoker.pipeline.stats.loader_settings import LoaderSettings, note_settings
 from stoker.pipeline.stats.rank_times import KINDS, BottleneckKind, RankTimes
 from stoker.pipeline.stats.trace_files import read_trace
+from support import write_columns
 
 NAMED = re.compile(r"(?:(\w+)=(?:(\w+)\((\w+)=\))?|(\w+)\(\)) of (?:the|a) (\w+)(?: \((?:not given|now ([^)]*))\))?")
 COMMAND = re.compile(r"stoker ([a-z]+)")
@@ -44,9 +44,8 @@ COMMAND = re.compile(r"stoker ([a-z]+)")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("remedies") / "data"
-    with MDSWriter({"id": "int", "text": "str", "tokens": "ndarray:uint16:4"}, out, size_limit=200) as writer:
-        for number in range(24):
-            writer.write({"id": number, "text": "ab", "tokens": np.ones(4, np.uint16)})
+    columns = {"id": np.arange(24), "text": ["ab"] * 24, "tokens": np.ones((24, 4), np.uint16)}
+    write_columns(out, columns, size_limit=200)
     pq.write_table(pa.table({"tokens": [[1, 2, 3, 4]] * 24}), out / "tokens.parquet")
     return out
 

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from stoker import (
     KeepIds,
-    MDSWriter,
     SkipIds,
     SkipSteps,
     Stream,
@@ -27,6 +26,7 @@ from stoker import (
 from stoker.cluster import World
 from stoker.errors import ConfigError, StateError
 from stoker.partitions import Contiguous, RoundRobin
+from support import write_columns
 
 STREAMS = ("a", "b")
 SAMPLES = 240
@@ -38,8 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Streams whose column is the id that samples have in both together."""
     out = tmp_path_factory.mktemp("data")
     for number, name in enumerate(STREAMS):
-        with MDSWriter({"id": "int"}, out / name, size_limit=300) as writer:
-            writer.write_batch({"id": np.arange(number * SAMPLES, (number + 1) * SAMPLES)})
+        write_columns(out / name, {"id": np.arange(number * SAMPLES, (number + 1) * SAMPLES)}, size_limit=300)
     return out
 
 

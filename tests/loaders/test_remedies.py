@@ -25,7 +25,6 @@ from stoker import (
     Chain,
     LMStream,
     LocalDataset,
-    MDSWriter,
     Stream,
     StreamingDataLoader,
     StreamingDataset,
@@ -36,6 +35,7 @@ from stoker.arguments.other_libraries import METHODS, OTHER_ARGUMENTS, OTHER_OF_
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
+from support import write_columns, write_samples
 
 ARGUMENTS = frozenset(inspect.signature(StreamingDataset.__init__).parameters)
 CHAIN = ("map", "filter", "flat_map", "batch_map", "random_map")
@@ -44,9 +44,7 @@ CHAIN = ("map", "filter", "flat_map", "batch_map", "random_map")
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> StreamingDataset:
     out = tmp_path_factory.mktemp("data") / "data"
-    with MDSWriter({"id": "int"}, out) as writer:
-        for number in range(10):
-            writer.write({"id": number})
+    write_samples(out, ({"id": number} for number in range(10)))
     return StreamingDataset(out, shuffle=True)
 
 
@@ -185,8 +183,7 @@ def test_a_sum_says_what_to_write(dataset: StreamingDataset, tmp_path: Path, kin
 
 def test_what_a_sum_is_told_to_be_instead_is_there(tmp_path: Path) -> None:
     for name, first in (("a", 0), ("b", 5)):
-        with MDSWriter({"id": "int"}, tmp_path / name) as writer:
-            writer.write_batch({"id": np.arange(first, first + 5)})
+        write_columns(tmp_path / name, {"id": np.arange(first, first + 5)})
     both = StreamingDataset(streams=[Stream(tmp_path / "a"), Stream(tmp_path / "b")])
     assert sorted(sample["id"] for sample in both) == list(range(10))
     stoker.merge_index([str(tmp_path / "a"), str(tmp_path / "b")], out=str(tmp_path))

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from bad_data import write_with_bad
 
-from stoker import Chain, MDSWriter, Stream, StreamingDataset
+from stoker import Chain, Stream, StreamingDataset
 from stoker.cluster import World
 from stoker.partitions import Contiguous, HashBased, RoundRobin
+from support import write_columns
 
 STREAMS = ("a", "b")
 SAMPLES = 48
@@ -49,8 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Streams whose column is the id that samples have in both together."""
     out = tmp_path_factory.mktemp("data")
     for number, name in enumerate(STREAMS):
-        with MDSWriter({"id": "int"}, out / name, size_limit=300) as writer:
-            writer.write_batch({"id": np.arange(number * SAMPLES, (number + 1) * SAMPLES)})
+        write_columns(out / name, {"id": np.arange(number * SAMPLES, (number + 1) * SAMPLES)}, size_limit=300)
     return out
 
 

@@ -26,6 +26,7 @@ from stoker import (
 from stoker.coordination import CoordinationSettings
 from stoker.errors import ConfigError, TransformError
 from stoker.loaders.shard_loader import Checkpoint
+from support import write_columns, write_samples
 
 pytestmark = [pytest.mark.processes]
 
@@ -37,12 +38,9 @@ _names = count()
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("work")
-    with MDSWriter({"id": "int", "x": "ndarray:float32:3", "doc": "json"}, out / "data", size_limit=2500) as writer:
-        for number in range(SAMPLES):
-            writer.write({"id": number, "x": np.full(3, number, np.float32), "doc": [number]})
-    with MDSWriter({"score": "float64"}, out / "scores", size_limit=900) as writer:
-        for number in range(SAMPLES):
-            writer.write({"score": number / 2})
+    samples = ({"id": number, "x": np.full(3, number, np.float32), "doc": [number]} for number in range(SAMPLES))
+    write_samples(out / "data", samples, size_limit=2500)
+    write_columns(out / "scores", {"score": np.arange(SAMPLES) / 2}, size_limit=900)
     with MDSWriter({"id": "int", "note": "str"}, out / "notes", size_limit=1500) as writer:
         for number in range(SAMPLES - 1, -1, -1):
             if number % 10 != 4:

@@ -35,9 +35,7 @@ PARTITIONS: list[Partition | None] = [
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    make_dataset(folder, SAMPLES)
-    return folder
+    return make_dataset(tmp_path_factory.mktemp("data"), SAMPLES)
 
 
 def arrays(count: int) -> dict[str, Any]:

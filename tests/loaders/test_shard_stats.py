@@ -30,8 +30,7 @@ def stats_of(dataset: StreamingDataset) -> StreamStats:
 
 @pytest.fixture
 def remote(tmp_path: Path) -> Path:
-    make_dataset(tmp_path / "remote", SAMPLES)
-    return tmp_path / "remote"
+    return make_dataset(tmp_path / "remote", SAMPLES)
 
 
 def stored(folder: Path) -> int:

@@ -13,7 +13,8 @@ pytest.importorskip("PIL")
 import subclass_patterns as patterns
 
 from peer import Peer, needs_peer, run_peer
-from stoker import MDSWriter, StreamingDataLoader, StreamingDataset
+from stoker import StreamingDataLoader, StreamingDataset
+from support import write_samples
 
 ROWS = 53
 OPTIONS: dict[str, Any] = {
@@ -31,9 +32,7 @@ each_pattern = pytest.mark.parametrize("name", patterns.PATTERNS)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("patterns") / "data"
-    with MDSWriter(patterns.COLUMNS, out, size_limit="2kb") as writer:
-        for sample in patterns.samples(ROWS):
-            writer.write(sample)
+    write_samples(out, patterns.samples(ROWS), patterns.COLUMNS, size_limit="2kb")
     return str(out)
 
 

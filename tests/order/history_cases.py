@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from stoker.order.selection.selection import Everything, Selection, Split, Witho
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
-from support import PARTITIONS
+from support import PARTITIONS, batches_of_workers
 
 __all__ = ["History", "Place", "batches_of", "ids_of", "make_history"]
 
@@ -195,6 +194,4 @@ def ids_of(sources: Sequence[StreamSource], run: Run, places: list[Ids]) -> list
 
 
 def batches_of(run: Run, workers: int) -> list[Ids]:
-    """A rank's batches in the order in which a loader of so many workers hands them out."""
-    each = [[batch for chunk in run.plan.chunks(20, worker, workers) for batch in chunk] for worker in range(workers)]
-    return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]
+    return batches_of_workers(run.plan, workers, 20)

@@ -18,6 +18,7 @@ from stoker.order.mixture.interleave import Interleave
 from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
 from stoker.order.mixture.stratified_batches import StratifiedPlan
 from stoker.types import Ids
+from support import batches_of_workers
 
 COUNTS = st.lists(st.integers(0, 120), min_size=1, max_size=5).filter(any)
 Method: TypeAlias = Callable[[int, int, int, int], list[list[int]]]
@@ -25,9 +26,7 @@ Method: TypeAlias = Callable[[int, int, int, int], list[list[int]]]
 
 
 def batches_of(plan: BatchPlan, workers: int = 1, samples: int = 11) -> list[Ids]:
-    """A rank's batches in the order in which a DataLoader of so many workers hands them out."""
-    each = [[batch for chunk in plan.chunks(samples, worker, workers) for batch in chunk] for worker in range(workers)]
-    return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]
+    return batches_of_workers(plan, workers, samples)
 
 
 def method(name: str, counts: list[int], batch: int, nodes: int, remainder: Remainder = "uneven") -> Method:

@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.order import BatchPlan
+from support import batches_of_workers
 
 
 def batches_of(plan: BatchPlan, workers: int = 1, samples: int = 7) -> list[list[int]]:
-    """A rank's batches in the order in which a DataLoader of so many workers hands them out."""
-    each = [
-        [batch.tolist() for chunk in plan.chunks(samples, worker, workers) for batch in chunk]
-        for worker in range(workers)
-    ]
-    return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]
+    return [batch.tolist() for batch in batches_of_workers(plan, workers, samples)]
 
 
 @given(

@@ -37,6 +37,7 @@ from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.types import Ids
+from support import batches_of_workers
 
 METHODS: Final = ("random", "stratified", "per_stream", "device_per_stream")
 REMAINDERS: Final[tuple[Remainder, ...]] = ("pad", "drop", "uneven")
@@ -81,9 +82,7 @@ def chosen_ids(table: ShardTable, selection: Selection) -> Ids:
 
 
 def batches_of(plan: Plan, workers: int = 1, samples: int = 13) -> list[Ids]:
-    """A rank's batches, as places, in the order in which a DataLoader of so many workers hands them out."""
-    each = [[batch for chunk in plan.chunks(samples, worker, workers) for batch in chunk] for worker in range(workers)]
-    return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]
+    return batches_of_workers(plan, workers, samples)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pytest
 from simulated_clock import MICROSECOND, MILLISECOND, SimulatedClock, SimulatedStore
 
 from slow_store import slow_store
-from stoker import MDSWriter, ReadOptions, StreamingDataset, Trace, World
+from stoker import ReadOptions, StreamingDataset, Trace, World
 from stoker.concurrency.spans.recorder import WHOLE, Stage
 from stoker.errors import ConfigError
 from stoker.formats.mds.encodings.text import Json
@@ -23,6 +23,7 @@ from stoker.pipeline.stats.bottleneck import Profile, find_bottleneck
 from stoker.pipeline.stats.loader_settings import SettingsByLoader
 from stoker.pipeline.stats.trace import profile_traces
 from stoker.pipeline.stats.trace_files import SPAN, TracedProcess, TraceFacts, write_trace
+from support import write_columns, write_samples
 
 SAMPLES, SHARD, BATCH = 960, 8, 8
 
@@ -34,10 +35,8 @@ HERE: dict[str, Any] = {"read_threads": 0, "tune": "off"}
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """120 shards of 8 samples of 4 kB."""
     folder = tmp_path_factory.mktemp("planted")
-    with MDSWriter({"x": "ndarray:uint8:4096"}, folder / "data", size_limit=None) as out:
-        for number in range(0, SAMPLES, SHARD):
-            out.write_batch({"x": np.full((SHARD, 4096), number % 251, np.uint8)})
-            out.flush_shard()
+    x = np.repeat(np.arange(0, SAMPLES, SHARD) % 251, SHARD * 4096).astype(np.uint8).reshape(SAMPLES, 4096)
+    write_columns(folder / "data", {"x": x}, shard=SHARD)
     return folder
 
 
@@ -121,9 +120,7 @@ def test_a_slow_transform(data: Path, tmp_path: Path, clock: SimulatedClock) -> 
 def test_slow_decoding(
     tmp_path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, *, columnar: bool
 ) -> None:
-    with MDSWriter({"x": "json"}, tmp_path / "data", size_limit="2kb") as out:
-        for number in range(200):
-            out.write({"x": [number] * 10})
+    write_samples(tmp_path / "data", ({"x": [number] * 10} for number in range(200)), size_limit="2kb")
     decode = Json.decode
 
     def slow(encoding: Json, text: bytes) -> Any:

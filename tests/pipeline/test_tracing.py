@@ -24,7 +24,6 @@ from simulated_clock import MICROSECOND, MILLISECOND, SimulatedClock
 
 from patience import PATIENCE
 from stoker import (
-    MDSWriter,
     ReadOptions,
     StreamingConfig,
     StreamingDataLoader,
@@ -45,17 +44,13 @@ from stoker.pipeline.stats.span_times import Activity, Intervals
 from stoker.pipeline.stats.trace import profile_traces
 from stoker.pipeline.stats.trace_files import SPAN, nest, read_recorded, read_trace
 from stoker.storage.files.locked_folder import LockedFolder
-from support import run_script
+from support import run_script, write_columns, write_samples
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    with MDSWriter(
-        {"id": "int", "x": "ndarray:uint8:1000"}, tmp_path / "data", size_limit="40kb", compression="zstd"
-    ) as out:
-        for number in range(400):
-            out.write({"id": number, "x": np.full(1000, number % 251, np.uint8)})
-    return tmp_path / "data"
+    samples = ({"id": number, "x": np.full(1000, number % 251, np.uint8)} for number in range(400))
+    return write_samples(tmp_path / "data", samples, size_limit="40kb", compression="zstd")
 
 
 @pytest.fixture
@@ -406,8 +401,7 @@ next(reader)
 
 @pytest.mark.processes
 def test_a_trace_that_nobody_ends_is_written_at_exit(tmp_path: Path) -> None:
-    with MDSWriter({"id": "int"}, tmp_path / "plain") as out:
-        out.write_batch({"id": np.arange(100)})
+    write_columns(tmp_path / "plain", {"id": np.arange(100)})
     path = tmp_path / "trace.json"
     assert run_script(["-c", _NOT_LEFT, tmp_path / "plain", path]) == []
     assert "decode" in stages(events_of(path))

@@ -25,7 +25,7 @@ from stoker import tokenize
 from stoker.conversion import convert
 from stoker.generation import DatasetSpec, generate
 from stoker.tokens.tokenize import texts
-from support import make_dataset
+from support import files_of, make_dataset
 
 SAMPLES = 18
 _NEVER = 1 << 30
@@ -67,10 +67,6 @@ JOBS: dict[str, tuple[Callable[[Path, Path, str], Any], str]] = {
 }
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def run_again(job: Callable[[Path, Path, str], Any], source: Path, out: Path, format: str) -> None:  # noqa: A002
     """The job, and once more."""
     job(source, out, format)
@@ -102,7 +98,7 @@ def main() -> None:
                 place.mkdir()
                 killed = run_killed(last, place, job, source, place / "out", format)
                 assert not run_killed(_NEVER, place, run_again, job, source, place / "out", format), name
-                here, there = contents(place / "out"), contents(good)
+                here, there = files_of(place / "out"), files_of(good)
                 differ = [one for one in {**here, **there} if here.get(one) != there.get(one)]
                 assert not differ, f"{name}, killed at step {last}: {differ} differ"
                 assert [path.name for path in place.iterdir()] == ["out"], f"{name}, killed at step {last}"

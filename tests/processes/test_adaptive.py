@@ -46,9 +46,7 @@ SETTINGS: dict[str, Any] = {"lease": 1.2 * BUSY, "heartbeat": 0.2, "split": 0.3,
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("remote")
-    make_dataset(folder, SAMPLES, size_limit=8192)
-    return folder
+    return make_dataset(tmp_path_factory.mktemp("remote"), SAMPLES, size_limit=8192)
 
 
 class Crew:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from patience import PATIENCE
-from stoker import MDSWriter, ReadOptions, StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.concurrency.processes import WorkerProcess
 from stoker.errors import ConfigError, StokerError
 from stoker.pipeline.batch_groups import BatchGroup
@@ -25,6 +25,7 @@ from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.located import Chunk
 from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, serve_chunks
 from stoker.pipeline.execution.in_processes import InProcesses
+from support import write_columns
 
 pytestmark = [pytest.mark.processes]
 
@@ -36,9 +37,7 @@ SAMPLES = 400
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("killed") / "data"
-    with MDSWriter({"id": "int"}, out, size_limit=2000) as writer:
-        writer.write_batch({"id": np.arange(SAMPLES)})
-    return out
+    return write_columns(out, {"id": np.arange(SAMPLES)}, size_limit=2000)
 
 
 def opened(data: Path, read: ReadOptions = FORK) -> StreamingDataset:

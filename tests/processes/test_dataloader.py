@@ -31,8 +31,7 @@ EVERYTHING = list(range(SAMPLES))
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dataloader") / "data"
-    make_dataset(out, SAMPLES, size_limit=1500, compression="zstd", hashes=["xxh3_64"])
-    return out
+    return make_dataset(out, SAMPLES, size_limit=1500, compression="zstd", hashes=["xxh3_64"])
 
 
 def collate(batch: list[Any]) -> list[Any]:

@@ -61,8 +61,7 @@ def test_random_moments_with_an_s3_server(bucket: Bucket) -> None:
 @pytest.fixture
 def remote(tmp_path: Path) -> Path:
     """About 15 shards."""
-    make_dataset(tmp_path / "remote", SAMPLES, hashes=["xxh3_64"])
-    return tmp_path / "remote"
+    return make_dataset(tmp_path / "remote", SAMPLES, hashes=["xxh3_64"])
 
 
 class Reader:

@@ -39,16 +39,12 @@ Batches = list[list[int]]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 40 shards."""
-    out = tmp_path_factory.mktemp("ranks") / "data"
-    make_dataset(out, SAMPLES, size_limit=1500)
-    return out
+    return make_dataset(tmp_path_factory.mktemp("ranks") / "data", SAMPLES, size_limit=1500)
 
 
 @pytest.fixture(scope="module")
 def odd_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("ranks") / "odd"
-    make_dataset(out, ODD_SAMPLES, size_limit=1500)
-    return out
+    return make_dataset(tmp_path_factory.mktemp("ranks") / "odd", ODD_SAMPLES, size_limit=1500)
 
 
 def flat(batches: Iterable[list[int]]) -> list[int]:

@@ -11,7 +11,8 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from s3server import Bucket
-from stoker import MDSWriter, StreamingDataLoader, StreamingDataset
+from stoker import StreamingDataLoader, StreamingDataset
+from support import write_samples
 
 pytestmark = [pytest.mark.processes]
 
@@ -40,9 +41,7 @@ class Reads:
 
 
 def _write(folder: Path, samples: int) -> Path:
-    with MDSWriter({"id": "int"}, str(folder), size_limit=200) as out:
-        for number in range(samples):
-            out.write({"id": number})
+    write_samples(str(folder), ({"id": number} for number in range(samples)), size_limit=200)
     return folder
 
 
@@ -79,11 +78,8 @@ def test_a_transform_reads_another_data_set_of_a_bucket(
     tmp_path: Path, bucket: Bucket, method: str | None, cache: Any
 ) -> None:
     for name, samples in (("outer", _OUTER), ("inner", _INNER)):
-        with MDSWriter(
-            {"id": "int"}, f"{bucket.url}/{name}", size_limit=200, storage_options=bucket.storage_options
-        ) as out:
-            for number in range(samples):
-                out.write({"id": number})
+        rows = ({"id": number} for number in range(samples))
+        write_samples(f"{bucket.url}/{name}", rows, size_limit=200, storage_options=bucket.storage_options)
 
     def options(name: str) -> dict[str, Any]:
         place = {} if cache == "memory" else {"local": str(tmp_path / name)}

@@ -28,7 +28,7 @@ from stoker.cache.node_shards import NodeShards, SharedAllocation
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.storage import ObjectInfo, Store
-from support import start_script
+from support import start_script, write_columns
 
 pytestmark = pytest.mark.processes
 
@@ -39,11 +39,8 @@ RANK = Path(__file__).with_name("memory_rank.py")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    with MDSWriter({"id": "int", "data": f"ndarray:uint8:{WIDTH}"}, folder / "mds", size_limit=None) as writer:
-        for first in range(0, SAMPLES, EACH):
-            ids = np.arange(first, first + EACH)
-            writer.write_batch({"id": ids, "data": np.stack([row_of(int(number)) for number in ids])})
-            writer.flush_shard()
+    columns = {"id": np.arange(SAMPLES), "data": np.stack([row_of(number) for number in range(SAMPLES)])}
+    write_columns(folder / "mds", columns, shard=EACH)
     return folder
 
 
@@ -236,8 +233,7 @@ def test_ranks_fetch_each_shard_once(data: Path, tmp_path: Path) -> None:
 def test_objects_of_one_name_on_two_servers_do_not_mix(tmp_path: Path) -> None:
     """Their sizes, times and ETags are the same."""
     for tag in (1, 2):
-        with MDSWriter({"tag": "int"}, tmp_path / str(tag) / "mds", size_limit=300, hashes=()) as writer:
-            writer.write_batch({"tag": np.full(SAMPLES, tag)})
+        write_columns(tmp_path / str(tag) / "mds", {"tag": np.full(SAMPLES, tag)}, size_limit=300, hashes=())
     with slow_store(tmp_path / "1", 0.0) as one, slow_store(tmp_path / "2", 0.0) as two:
         sets = [make(options, world=World(rank, 2, 2)) for options in (one, two) for rank in (0, 1)]
         samples = zip(*sets, strict=True)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stoker import MDSWriter, StreamingDataset, World
+from stoker import StreamingDataset, World
 from stoker.errors import StateError
+from support import write_columns
 
 
 @pytest.mark.processes
@@ -19,8 +20,7 @@ from stoker.errors import StateError
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("taken", [0, 1, 7, 31])
 def test_it_continues_where_it_stopped(tmp_path: Path, workers: int, taken: int) -> None:
-    with MDSWriter({"id": "int"}, str(tmp_path), size_limit=1024) as out:
-        out.write_batch({"id": np.arange(500)})
+    write_columns(str(tmp_path), {"id": np.arange(500)}, size_limit=1024)
 
     def loader() -> StatefulDataLoader:
         return StatefulDataLoader(
@@ -47,8 +47,7 @@ def test_it_continues_where_it_stopped(tmp_path: Path, workers: int, taken: int)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torchdata's own, and more workers than processors
 @pytest.mark.parametrize("size", [3, 7, 16])
 def test_a_loaders_batches_may_have_another_size_than_the_datasets(tmp_path: Path, size: int) -> None:
-    with MDSWriter({"id": "int"}, str(tmp_path), size_limit=1024) as out:
-        out.write_batch({"id": np.arange(46)})
+    write_columns(str(tmp_path), {"id": np.arange(46)}, size_limit=1024)
 
     def loader() -> StatefulDataLoader:
         return StatefulDataLoader(
@@ -67,8 +66,7 @@ def test_a_loaders_batches_may_have_another_size_than_the_datasets(tmp_path: Pat
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torchdata's own, and more workers than processors
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_after_an_epochs_end_comes_the_next(tmp_path: Path, workers: int, persistent: bool) -> None:
-    with MDSWriter({"id": "int"}, str(tmp_path), size_limit=1024) as out:
-        out.write_batch({"id": np.arange(46)})
+    write_columns(str(tmp_path), {"id": np.arange(46)}, size_limit=1024)
 
     def loader() -> StatefulDataLoader:
         dataset = StreamingDataset(local=tmp_path, shuffle=True, batch_size=4)
@@ -86,8 +84,7 @@ def test_after_an_epochs_end_comes_the_next(tmp_path: Path, workers: int, persis
 
 
 def test_a_workers_state_is_refused_elsewhere(tmp_path: Path) -> None:
-    with MDSWriter({"id": "int"}, str(tmp_path)) as out:
-        out.write_batch({"id": np.arange(50)})
+    write_columns(str(tmp_path), {"id": np.arange(50)})
     dataset = StreamingDataset(local=tmp_path)
     state = {**dataset.state_dict(), "worker": {"number": 0, "count": 2, "batches": 3}}
     with pytest.raises(StateError, match="state of DataLoader worker 0 of 2"):
@@ -98,8 +95,7 @@ def test_a_workers_state_is_refused_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torchdata's own
 def test_a_workers_state_is_refused_in_another_world(tmp_path: Path) -> None:
     """Its batches are counted, and those of another world are other samples."""
-    with MDSWriter({"id": "int"}, str(tmp_path)) as out:
-        out.write_batch({"id": np.arange(64)})
+    write_columns(str(tmp_path), {"id": np.arange(64)})
 
     def loader(world: World) -> StatefulDataLoader:
         return StatefulDataLoader(

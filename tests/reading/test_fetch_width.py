@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from slow_store import asked, slow_store
-from stoker import MDSWriter, ReadOptions, StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.policy import USUAL_FETCHES, small_shards_held
 from stoker.reading.fetch_width import FetchWidth
+from support import write_columns
 
 MS = 1e-3
 SHARDS = 150
@@ -82,13 +83,11 @@ def test_clocks_that_show_no_work_divide_by_no_zero() -> None:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
+    values = np.repeat(np.arange(SHARDS, dtype=np.uint8)[:, None], 100, axis=1)
+    write_columns(folder / "mds", {"data": values}, shard=1)
     (folder / "files").mkdir()
-    with MDSWriter({"data": "ndarray:uint8:100"}, folder / "mds", size_limit=None) as writer:
-        for number in range(SHARDS):
-            value = np.full((1, 100), number, np.uint8)
-            writer.write_batch({"data": value})
-            writer.flush_shard()
-            (folder / "files" / f"{number:03}.bin").write_bytes(value.tobytes())
+    for number, value in enumerate(values):
+        (folder / "files" / f"{number:03}.bin").write_bytes(value.tobytes())
     return folder
 
 

@@ -21,7 +21,7 @@ from stoker.errors import CorruptDataError, DecodeError, SampleError, StokerErro
 from stoker.loaders.shard_loader import StreamingConfig
 from stoker.writers import CSVWriter, JSONWriter
 from stoker.writing.shard_formats import TarWriter, TFRecordWriter
-from support import all_of, make_dataset
+from support import all_of, make_dataset, write_columns
 
 _BAD = 123
 
@@ -29,9 +29,7 @@ _BAD = 123
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """200 samples of which each has its own id, in several shards."""
-    folder = tmp_path_factory.mktemp("data")
-    make_dataset(folder, 200, size_limit=2000)
-    return folder
+    return make_dataset(tmp_path_factory.mktemp("data"), 200, size_limit=2000)
 
 
 class _OddError(Exception):
@@ -329,9 +327,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     noise = np.random.default_rng(3).integers(0, 255, (48, 48, 3), dtype=np.uint8)
     Image.fromarray(noise).save(file, "jpeg")
     whole = file.getvalue()
-    with MDSWriter({"image": "jpeg", "id": "int"}, str(folder)) as out:
-        for number in range(40):
-            out.write({"image": whole if number != 17 else whole[: len(whole) // 2], "id": number})
+    images = [whole if number != 17 else whole[: len(whole) // 2] for number in range(40)]
+    write_columns(str(folder), {"image": images, "id": np.arange(40)}, {"image": "jpeg", "id": "int"})
     return folder
 
 

@@ -15,13 +15,12 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from stoker import MDSWriter
 from stoker.cli.order.predict import predict_footprint
 from stoker.cli.order.runs import RunArgs
 from stoker.errors import ConfigError
 from stoker.simulate import footprint
 from stoker.simulate.footprint import TotalSizes
-from support import run_script
+from support import run_script, write_columns
 
 SCRIPT: Final = Path(__file__).with_name("measured_node.py")
 
@@ -65,10 +64,8 @@ def serve(folder: Path) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
 
 def write(folder: Path, shards: int, rows: int, width: int) -> TotalSizes:
     """A dataset of shards of one size."""
-    with MDSWriter({"id": "int", "x": f"ndarray:uint8:{width}"}, folder, size_limit=None) as out:
-        for first in range(0, shards * rows, rows):
-            out.write_batch({"id": np.arange(first, first + rows), "x": np.zeros((rows, width), np.uint8)})
-            out.flush_shard()
+    columns = {"id": np.arange(shards * rows), "x": np.zeros((shards * rows, width), np.uint8)}
+    write_columns(folder, columns, shard=rows)
     return TotalSizes(shards, shards * rows, sum(file.stat().st_size for file in folder.glob("*.mds")))
 
 

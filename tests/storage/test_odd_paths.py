@@ -13,6 +13,7 @@ import pytest
 from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError
 from stoker.storage.files.calls import FILE_CALLS, HELD_CALLS, FileCalls, exists_at_once
+from support import write_samples
 
 
 @pytest.fixture
@@ -30,9 +31,7 @@ def test_files_below_a_path_of_other_bytes_are_read(odd: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_shards_are_written_to_and_cached_in_a_path_of_other_bytes(odd: str, compression: str | None) -> None:
-    with MDSWriter({"row": "int"}, out=odd, compression=compression) as out:
-        for row in range(5):
-            out.write({"row": row})
+    write_samples(odd, ({"row": row} for row in range(5)), compression=compression)
     for found in (
         StreamingDataset(remote=odd),
         StreamingDataset(local=odd),

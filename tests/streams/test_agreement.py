@@ -16,6 +16,7 @@ from stoker.errors import ConfigError, FormatError
 from stoker.writers import CSVWriter, JSONWriter
 from stoker.writing.parquet_writer import ParquetWriter
 from stoker.writing.shard_formats import ArrowWriter, TFRecordWriter
+from support import write_samples
 
 VALUES: dict[str, Any] = {
     "id": 1,
@@ -29,10 +30,8 @@ VALUES: dict[str, Any] = {
 
 def write(out: Path, columns: Mapping[str, str], writer: Any = MDSWriter, **values: Any) -> Path:
     """Four samples."""
-    with writer(dict(columns), str(out)) as file:
-        for _ in range(4):
-            file.write({name: values.get(name, VALUES.get(name)) for name in columns})
-    return out
+    sample = {name: values.get(name, VALUES.get(name)) for name in columns}
+    return write_samples(out, [sample] * 4, dict(columns), writer=writer)
 
 
 def opened(*paths: Path, **options: Any) -> StreamingDataset:

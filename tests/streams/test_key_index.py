@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from stoker import MDSWriter, StreamingDataset
+from stoker import StreamingDataset
 from stoker.errors import ConfigError
 from stoker.streams import key_index
 from stoker.streams.key_index import KeyIndex, hash_keys
+from support import write_samples
 
 
 def index_of(tmp_path: Path, *parts: Any) -> KeyIndex:
@@ -132,9 +133,7 @@ def test_two_samples_of_one_large_key_are_named(tmp_path: Path) -> None:
 def test_integers_that_fit_in_no_type_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds -1, and others of at least 2⁶³: .* Write them as text"):
         index_of(tmp_path, [1, -1], pa.array([TOP - 1], pa.uint64()))
-    with MDSWriter({"key": "str_int"}, tmp_path / "decimal") as out:
-        for key in (1, 10**30):
-            out.write({"key": key})
+    write_samples(tmp_path / "decimal", ({"key": key} for key in (1, 10**30)), {"key": "str_int"})
     location = StreamingDataset(tmp_path / "decimal")._streams.locations[0]
     with pytest.raises(ConfigError, match=f"holds {10**30}, and others"):
         KeyIndex([location], "key")

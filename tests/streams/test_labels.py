@@ -27,7 +27,7 @@ from stoker.streams import labels as labels_module
 from stoker.streams import scan as scan_module
 from stoker.streams.labels import column_labels, hash_values
 from stoker.writers import CSVWriter, JSONWriter
-from support import cache_of, start_script
+from support import cache_of, start_script, write_samples
 
 LANGUAGES = ("en", "de", "fr", "日本", "")
 COLUMNS = {"id": "int", "lang": "str", "raw": "bytes", "small": "uint8", "score": "float32", "row": "ndarray:int16:2"}
@@ -46,9 +46,7 @@ def sample_of(number: int) -> dict[str, Any]:
 
 
 def write(out: Path, count: int = 300, **options: Any) -> Path:
-    with MDSWriter(columns=COLUMNS, out=str(out), size_limit=1200, **options) as writer:
-        for number in range(count):
-            writer.write(sample_of(number))
+    write_samples(str(out), map(sample_of, range(count)), COLUMNS, size_limit=1200, **options)
     return out
 
 

@@ -34,7 +34,7 @@ from stoker.streams.conditions import Condition, Where, chosen_ids
 from stoker.streams.streams import Stream, open_streams
 from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, Subset, train_validation_split
 from stoker.writers import JSONWriter
-from support import open_parquet
+from support import open_parquet, write_samples
 
 COLUMNS = {"id": "int", "lang": "str", "score": "float32", "raw": "bytes", "row": "ndarray:int16:2", "wide": "uint64"}
 LANGUAGES = ("en", "de", "fr")
@@ -54,9 +54,7 @@ def sample_of(number: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("data")
-    with MDSWriter(columns=COLUMNS, out=str(out), size_limit=1500) as writer:
-        for number in range(200):
-            writer.write(sample_of(number))
+    write_samples(str(out), map(sample_of, range(200)), COLUMNS, size_limit=1500)
     return out
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from trainers.launch import write_dataset
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -28,6 +30,12 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
         return None
     module: pytest.Module = _Elsewhere.from_parent(parent, path=module_path)
     return module
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 samples: 12.5 global batches of two ranks with 4 samples each."""
+    return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

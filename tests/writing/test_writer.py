@@ -24,6 +24,7 @@ from stoker.storage.types import PutData
 from stoker.writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from stoker.writing.destination import Destination
 from stoker.writing.shard_formats import TarWriter
+from support import files_of
 
 COLUMNS = {"x": "int", "y": "bytes"}
 
@@ -36,10 +37,6 @@ def write(out: Any, count: int = 50, **options: Any) -> None:
     with MDSWriter(COLUMNS, out, **{"size_limit": 500, **options}) as writer:
         for i in range(count):
             writer.write(sample(i))
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def numbers(root: Path) -> list[int]:
@@ -60,15 +57,15 @@ def test_every_way_to_say_where_writes_the_same(tmp_path: Path, bucket: Bucket) 
     options["storage_options"] = bucket.storage_options
     plain = tmp_path / "plain"
     write(plain, compression="zstd", hashes=["xxh64", "sha1"])
-    expected = files(plain)
+    expected = files_of(plain)
     assert len(expected) > 3
     write(plain.with_name("url").as_uri(), compression="zstd", hashes=("sha1", "xxh64"))
-    assert files(tmp_path / "url") == expected
+    assert files_of(tmp_path / "url") == expected
     write(f"{bucket.url}/a", **options)
     assert stored(f"{bucket.url}/a", bucket.storage_options) == expected
     write((tmp_path / "pair", f"{bucket.url}/b"), keep_local=True, **options)
     assert stored(f"{bucket.url}/b", bucket.storage_options) == expected
-    assert files(tmp_path / "pair") == expected
+    assert files_of(tmp_path / "pair") == expected
     write(str(tmp_path / "gone"), remote=f"{bucket.url}/c", **options)
     assert stored(f"{bucket.url}/c", bucket.storage_options) == expected
     assert not (tmp_path / "gone").exists()
@@ -140,7 +137,7 @@ def test_a_sample_beyond_the_limit_gets_a_shard_of_its_own_and_no_empty_one(tmp_
         shards = json.loads((tmp_path / how / "index.json").read_bytes())["shards"]
         assert [shard["samples"] for shard in shards] == [1, 1, 1, 1]
         assert numbers(tmp_path / how) == [1, 2, 1, 3]
-    assert files(tmp_path / "write") == files(tmp_path / "batch")
+    assert files_of(tmp_path / "write") == files_of(tmp_path / "batch")
 
 
 _KINDS: dict[str, Any] = {
@@ -179,7 +176,7 @@ def test_batches_and_samples_in_any_mixture_write_the_same(
                 many.write(group[0])
             else:
                 many.write_batch(batch)
-    assert files(tmp / "one") == files(tmp / "many")
+    assert files_of(tmp / "one") == files_of(tmp / "many")
 
 
 def test_a_large_value_is_written_whole_in_both_ways(tmp_path: Path) -> None:
@@ -191,7 +188,7 @@ def test_a_large_value_is_written_whole_in_both_ways(tmp_path: Path) -> None:
                 writer.write_batch({"y": values, "x": np.arange(60)})
             for number, value in enumerate(values if how == "write" else []):
                 writer.write({"y": value, "x": number})
-    assert files(tmp_path / "write") == files(tmp_path / "batch")
+    assert files_of(tmp_path / "write") == files_of(tmp_path / "batch")
     dataset = StreamingDataset(local=tmp_path / "batch")
     assert [dataset[i]["y"] for i in range(60)] == values
 
@@ -306,13 +303,13 @@ def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
 
 def test_a_dataset_is_not_overwritten_unasked(tmp_path: Path) -> None:
     write(tmp_path)
-    before = files(tmp_path)
+    before = files_of(tmp_path)
     with pytest.raises(ConfigError, match=r"index\.json exists: .*exist_ok=True"):
         write(tmp_path)
     (tmp_path / "index.json").unlink()
     with pytest.raises(ConfigError, match=r"shards without an index.*resume=True"):
         write(tmp_path)
-    assert files(tmp_path) == {name: data for name, data in before.items() if name != "index.json"}
+    assert files_of(tmp_path) == {name: data for name, data in before.items() if name != "index.json"}
 
 
 def test_other_files_and_datasets_below_do_not_matter(tmp_path: Path) -> None:
@@ -330,13 +327,13 @@ def test_a_dataset_is_replaced_without_a_trace(tmp_path: Path) -> None:
     (tmp_path / "shard.00077.mds").write_bytes(b"an unfinished writer's")
     write(tmp_path, count=8, exist_ok=True)
     write(tmp_path.with_name("fresh"), count=8)
-    assert files(tmp_path) == files(tmp_path.with_name("fresh"))
+    assert files_of(tmp_path) == files_of(tmp_path.with_name("fresh"))
 
 
 def test_the_old_index_goes_before_the_first_new_shard(tmp_path: Path) -> None:
     write(tmp_path)
     with MDSWriter(COLUMNS, tmp_path, exist_ok=True):
-        assert files(tmp_path) == {}
+        assert files_of(tmp_path) == {}
     (tmp_path / "index.json").write_text("not an index")
     write(tmp_path, count=2, exist_ok=True)
     assert numbers(tmp_path) == [0, 1]

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from cases import describe, image_samples, stable_samples
-from stoker import MDSWriter, ReadOptions, StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.errors import DecodeError
+from support import write_samples
 
 
 @pytest.mark.parametrize("name", [*stable_samples(), *image_samples()])
 @pytest.mark.parametrize("views", [False, True])
 def test_a_single_sample_is_as_iteration_gives_it(name: str, views: bool, tmp_path: Path) -> None:
     columns, samples = {**stable_samples(), **image_samples()}[name]
-    with MDSWriter(columns, tmp_path, size_limit=500) as out:
-        for sample in samples:
-            out.write(sample)
+    write_samples(tmp_path, samples, columns, size_limit=500)
     options: dict[str, Any] = {"read": ReadOptions(views=views), "allow_unsafe_types": True}
     for chosen in (None, sorted(columns)[-1:]):
         dataset = StreamingDataset(local=tmp_path, columns=chosen, **options)
@@ -37,9 +36,7 @@ def test_a_single_sample_is_as_iteration_gives_it(name: str, views: bool, tmp_pa
 
 
 def test_a_damaged_sample_is_named_also_alone(tmp_path: Path) -> None:
-    with MDSWriter({"a": "str", "b": "json"}, tmp_path) as out:
-        for number in range(3):
-            out.write({"a": "text", "b": [number]})
+    write_samples(tmp_path, ({"a": "text", "b": [number]} for number in range(3)))
     path = tmp_path / "shard.00000.mds"
     damaged = path.read_bytes()
     path.write_bytes(damaged.replace(b"[1]", b"[1["))

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from media_files import all_frames, sound_file, sweep, video_file
-from PIL import Image
+from media_files import all_frames, decode_nested, jpeg, sound_file, sweep, video_file
 
 from stoker import Audio, StreamingDataLoader, StreamingDataset, Video
 from stoker.errors import ConfigError
@@ -108,16 +107,6 @@ def test_damaged_files_are_bad_samples(tmp_path: Path, video: bytes, sound: byte
     dataset = chain.map(decode)
     assert [sample["number"] for sample in dataset] == [0, 1, 2, 4, 5]
     assert dataset.stats().bad_samples == 1
-
-
-def jpeg(number: int) -> bytes:
-    Image.fromarray(np.full((8, 8, 3), number * 20, np.uint8)).save(file := io.BytesIO(), "jpeg")
-    return file.getvalue()
-
-
-def decode_nested(sample: dict[str, Any]) -> dict[str, Any]:
-    images = [np.asarray(Image.open(io.BytesIO(one))) for one in sample["images"]]
-    return {**sample, "images": images, "sounds": [one.clip(0, 0.1) for one in sample["sounds"]]}
 
 
 def test_samples_of_lists_of_images_text_and_sounds(tmp_path: Path, sound: bytes) -> None:

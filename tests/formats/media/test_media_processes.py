@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from media_files import all_frames, sound_file, sweep, video_file
-from PIL import Image
+from media_files import all_frames, decode_nested, jpeg, sound_file, sweep, video_file
 
 from stoker import Audio, MDSWriter, ReadOptions, StreamingDataLoader, StreamingDataset, Video
 from stoker.image import Decode
@@ -35,11 +33,6 @@ def sound() -> bytes:
     return sound_file(sweep(seconds=0.5))
 
 
-def jpeg(number: int) -> bytes:
-    Image.fromarray(np.full((8, 8, 3), number * 20, np.uint8)).save(file := io.BytesIO(), "jpeg")
-    return file.getvalue()
-
-
 @pytest.fixture(scope="module")
 def nested(tmp_path_factory: pytest.TempPathFactory, sound: bytes) -> Path:
     """Samples of several images, a text, a dict, and some sounds."""
@@ -57,11 +50,6 @@ def nested(tmp_path_factory: pytest.TempPathFactory, sound: bytes) -> Path:
     ]
     pq.write_table(pa.Table.from_pylist(rows), out / "rows.parquet", row_group_size=2)
     return out
-
-
-def decoded(sample: dict[str, Any]) -> dict[str, Any]:
-    images = [np.asarray(Image.open(io.BytesIO(one))) for one in sample["images"]]
-    return {**sample, "images": images, "sounds": [one.clip(0, 0.1) for one in sample["sounds"]]}
 
 
 def told(value: Any) -> Any:
@@ -83,7 +71,7 @@ def told(value: Any) -> Any:
 def test_nested_samples_come_the_same_in_batches_workers_and_processes(nested: Path, decodes: bool) -> None:
     def opened(read: ReadOptions) -> StreamingDataset:
         dataset = StreamingDataset(nested, shuffle=True, batch_size=3, read=read).map(as_audio("sounds"))
-        return dataset.map(decoded) if decodes else dataset
+        return dataset.map(decode_nested) if decodes else dataset
 
     expected = [told(batch) for batch in opened(THREADS).batches()]
     assert [len(batch["text"]) for batch in expected] == [3, 3]

@@ -23,12 +23,9 @@ from stoker.reading.shard_pool import ShardPool
 from stoker.tokens.sources.parquet import decode_chunks
 from support import open_parquet
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 KINDS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
 
 
 def readers(path: Path) -> list[ParquetReader]:

@@ -28,14 +28,11 @@ from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
 from support import open_parquet
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 GOLDEN = Path(__file__).parent / "golden"
 ROWS = 230
 GROUP = 64
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
 
 
 def pool_of(path: Path, **options: Any) -> ShardPool:

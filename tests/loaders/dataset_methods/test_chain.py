@@ -14,7 +14,6 @@ import pytest
 from stoker import (
     BadSamples,
     Chain,
-    MDSWriter,
     ReadOptions,
     Stream,
     StreamingDataLoader,
@@ -23,6 +22,7 @@ from stoker import (
 )
 from stoker.cluster import World
 from stoker.errors import ConfigError, TransformError
+from support import write_columns
 
 SAMPLES = 400
 
@@ -31,8 +31,7 @@ SAMPLES = 400
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("chain") / "data"
     for name in ("a", "b"):
-        with MDSWriter({"id": "int", "x": "ndarray:float32:4"}, out / name, size_limit=1500) as writer:
-            writer.write_batch({"id": np.arange(SAMPLES), "x": np.ones((SAMPLES, 4), np.float32)})
+        write_columns(out / name, {"id": np.arange(SAMPLES), "x": np.ones((SAMPLES, 4), np.float32)}, size_limit=1500)
     return out
 
 

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from stoker import (
     KeepIds,
     LMStream,
-    MDSWriter,
     StreamingConfig,
     StreamingDataLoader,
     StreamingDataset,
@@ -28,7 +27,7 @@ from stoker import (
 from stoker.errors import ConfigError, StateError
 from stoker.order.partition.partition import Partition
 from stoker.partitions import Elastic, HashBased, RangeBased, RoundRobin
-from support import PARTITIONS
+from support import PARTITIONS, write_columns
 
 COUNT: Final = 67
 SKEWED: Final = RangeBased([(0, 10), (10, 60), (60, COUNT)])
@@ -38,12 +37,11 @@ DRAWN: Final = (*PARTITIONS, RangeBased([(0, 20), (20, 30), (30, 60), (60, COUNT
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Samples that hold their own numbers, and a document of tokens each."""
-    root = tmp_path_factory.mktemp("data")
-    with MDSWriter({"id": "int", "label": "int", "tokens": "ndarray:int32"}, root, size_limit="1kb") as out:
-        for number in range(COUNT):
-            tokens = np.full(number % 9 + 1, number, np.int32)
-            out.write({"id": number, "label": number % 3, "tokens": tokens})
-    return root
+    ids = np.arange(COUNT)
+    tokens = [np.full(number % 9 + 1, number, np.int32) for number in range(COUNT)]
+    encodings = {"id": "int", "label": "int", "tokens": "ndarray:int32"}
+    columns = {"id": ids, "label": ids % 3, "tokens": tokens}
+    return write_columns(tmp_path_factory.mktemp("data"), columns, encodings, size_limit="1kb")
 
 
 def open_rank(data: Path, rank: int, world: int, **options: Any) -> StreamingDataset:

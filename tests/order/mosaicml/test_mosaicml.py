@@ -24,7 +24,7 @@ from mosaicml_cases import (
     work_case,
 )
 
-from stoker import MDSWriter, StreamingDataset
+from stoker import StreamingDataset
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, StateError
 from stoker.order.mixture.weights import Mixture, StreamWeight
@@ -40,6 +40,7 @@ from stoker.order.mosaicml.partition import MosaicmlPartition
 from stoker.order.mosaicml.sampling import choose_units, sample_counts
 from stoker.order.sample_order import Run
 from stoker.types import Array
+from support import write_samples
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "mosaicml.json").read_text())
 
@@ -242,9 +243,7 @@ def test_an_order_that_draws_nothing_costs_nothing_to_start() -> None:
 
 
 def test_a_plan_drives_the_loader(tmp_path: Path) -> None:
-    with MDSWriter(out=str(tmp_path), columns={"id": "int"}, size_limit=400) as sink:
-        for number in range(300):
-            sink.write({"id": number})
+    write_samples(str(tmp_path), ({"id": number} for number in range(300)), size_limit=400)
     dataset = StreamingDataset(local=tmp_path)
     mixture = Mixture.resolve([dataset.index.sizes], None, 400)
     plan = MosaicmlPlan(mixture, MosaicmlSettings(7, 2, shuffle=True, shuffle_block_size=90), start=70)

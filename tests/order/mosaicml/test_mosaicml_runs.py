@@ -14,21 +14,20 @@ from mosaicml_cases import state_after
 from test_mosaicml_peer import run_orders
 
 from peer import needs_peer
-from stoker import MDSWriter
 from stoker.index.index import load_index
 from stoker.order.mixture.weights import Mixture, StreamWeight
 from stoker.order.mosaicml import MosaicmlPlan, MosaicmlSettings, MosaicmlWorld, read_mosaicml_state
 from stoker.storage import open_store
 from stoker.types import Ids
+from support import write_samples
 
 pytestmark = [needs_peer, pytest.mark.processes, pytest.mark.slow]
 
 
 def write(root: Path, first: int, count: int) -> Ids:
     """A dataset whose samples hold their own numbers, in uneven shards; returns the shards' sizes."""
-    with MDSWriter(out=str(root), columns={"id": "int", "fill": "bytes"}, size_limit=1500) as sink:
-        for number in range(first, first + count):
-            sink.write({"id": number, "fill": bytes(number * 7 % 90)})
+    samples = ({"id": number, "fill": bytes(number * 7 % 90)} for number in range(first, first + count))
+    write_samples(str(root), samples, size_limit=1500)
     return load_index(open_store(root)).sizes
 
 

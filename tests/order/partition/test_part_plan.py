@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +11,7 @@ from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import DealtPlan, PartPlan, plan_parts
 from stoker.order.partition.part_positions import PART_BITS, Rounds
+from support import batches_of_workers
 
 sizes_of_parts = st.lists(st.integers(0, 30), min_size=1, max_size=9)
 filled = st.lists(st.integers(1, 30), min_size=1, max_size=9)
@@ -28,12 +27,7 @@ def places_of(sizes: list[int]) -> set[int]:
 
 
 def batches_of(plan: PartPlan | DealtPlan, workers: int = 1, samples: int = 7, skip: int = 0) -> list[list[int]]:
-    """A rank's batches in the order in which a DataLoader of so many workers hands them out."""
-    each = [
-        [batch.tolist() for chunk in plan.chunks(samples, worker, workers, skip) for batch in chunk]
-        for worker in range(workers)
-    ]
-    return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]
+    return [batch.tolist() for batch in batches_of_workers(plan, workers, samples, skip)]
 
 
 # Rounds

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from test_tuner import RandomRules, digest
 
-from stoker import MDSWriter, ReadOptions, StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.pipeline.tuning import late_tuner
 from stoker.pipeline.tuning.decision_log import DecisionLog
 from stoker.pipeline.tuning.late_tuner import FIRST, LateTuner
 from stoker.pipeline.tuning.tuner import Tuner
 from stoker.policy import ReadAmounts
+from support import write_columns
 
 NEAR = ReadAmounts(near=True)
 AUTO = ReadOptions(tune="auto")
@@ -41,12 +42,8 @@ class Clock:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """10 shards of 40 samples."""
-    folder = tmp_path_factory.mktemp("late") / "data"
-    with MDSWriter({"x": "ndarray:uint8:256", "n": "int"}, folder, size_limit=None) as out:
-        for first in range(0, 400, 40):
-            out.write_batch({"x": np.full((40, 256), first % 251, np.uint8), "n": list(range(first, first + 40))})
-            out.flush_shard()
-    return folder
+    x = np.repeat(np.arange(0, 400, 40) % 251, 40 * 256).astype(np.uint8).reshape(400, 256)
+    return write_columns(tmp_path_factory.mktemp("late") / "data", {"x": x, "n": np.arange(400)}, shard=40)
 
 
 @pytest.fixture

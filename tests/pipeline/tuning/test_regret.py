@@ -14,7 +14,7 @@ import pytest
 from simulated_pipeline import Simulated, run
 from test_rules import random_pipeline
 
-from stoker import MDSWriter, ReadOptions, StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.cluster import LoaderWorker
 from stoker.pipeline import pipeline
 from stoker.pipeline.epoch_reader import EpochReader
@@ -25,6 +25,7 @@ from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.regret import Regret
 from stoker.pipeline.tuning.ticks import Tick
 from stoker.pipeline.tuning.tuner import TunedRun, Tuner
+from support import write_columns
 
 pytestmark = pytest.mark.usefixtures("awake_tuners")
 
@@ -187,8 +188,7 @@ def test_a_tick_ends_when_its_trial_has_cost_what_it_may(
     def processor() -> int:
         return int(computes * now)
 
-    with MDSWriter({"n": "int"}, tmp_path) as out:
-        out.write_batch({"n": list(range(8))})
+    write_columns(tmp_path, {"n": list(range(8))})
     made: list[OneTrial] = []
 
     def rules(_: Tuner, ranges: Mapping[Knob, KnobRange], __: MemoryUse) -> OneTrial:
@@ -216,8 +216,7 @@ def test_a_tick_ends_when_its_trial_has_cost_what_it_may(
 def test_steps_are_not_cut_by_the_first_of_a_burst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 threads take 32 ms for each step of 8 samples, and all end together: 15 of 16 steps are there at once."""
     now = 0
-    with MDSWriter({"n": "int"}, tmp_path) as out:
-        out.write_batch({"n": list(range(8))})
+    write_columns(tmp_path, {"n": list(range(8))})
     monkeypatch.setattr(Tuner, "rules", lambda _, ranges, __: OneTrial(ranges, (math.inf, 0.0)))
     with StreamingDataset(tmp_path, batch_size=4, read=ReadOptions(tune="auto")) as dataset:
         next(dataset.batches())
@@ -250,8 +249,7 @@ def test_steps_that_are_only_counted_are_in_the_ticks(
         now += 20_000
         return now - 20_000
 
-    with MDSWriter({"n": "int"}, tmp_path) as out:
-        out.write_batch({"n": list(range(4000))})
+    write_columns(tmp_path, {"n": list(range(4000))})
     made: list[OneTrial] = []
 
     def rules(_: Tuner, ranges: Mapping[Knob, KnobRange], __: MemoryUse) -> OneTrial:

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from test_tuner import RandomRules, digest, seen_rules
 
-from stoker import MDSWriter, ReadOptions, StreamingConfig, StreamingDataLoader, StreamingDataset, StreamingShardLoader
+from stoker import ReadOptions, StreamingConfig, StreamingDataLoader, StreamingDataset, StreamingShardLoader
 from stoker.cluster import LoaderWorker
 from stoker.formats.mds.encodings import Encoding, register_encoding
 from stoker.pipeline.tuning import late_tuner
 from stoker.pipeline.tuning.knobs import Knob, KnobRange
 from stoker.pipeline.tuning.tuner import Tuner
+from support import write_columns
 
 pytestmark = pytest.mark.usefixtures("awake_tuners")
 
@@ -28,13 +29,9 @@ AUTO = ReadOptions(tune="auto")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """20 shards of 40 samples."""
-    folder = tmp_path_factory.mktemp("tuned") / "data"
     rng = np.random.default_rng(0)
-    with MDSWriter({"x": "ndarray:uint8:256", "n": "int"}, folder, size_limit=None) as out:
-        for first in range(0, 800, 40):
-            out.write_batch({"x": rng.integers(0, 255, (40, 256), np.uint8), "n": list(range(first, first + 40))})
-            out.flush_shard()
-    return folder
+    noise = np.concatenate([rng.integers(0, 255, (40, 256), np.uint8) for _ in range(20)])
+    return write_columns(tmp_path_factory.mktemp("tuned") / "data", {"x": noise, "n": np.arange(800)}, shard=40)
 
 
 class Mine(Encoding):
@@ -69,8 +66,7 @@ def test_code_that_may_not_be_thread_safe_gets_no_threads(
 ) -> None:
     """An encoding that is not stoker's decodes in the consumer's thread, with the tuner as without it."""
     given = seen_rules(monkeypatch)
-    with MDSWriter({"m": "mine"}, tmp_path) as out:
-        out.write_batch({"m": list(range(100))})
+    write_columns(tmp_path, {"m": list(range(100))}, {"m": "mine"})
     with StreamingDataset(tmp_path, batch_size=8, read=AUTO) as dataset:
         assert list(next(dataset.batches())["m"]) == list(range(8))
     assert (threads(given).start, threads(given).fixed) == (0, True)

@@ -18,7 +18,6 @@ from simulated_runner import SimulatedRunners
 from patience import PATIENCE
 from slow_store import slow_store
 from stoker import (
-    MDSWriter,
     ReadOptions,
     StreamingConfig,
     StreamingDataLoader,
@@ -35,6 +34,7 @@ from stoker.pipeline.tuning.decisions import TuningDecision
 from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.ticks import Tick
 from stoker.pipeline.tuning.tuner import Rules, TunedRun, Tuner
+from support import write_columns
 
 pytestmark = pytest.mark.usefixtures("awake_tuners")
 
@@ -75,13 +75,9 @@ class RandomRules:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 shards of 50 samples."""
-    folder = tmp_path_factory.mktemp("tuned") / "data"
     rng = np.random.default_rng(0)
-    with MDSWriter({"x": "ndarray:uint8:256", "n": "int"}, folder, size_limit=None) as out:
-        for first in range(0, SAMPLES, 50):
-            out.write_batch({"x": rng.integers(0, 255, (50, 256), np.uint8), "n": list(range(first, first + 50))})
-            out.flush_shard()
-    return folder
+    noise = np.concatenate([rng.integers(0, 255, (50, 256), np.uint8) for _ in range(SAMPLES // 50)])
+    return write_columns(tmp_path_factory.mktemp("tuned") / "data", {"x": noise, "n": np.arange(SAMPLES)}, shard=50)
 
 
 @pytest.fixture(scope="module")
@@ -291,8 +287,7 @@ def test_threads_are_added_for_functions_that_wait(data: Path) -> None:
 
 @pytest.mark.usefixtures("functions_that_wait")
 def test_epochs_of_a_twentieth_of_a_second_are_tuned(tmp_path: Path) -> None:
-    with MDSWriter({"n": "int"}, tmp_path) as out:
-        out.write_batch({"n": list(range(24))})
+    write_columns(tmp_path, {"n": np.arange(24)})
     with StreamingDataset(tmp_path, batch_size=4, transform=same, read=TUNED) as dataset:
         for _ in range(2):  # which are measured in parts: the first one fetches
             assert sum(len(batch["n"]) for batch in dataset.batches()) == 24

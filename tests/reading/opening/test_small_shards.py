@@ -14,21 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker import MDSWriter, Stream, StreamingDataset
+from stoker import Stream, StreamingDataset
 from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError, StokerError
 from stoker.reading.samples import read_samples
+from support import write_columns
 
 SHARDS, ROWS, BAD = 70, 5, 40
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    with MDSWriter({"id": "int", "text": "str"}, tmp_path / "data", size_limit=None, hashes=()) as writer:
-        for shard in range(SHARDS):
-            ids = np.arange(shard * ROWS, (shard + 1) * ROWS)
-            writer.write_batch({"id": ids, "text": [f"text {number}" for number in ids.tolist()]})
-            writer.flush_shard()
-    return tmp_path / "data"
+    columns = {"id": np.arange(SHARDS * ROWS), "text": [f"text {number}" for number in range(SHARDS * ROWS)]}
+    return write_columns(tmp_path / "data", columns, shard=ROWS, hashes=())
 
 
 def rows_of(pool: Any, shard: int) -> Any:

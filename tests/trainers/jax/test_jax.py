@@ -16,7 +16,7 @@ import stoker.jax
 from stoker import MDSWriter, StreamingDataset, World
 from stoker.errors import ConfigError
 from stoker.partitions import RoundRobin
-from trainers.launch import launch, write_dataset
+from trainers.launch import launch
 
 SCRIPT = Path(__file__).with_name("jax_run.py")
 
@@ -27,12 +27,6 @@ def sharding() -> NamedSharding:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
     return NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 samples."""
-    return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
 
 
 def test_processes_that_hold_the_same_rows_read_the_same_samples(data: Path) -> None:

@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainers.launch import launch, write_dataset
+from trainers.launch import launch
 
 SCRIPT = Path(__file__).with_name("keras_run.py")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 samples."""
-    return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])

@@ -19,15 +19,9 @@ from torch.utils.data import ChainDataset, DataLoader
 
 from stoker import StreamingDataset, World
 from stoker.errors import ConfigError
-from trainers.launch import Outcome, launch, write_dataset
+from trainers.launch import Outcome, launch
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 samples."""
-    return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
 
 
 @pytest.fixture

@@ -13,13 +13,6 @@ from torch.utils.data import DataLoader
 
 from stoker import KeepIds, StreamingDataset, World
 from stoker.errors import ConfigError, StateError
-from trainers.launch import write_dataset
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 samples."""
-    return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
 
 
 def ids(samples: Any) -> list[int]:

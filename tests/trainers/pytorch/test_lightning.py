@@ -10,15 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainers.launch import Outcome, launch, write_dataset
+from trainers.launch import Outcome, launch
 
 SCRIPT = Path(__file__).with_name("lightning_run.py")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 samples: 12.5 global batches of two ranks."""
-    return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
 
 
 def _run(data: Path, variant: str, ranks: int, *more: object, workers: int = 0) -> Outcome:

@@ -14,15 +14,9 @@ from transformers import Trainer, TrainingArguments
 
 from stoker import LocalDataset, StreamingDataset
 from stoker.errors import ConfigError, StateError
-from trainers.launch import Outcome, launch, write_dataset
+from trainers.launch import Outcome, launch
 
 SCRIPT = Path(__file__).with_name("transformers_run.py")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 samples."""
-    return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
 
 
 def run(data: Path, variant: str, *more: object) -> Outcome:

@@ -5,19 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from patience import PATIENCE
 from stoker import StreamingDataset
-from trainers.launch import Outcome, launch, write_dataset
+from trainers.launch import Outcome, launch
 
 SCRIPT = Path(__file__).with_name("train_run.py")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """100 samples."""
-    return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
 
 
 def run(data: Path, ranks: int, *more: object, timeout: float = 2 * PATIENCE) -> Outcome:
