@@ -150,6 +150,22 @@ def test_an_error_in_a_transform_has_the_same_text_in_the_workers_of_a_dataloade
     assert "StopIteration" in str(caught.value)
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+@pytest.mark.parametrize("name", ["collate_fn", "worker_init_fn"])
+def test_a_function_of_the_loader_ends_no_epoch(data: Path, name: Any, workers: int) -> None:
+    options: Any = {name: _ends, "num_workers": workers}
+    loader = StreamingDataLoader(StreamingDataset(local=data, batch_size=8), **options)
+    if name == "worker_init_fn" and not workers:
+        assert len(list(loader)) == 25
+    else:
+        with pytest.raises(TransformError, match=f"{name} raised StopIteration"):
+            list(loader)
+
+
+def _ends(_: Any) -> None:
+    next(iter(()))
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_what_is_no_error_goes_through_a_transform_as_it_is(data: Path, error: type[BaseException]) -> None:
     def leave(_: Any) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, TypeVar
 
+from stoker.errors import TransformError
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _CALLERS: Final[set[CodeType]] = set()
 _RUNNERS: Final[set[CodeType]] = set()
@@ -43,6 +45,27 @@ def step_of(error: BaseException) -> Any | None:
             return step
         at = at.tb_next
     return None
+
+
+class Told:
+    """A function of the user that is called in the midst of another library's iteration.
+
+    A ``StopIteration`` of it would end that as if there were no more samples: it is raised as a ``TransformError``.
+
+    Args:
+        function: of the user.
+        name: of the argument that took it.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._function, self._name = function, name
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function."""
+        try:
+            return self._function(*arguments)
+        except StopIteration as error:
+            raise TransformError(f"{self._name} raised StopIteration, as next() does where nothing is left") from error
 
 
 def pass_exits(error: BaseException) -> None:
