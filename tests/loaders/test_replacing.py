@@ -148,3 +148,25 @@ def test_columns_are_arrays_though_the_first_sample_after_a_resume_is_bad(tmp_pa
         assert isinstance(expected, np.ndarray)
         assert found.dtype == expected.dtype
         assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "dropping",
+    [
+        Chain().filter(lambda sample: sample["id"] % 5 == 1, "kept"),
+        Chain().flat_map(lambda sample: [sample]).filter(lambda sample: sample["id"] % 5 == 1, "kept"),
+        Chain().flat_map(lambda sample: [sample] * int(sample["id"] % 5 == 1)),
+    ],
+    ids=["filter", "flat_map, filter", "flat_map"],
+)
+def test_a_sample_is_not_replaced_by_one_of_which_nothing_is_left(data: Path, dropping: Chain) -> None:
+    def check(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["id"] in (6, 21):
+            raise ValueError("bad")
+        return sample
+
+    chain = dropping.map(check)
+    dataset = StreamingDataset(local=data / "a", batch_size=8, transform=chain, on_bad_sample="replace")
+    found = [int(one) for batch in dataset.batches() for one in batch["id"]]
+    assert len(found) == len([number for number in range(SAMPLES) if number % 5 == 1])
+    assert set(found) == {number for number in range(SAMPLES) if number % 5 == 1} - {6, 21}

@@ -12,7 +12,7 @@ from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
 from stoker.order.spans import check_spanned, spans_of
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
-from stoker.reading.apply_chain import LeftOut
+from stoker.reading.apply_chain import LeftOut, SeveralSamples
 from stoker.reading.replacement import Replacements, none_is_good
 
 
@@ -68,7 +68,7 @@ class Substitutes:
         if self._replacements is None:
             self._replacements = Replacements(spans_of(*self._asked()), strict=self._strict)
         replacements = self._replacements
-        found = replacements.find(position, read_at, lambda made: not isinstance(made, LeftOut))
+        found = replacements.find(position, read_at, _is_something)
         if found is not None:
             return found
         if error is None:
@@ -77,3 +77,8 @@ class Substitutes:
                 "is kept: use dropped='leave_out', or choose samples by their columns, subset=Where(...)"
             )
         raise none_is_good(error)
+
+
+def _is_something(made: Any) -> bool:
+    """Whether a sample is left of what a chain made of one: nothing is where a filter, or ``flat_map``, leaves none."""
+    return bool(made) if isinstance(made, SeveralSamples) else not isinstance(made, LeftOut)
