@@ -27,7 +27,8 @@ class Chain(StepMethods, OtherLibraries):
         steps: its steps.
 
     Raises:
-        ConfigError: two functions have the same name, or steps can not follow each other in this order.
+        ConfigError: two steps that draw random numbers, or two other datasets, have one name, or steps can not follow each
+            other in this order.
     """
 
     __slots__ = ("steps",)
@@ -49,13 +50,17 @@ class Chain(StepMethods, OtherLibraries):
                     "could take: use dropped='leave_out' after it"
                 )
             whole, flat = whole or step.kind == "batch_map", flat or step.kind == "flat_map"
-        named = [step.name for step in self.steps if step.function is not None or step.other is not None]
-        twice = next((name for number, name in enumerate(named) if name in named[:number]), None)
-        if twice is not None:
-            raise ConfigError(
-                f"{self!r} has two steps of one name, {twice!r}, and the name tells steps apart: give one of them another, "
-                "such as name='second'"
-            )
+        # Random numbers are drawn by the name of their step; states name other datasets by theirs.
+        for what in (
+            [step.name for step in self.steps if step.kind == "random_map"],
+            [step.name for step in self.steps if step.other is not None],
+        ):
+            twice = next((name for number, name in enumerate(what) if name in what[:number]), None)
+            if twice is not None:
+                raise ConfigError(
+                    f"{self!r} has two steps of one name, {twice!r}, by which they are told apart: give one of them another, "
+                    "such as name='second'"
+                )
 
     def meant_by(self, name: str) -> str:
         """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""

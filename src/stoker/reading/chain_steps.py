@@ -83,7 +83,7 @@ class Step:
 
     Attributes:
         kind: what it does.
-        name: tells it from the others of its chain.
+        name: of its function or its other dataset. Random numbers depend on it.
         function: of a sample; of ``random_map``, of a sample and a generator; of ``batch_map``, of columns; of ``tokenize``,
             of texts.
         generator: the kind of generator that the function gets; ``None``: none.

@@ -186,8 +186,9 @@ def test_chains_are_values() -> None:
     assert hash(Chain().map(doubled)) == hash(Chain().map(doubled))
     assert Chain().map(doubled) != Chain().map(doubled, "other") != Chain()
     assert Chain().map(doubled).map(len, "length")({"x": np.ones(2)}) == 1
-    with pytest.raises(ConfigError, match=r"two steps of one name, 'doubled', .* name='second'"):
-        Chain().map(doubled).map(doubled)
+    with pytest.raises(ConfigError, match=r"two steps of one name, 'noise', .* name='second'"):
+        Chain().random_map(noise).random_map(noise)
+    assert Chain().map(lambda sample: sample + 1).map(lambda sample: sample * 2)(3) == 8
     with pytest.raises(ConfigError, match=r"random_map\(\) needs a dataset"):
         CHAIN({"x": 1})
 
