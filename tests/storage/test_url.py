@@ -74,6 +74,9 @@ def test_plain_paths_are_absolute_and_home_is_expanded(monkeypatch: pytest.Monke
         ("https://huggingface.co/datasets/o/n/viewer/en/train", "write 'hf://datasets/o/n'"),
         ("https://hf.co/datasets/o/n/tree/v1/data", "write 'hf://datasets/o/n@v1/data'"),
         ("https://huggingface.co/datasets/o/n/resolve/main/a.tar", "write 'hf://datasets/o/n/a.tar'"),
+        ("https://huggingface.co/datasets/o/n?row=1", "write 'hf://datasets/o/n'"),
+        ("https://huggingface.co/datasets/imdb", "write 'hf://datasets/<owner>/imdb', with the owner's name"),
+        ("https://huggingface.co/datasets/imdb/tree/v1/x", "write 'hf://datasets/<owner>/imdb@v1/x', with"),
     ],
 )
 def test_bad_urls_are_refused_without_their_secrets(url: str, says: str) -> None:

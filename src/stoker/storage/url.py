@@ -35,8 +35,9 @@ UNSENDABLE = re.compile("[\\x00-\\x1f\\x7f\\ud800-\\udfff]")
 
 # A dataset, a folder or a file of one, as a browser shows it. Large files are redirected to another host.
 _HUB_PAGE = re.compile(
-    r"(?:huggingface\.co|hf\.co)/datasets/(?P<name>[^/]+/[^/]+)"
-    r"(?:/(?:(?:tree|blob|resolve|raw)/(?P<revision>[^/]+)(?:/(?P<path>.*))?|viewer.*)?)?"
+    r"(?:huggingface\.co|hf\.co)/datasets/(?:(?P<owner>[^/?#]+)/)?"
+    r"(?!(?:tree|blob|resolve|raw|viewer)(?:/|$))(?P<name>[^/?#]+)"
+    r"(?:/(?:(?:tree|blob|resolve|raw)/(?P<revision>[^/?#]+)(?:/(?P<path>[^?#]*))?|viewer.*)?)?(?:[?#].*)?"
 )
 _HOST = {
     "s3": "bucket",
@@ -121,7 +122,9 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     if kind == "http" and (page := _HUB_PAGE.fullmatch(f"{host}/{path}")):
         revision = "" if page["revision"] in (None, "main") else f"@{page['revision']}"
         below = f"/{page['path']}" if page["path"] else ""
-        raise ConfigError(f"{shown!r} is a page of the Hub: write 'hf://datasets/{page['name']}{revision}{below}'.")
+        named = f"hf://datasets/{page['owner'] or '<owner>'}/{page['name']}{revision}{below}"
+        owner = "" if page["owner"] else ", with the owner's name that the page shows"
+        raise ConfigError(f"{shown!r} is a page of the Hub: write {named!r}{owner}.")
     if not host:
         raise ConfigError(f"{shown!r} has no {_HOST[kind]}: expected {scheme}://<{_HOST[kind]}>/<path>.")
     if kind == "http" and any(c in rest for c in "?#"):
