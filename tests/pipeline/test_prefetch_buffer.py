@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,17 +15,17 @@ from stoker.pipeline.prefetch_buffer import PrefetchBuffer
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_an_iterator_that_waits_ends_with_its_buffer(forgotten: bool) -> None:
-    ended = threading.Event()
+    closing, ended = threading.Event(), threading.Event()
 
-    def waits(closed: Callable[[], bool]) -> Iterator[int]:
+    def waits() -> Iterator[int]:
         try:
             yield 1
-            while not closed():
+            while not closing.is_set():
                 ended.wait(0.01)
         finally:
             ended.set()
 
-    buffer = PrefetchBuffer(waits, int, 8, Counts())
+    buffer = PrefetchBuffer(waits(), int, 8, Counts(), closing=closing)
     assert buffer.take() == 1
     if forgotten:
         del buffer

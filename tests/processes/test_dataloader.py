@@ -266,10 +266,11 @@ def test_a_corrupt_shard_is_stokers_error_in_the_main_process(data: Path, tmp_pa
 
 def test_an_iteration_that_fails_ends_its_workers(data: Path) -> None:
     loader = StreamingDataLoader(StreamingDataset(local=data, batch_size=8, transform=_fails), **method(2, "fork"))
+    before = set(multiprocessing.active_children())  # of other tests
     with pytest.raises(TransformError, match="on purpose") as held:
         list(loader)
     assert held.value.__traceback__ is not None  # its frames hold the iterator
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= before
 
 
 def _fails(sample: dict[str, Any]) -> dict[str, Any]:

@@ -36,9 +36,6 @@ class _Shared(Generic[_T]):
         self.closed = self.done = False
         self.error: BaseException | None = None
 
-    def is_closed(self) -> bool:
-        return self.closed
-
     @property
     def resting(self) -> bool:
         return self.done or self.closed or self.filled >= self.capacity
@@ -48,30 +45,32 @@ class PrefetchBuffer(Generic[_T]):
     """Takes items from an iterator ahead of need, in a thread of its own.
 
     Args:
-        make: makes the iterator of the items from a function that tells whether the buffer is closed. The iterator runs in
-            the thread, and is closed there, too; if it may wait, it looks again now and then.
+        items: made in the thread. It is closed there, too.
         size: samples in an item.
         capacity: samples that the buffer holds; an item goes in whole where there is space for a part of it.
             0: no thread, an item is made when it is requested.
         counts: where hits, misses and waiting are counted.
         cost: the part of the capacity that an item takes; default: its number of samples.
+        closing: set when the buffer is closed or forgotten, for an iterator that may wait.
 
     A process that is forked has no such thread: the owner of a buffer drops it there and makes another.
     """
 
     def __init__(
         self,
-        make: Callable[[Callable[[], bool]], Iterator[_T]],
+        items: Iterator[_T],
         size: Callable[[_T], int],
         capacity: int,
         counts: Counts,
         cost: Callable[[_T], int] | None = None,
+        closing: threading.Event | None = None,
     ) -> None:
         self._counts = counts
         self._size = size
+        self._items = items
+        self._closing = closing or threading.Event()
         self._pid = os.getpid()
         self._shared: _Shared[_T] = _Shared(capacity)
-        items = self._items = make(self._shared.is_closed)
         self._thread: threading.Thread | None = None
         if capacity:
             self._thread = threading.Thread(
@@ -134,6 +133,7 @@ class PrefetchBuffer(Generic[_T]):
         if self._pid != os.getpid():
             return  # the thread, and perhaps the lock, are the parent's
         shared = self._shared
+        self._closing.set()
         with shared.changed:
             shared.closed = True
             shared.items.clear()
@@ -164,6 +164,7 @@ class PrefetchBuffer(Generic[_T]):
         if shared is not None:
             # No lock: the thread looks again soon, and a finaliser may run while this very thread holds it.
             shared.closed = True
+            self._closing.set()
 
 
 def _fill(shared: _Shared[_T], items: Iterator[_T], size: Callable[[_T], int], cost: Callable[[_T], int]) -> None:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from stoker.concurrency.forks import reset_in_children
@@ -197,8 +196,10 @@ class WorkerReader:
             if self._buffer is None:
                 source = self.source
                 self.at = source.reopen(self.at)
-                make = partial(source.chunks, self.at)
-                self._buffer = PrefetchBuffer(make, _count, source.capacity, self._counts, source.cost)
+                closing = threading.Event()
+                chunks = source.chunks(self.at, closing.is_set)
+                # The capacity of some is known now.
+                self._buffer = PrefetchBuffer(chunks, _count, source.capacity, self._counts, source.cost, closing)
             return self._buffer
 
     def _stop(self) -> None:
