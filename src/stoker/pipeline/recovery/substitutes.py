@@ -80,5 +80,7 @@ class Substitutes:
 
 
 def _is_something(made: Any) -> bool:
-    """Whether a sample is left of what a chain made of one: nothing is where a filter, or ``flat_map``, leaves none."""
-    return bool(made) if isinstance(made, SeveralSamples) else not isinstance(made, LeftOut)
+    """Whether no filter has left out all that a chain made of a sample. Where ``flat_map`` makes none, that is its will."""
+    if isinstance(made, SeveralSamples):
+        return bool(made) or not made.dropped
+    return not isinstance(made, LeftOut)
