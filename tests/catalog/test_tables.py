@@ -26,6 +26,7 @@ from stoker.catalog.tables.marks import TableMark, table_of
 from stoker.conversion import convert
 from stoker.errors import ConfigError, ObjectNotFoundError, StateError, StokerError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
+from stoker.storage import open_store
 
 # Lance's tables are written by another process: lance_tables.py.
 pytestmark = pytest.mark.processes
@@ -345,9 +346,13 @@ def test_an_iceberg_table_on_s3(bucket: Bucket, tmp_path: Path, monkeypatch: pyt
             table.append(token_rows(first))
         whole = table.current_snapshot().snapshot_id
         table.delete("x < 5")
+        store, metadata = open_store(table.location(), options), f"metadata/{os.path.basename(table.metadata_location)}"
+        about = json.loads(store.get(metadata, max_bytes=1 << 20))
+        about["properties"]["s3.endpoint"] = "http://127.0.0.1:9"  # for requests that the user's keys sign
+        store.put(metadata, json.dumps(about).encode())
         how: dict[str, Any] = {"format": "iceberg", "storage_options": options}
         latest = {"catalog": catalog, "table": "db.table"}
-        # The catalog takes credentials of storage_options.
+        # Metadata are read with storage_options, whatever the catalog and the table say.
         assert numbers(table.location(), format_options=latest, **how) == list(range(5, 20))
         assert numbers(table.metadata_location, **how) == list(range(5, 20))
         assert numbers(table.metadata_location, format_options={"snapshot_id": whole}, **how) == list(range(20))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import os
+import re
+import zlib
 from collections.abc import Mapping
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 from stoker.catalog.tables.snapshot import TableSnapshot
 from stoker.catalog.unindexed.files_location import source_of
+from stoker.display import redact_url
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, StorageError, import_option
-from stoker.storage import join_url, open_store
-from stoker.storage.remote.options import flat_options
+from stoker.index.index import MOST_BYTES
+from stoker.storage import is_local, join_url, open_store
 from stoker.storage.url import parse_url
 from stoker.types import StorageOptions
 
@@ -18,13 +24,12 @@ SETTINGS: Final = ("catalog", "snapshot_id", "table")
 
 _METADATA: Final = ".metadata.json"
 _HINT: Final = "metadata/version-hint.text"
-_S3: Final = {
-    "endpoint": "s3.endpoint",
-    "access_key_id": "s3.access-key-id",
-    "secret_access_key": "s3.secret-access-key",
-    "session_token": "s3.session-token",
-    "region": "s3.region",
-}
+_PACKED: Final = ".gz.metadata.json"
+_LONGEST_HINT: Final = 4096
+_LOCAL: Final = re.compile("^file:/+")
+_FILES: Final = "stoker.files"
+# What a REST catalog may answer: how its paths are spelled.
+_ANSWERED: Final = ("namespace-separator", "prefix")
 
 
 def iceberg_snapshot(url: str, options: Mapping[str, Any], storage_options: StorageOptions | None) -> TableSnapshot:
@@ -38,8 +43,8 @@ def iceberg_snapshot(url: str, options: Mapping[str, Any], storage_options: Stor
         storage_options: as :func:`stoker.storage.open_store` has them.
 
     Raises:
-        ConfigError: the options do not tell which metadata is current, or the snapshot has rows that delete files delete, or
-            columns that were renamed; says what to do.
+        ConfigError: the options do not tell which metadata is current, or the snapshot has rows that delete files delete,
+            columns that were renamed, or files outside of the table's directory; says what to do.
         ObjectNotFoundError: there is no such table or snapshot, or it has no files.
         MissingPackageError: ``pyiceberg`` is not installed.
     """
@@ -49,7 +54,8 @@ def iceberg_snapshot(url: str, options: Mapping[str, Any], storage_options: Stor
         raise ConfigError(f"format 'iceberg': snapshot_id={wanted!r}: a number, or none for the current snapshot")
     where = parse_url(url).url
     try:
-        table = _load(where, options, storage_options)
+        files = TableFiles(_root(where), storage_options)
+        table = _load(files, where, options)
         snapshot = table.current_snapshot() if wanted is None else table.snapshot_by_id(wanted)
         if snapshot is None:
             there = ", ".join(str(one.snapshot_id) for one in table.metadata.snapshots[-5:]) or "none"
@@ -80,46 +86,159 @@ def iceberg_snapshot(url: str, options: Mapping[str, Any], storage_options: Stor
             f"{where}: {said} has no data files: write rows first, or name another one by snapshot_id= in format_options=",
             url=where,
         )
-    files = source_of(sorted(task.file.file_path.removeprefix("file://") for task in tasks))
+    paths = source_of(sorted(join_url(files.root, files.key_of(task.file.file_path)) for task in tasks))
     columns = tuple(field.name for field in schema.fields)
-    return TableSnapshot(files, columns, said, f'{{"snapshot_id": {snapshot.snapshot_id}}}')
+    return TableSnapshot(paths, columns, said, f'{{"snapshot_id": {snapshot.snapshot_id}}}')
 
 
-def _load(where: str, options: Mapping[str, Any], storage_options: StorageOptions | None) -> Any:
-    """The table as pyiceberg has it."""
-    from pyiceberg.catalog import load_catalog
+def files_of(properties: Mapping[str, Any]) -> TableFiles:
+    """The file system that pyiceberg finds by the property ``py-io-impl``: see :func:`_load`."""
+    files = properties[_FILES]
+    assert isinstance(files, TableFiles)
+    return files
+
+
+class TableFiles:
+    """The files of a table, as pyiceberg reads them: by stoker's own store, and from the table's own directory alone.
+
+    It is pyiceberg's ``FileIO`` as far as that reads. Pyiceberg's own ones take their class, endpoints, proxies and
+    credentials from the properties of the table and from what a catalog answers.
+
+    Args:
+        root: directory or URL of the table.
+        storage_options: as :func:`stoker.storage.open_store` has them.
+    """
+
+    properties: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, root: str, storage_options: StorageOptions | None) -> None:
+        self._local = is_local(root) is not None
+        self.root = root
+        self.store = open_store(root, None if self._local else storage_options)
+
+    def key_of(self, location: str) -> str:
+        """The key below the root of a file that metadata name.
+
+        Raises:
+            ConfigError: it is elsewhere.
+        """
+        # Names of local files are not quoted in metadata, as they are in URLs.
+        found, below = parse_url(_LOCAL.sub("/", location)).url, f"{self.root.rstrip('/')}/"
+        if self._local and not found.startswith(below):  # by another name: links lead to it
+            found, below = os.path.realpath(found), f"{os.path.realpath(self.root).rstrip('/')}/"
+        if not found.startswith(below):
+            raise ConfigError(
+                f"{self.root}: the Iceberg table names a file elsewhere ({redact_url(location)}), and only those below its "
+                "own directory are read. If you trust it, give the list of its files instead: [task.file.file_path for task "
+                "in table.scan().plan_files()], by pyiceberg"
+            )
+        return found.removeprefix(below)
+
+    def new_input(self, location: str) -> _TableFile:
+        """A file to read; pyiceberg's name."""
+        return _TableFile(location, self.store.get(self.key_of(location), max_bytes=MOST_BYTES))
+
+
+class _TableFile:
+    """Pyiceberg's ``InputFile``."""
+
+    def __init__(self, location: str, data: bytes) -> None:
+        if location.endswith(_PACKED):
+            location = location.removesuffix(_PACKED) + _METADATA
+            data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, MOST_BYTES)
+        self.location = location
+        self._data = data
+
+    def open(self) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def _load(files: TableFiles, where: str, options: Mapping[str, Any]) -> Any:
+    """The table as pyiceberg has it, with no other file system than ``files``."""
+    from pyiceberg.catalog.noop import NoopCatalog
+    from pyiceberg.serializers import FromInputFile
     from pyiceberg.table import StaticTable
 
-    location = parse_url(where)
-    flat = flat_options(location, storage_options or {})
-    properties = {_S3[name]: value for name, value in flat.items() if name in _S3}
     catalog, name = options.get("catalog"), options.get("table")
     if (catalog is None) != (name is None):
         raise ConfigError("format 'iceberg': catalog= and table= go together")
     if catalog is not None:
-        named = {} if isinstance(catalog, str) else dict(catalog)
-        found = load_catalog(catalog if isinstance(catalog, str) else None, **{**properties, **named}).load_table(
-            str(name)
-        )
+        asked = _open_catalog(catalog)
+        # Some catalogs read metadata by what their own properties say, and all make a table's file system by this method,
+        # from the table's properties and the catalog's answer.
+        asked.properties = {**asked.properties, "py-io-impl": f"{__name__}.{files_of.__name__}", _FILES: files}
+        asked._load_file_io = lambda *_, **__: files
+        try:
+            found = asked.load_table(str(name))
+        except ConfigError as error:  # its metadata are elsewhere
+            raise ConfigError(
+                f"{where}: the catalog says that the table {name!r} is elsewhere: name its place, or another table. {error}"
+            ) from None
         there = parse_url(found.location()).url
         if where.rstrip("/") not in (there, parse_url(found.metadata_location).url):
             raise ConfigError(
                 f"{where}: the catalog says that the table {name!r} is at {there}: name that, or another table"
             )
         return found
-    if where.endswith(_METADATA):
-        return StaticTable.from_metadata(where, properties)
-    store = open_store(where, storage_options if location.kind != "file" else None)
-    if store.exists(_HINT):
-        return StaticTable.from_metadata(where, properties)
-    versions = sorted(item.key for item in store.list("metadata") if item.key.endswith(_METADATA))
+    current = where if where.endswith(_METADATA) else _hinted(files)
+    metadata = FromInputFile.table_metadata(cast("Any", files.new_input(current)))
+    return StaticTable(("table", where), metadata, current, cast("Any", files), NoopCatalog("table"))
+
+
+def _root(where: str) -> str:
+    """The directory of a table, from that itself or a metadata file of it."""
+    if not where.endswith(_METADATA):
+        return where
+    return where.rpartition("/")[0].removesuffix("/metadata")
+
+
+def _hinted(files: TableFiles) -> str:
+    """The metadata file that ``version-hint.text`` names.
+
+    Raises:
+        ObjectNotFoundError: there is no table.
+        ConfigError: there is no such hint.
+    """
+    if files.store.exists(_HINT):
+        hint = files.store.get(_HINT, max_bytes=_LONGEST_HINT).decode()
+        name = hint if hint.endswith(_METADATA) else f"{'v' * hint.isnumeric()}{hint}{_METADATA}"
+        return join_url(files.root, "metadata", name)
+    versions = sorted(item.key for item in files.store.list("metadata") if item.key.endswith(_METADATA))
     if not versions:
-        raise ObjectNotFoundError(f"{where}: no table of Iceberg is there: it has no metadata/*{_METADATA}", url=where)
+        raise ObjectNotFoundError(
+            f"{files.root}: no table of Iceberg is there: it has no metadata/*{_METADATA}", url=files.root
+        )
     raise ConfigError(
-        f"{where}: only the table's catalog knows which of its {len(versions)} metadata files is current: give "
+        f"{files.root}: only the table's catalog knows which of its {len(versions)} metadata files is current: give "
         'format_options={"catalog": {"type": "sql", "uri": ...}, "table": "namespace.name"}, or name a metadata file, as '
-        f'StreamingDataset({join_url(where, versions[-1])!r}, format="iceberg")'
+        f'StreamingDataset({join_url(files.root, versions[-1])!r}, format="iceberg")'
     )
+
+
+def _open_catalog(catalog: str | Mapping[str, Any]) -> Any:
+    """A catalog, by its name in the user's configuration or by its properties."""
+    from pyiceberg.catalog import infer_catalog_type, load_catalog
+    from pyiceberg.catalog.rest import RestCatalog
+    from pyiceberg.utils.config import Config, merge_config
+
+    class OwnRest(RestCatalog):
+        """One that keeps the user's properties: a server may answer others, also what class signs requests, and where."""
+
+        def _fetch_config(self) -> None:
+            own, uri = self.properties, self.uri
+            super()._fetch_config()
+            answered = {key: value for key, value in self.properties.items() if key in _ANSWERED}
+            self.properties, self.uri = {**answered, **own}, uri
+
+    known = Config()
+    name = catalog if isinstance(catalog, str) else known.get_default_catalog_name()
+    properties: dict[str, Any] = {} if isinstance(catalog, str) else dict(catalog)
+    merged: dict[str, Any] = merge_config(known.get_catalog_config(name) or {}, properties)
+    if "py-catalog-impl" not in properties:
+        kind = merged.get("type") or infer_catalog_type(name, merged)
+        if str(getattr(kind, "value", kind)).lower() == "rest":
+            return OwnRest(name, **merged)
+    return load_catalog(name, **properties)
 
 
 def _refuse_changed_names(schemas: Any, current: Any, where: str) -> None:

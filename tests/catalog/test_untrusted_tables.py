@@ -1,0 +1,182 @@
+"""What a hostile table of Iceberg says, or its catalog answers, calls no class, and names no server and no file elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stoker import StreamingDataset
+from stoker.errors import ConfigError
+
+pyiceberg = pytest.importorskip("pyiceberg.catalog.sql")
+
+HOSTILE = {
+    "py-io-impl": "hostile_class.Called",
+    "s3.endpoint": "http://127.0.0.1:9",
+    "s3.signer": "hostile",
+    "gcs.service.host": "http://127.0.0.1:9",
+    "adls.account-host": "127.0.0.1:9",
+    "hf.endpoint": "http://127.0.0.1:9",
+    "warehouse": "s3://elsewhere",
+    "write.location-provider.impl": "hostile_class.Called",
+}
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """With what the class was called that hostile tables and servers name."""
+    calls: list[object] = []
+    module = types.ModuleType("hostile_class")
+    module.Called = lambda *args, **named: calls.append((args, named))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "hostile_class", module)
+    return calls
+
+
+class Table:
+    """A table of 10 rows in a catalog of SQLite."""
+
+    def __init__(self, root: Path) -> None:
+        self.properties = {
+            "type": "sql",
+            "uri": f"sqlite:///{root}/catalog.db",
+            "warehouse": f"file://{root}/warehouse",
+        }
+        catalog = pyiceberg.SqlCatalog("default", **self.properties)
+        catalog.create_namespace("db")
+        self.made = catalog.create_table("db.table", schema=pa.schema({"x": pa.int64()}))
+        self.made.append(pa.table({"x": range(10)}))
+
+    @property
+    def metadata(self) -> Path:
+        return Path(self.made.metadata_location.removeprefix("file://"))
+
+    def change(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change the metadata file in its place."""
+        about = json.loads(self.metadata.read_text())
+        change(about)
+        self.metadata.write_text(json.dumps(about))
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield Table(tmp_path)
+
+
+def numbers(source: Any, **options: Any) -> list[int]:
+    with StreamingDataset(source, **options) as dataset:
+        return sorted(int(sample["x"]) for sample in dataset)
+
+
+def test_properties_of_a_table_call_no_class_and_name_no_server(table: Table, called: list[object]) -> None:
+    table.change(lambda about: about["properties"].update(HOSTILE))
+    assert numbers(table.metadata) == list(range(10))
+    options = {"catalog": table.properties, "table": "db.table"}
+    assert numbers(table.made.location(), format="iceberg", format_options=options) == list(range(10))
+    # A file system that the user has named for pyiceberg is not needed either.
+    options["catalog"] = {**table.properties, "py-io-impl": "hostile_class.Called"}
+    assert numbers(table.made.location(), format="iceberg", format_options=options) == list(range(10))
+    assert called == []
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    ["http://127.0.0.1:9/a.avro", "s3://bucket/a.avro", "/etc/a.avro", "file:///etc/a.avro", "{table}/../a.avro"],
+)
+def test_metadata_name_no_file_elsewhere(table: Table, elsewhere: str) -> None:
+    where = elsewhere.format(table=table.made.location())
+    table.change(lambda about: about["snapshots"][-1].update({"manifest-list": where}))
+    with pytest.raises(ConfigError, match=r"names a file elsewhere \("):
+        StreamingDataset(table.metadata)
+
+
+def test_data_files_elsewhere_are_read_as_the_list_that_the_error_names(table: Table, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": range(10, 12)}), tmp_path / "other.parquet")
+    table.made.add_files([f"file://{tmp_path}/other.parquet"])
+    with pytest.raises(ConfigError, match=r"other\.parquet.*list of its files"):
+        StreamingDataset(table.metadata)
+    files = [task.file.file_path for task in table.made.scan().plan_files()]
+    assert numbers(files, format="parquet") == list(range(12))
+
+
+def test_a_hint_names_no_file_elsewhere(table: Table, tmp_path: Path) -> None:
+    (tmp_path / "other.metadata.json").write_bytes(table.metadata.read_bytes())
+    (table.metadata.parent / "version-hint.text").write_text("../../../../other")
+    with pytest.raises(ConfigError, match=r"'\.\.'"):
+        StreamingDataset(table.made.location(), format="iceberg")
+
+
+def test_a_table_that_links_lead_to_is_inside_of_itself(table: Table, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(table.metadata.parents[1])
+    assert numbers(tmp_path / "link/metadata" / table.metadata.name) == list(range(10))
+    moved = tmp_path / "moved"
+    os.rename(tmp_path / "warehouse", moved)
+    (tmp_path / "warehouse").symlink_to(moved)
+    assert numbers(moved / table.metadata.relative_to(tmp_path / "warehouse")) == list(range(10))
+
+
+def test_packed_metadata_are_read(table: Table) -> None:
+    packed = table.metadata.parent / "00009-a.gz.metadata.json"
+    packed.write_bytes(gzip.compress(table.metadata.read_bytes()))
+    assert numbers(packed) == list(range(10))
+
+
+@pytest.mark.processes
+def test_answers_of_a_rest_catalog_call_no_class_and_name_no_server(table: Table, called: list[object]) -> None:
+    asked: list[str] = []
+    answers = {
+        "config": {
+            "defaults": HOSTILE,
+            "overrides": {
+                **HOSTILE,
+                "uri": "http://127.0.0.1:9",
+                "oauth2-server-uri": "http://127.0.0.1:9",
+                "prefix": "ours",
+                "auth": {"type": "custom", "impl": "hostile_class.Called", "custom": {"args": ["/bin/true"]}},
+            },
+        },
+        "table": {
+            "metadata-location": table.made.metadata_location,
+            "metadata": json.loads(table.metadata.read_text()),
+            "config": HOSTILE,
+            "storage-credentials": [{"prefix": "file", "config": HOSTILE}],
+        },
+    }
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            data = json.dumps(answers[self.path.rpartition("/")[2]]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        catalog = {"uri": f"http://127.0.0.1:{server.server_port}", "token": "secret"}
+        options = {"catalog": catalog, "table": "db.table"}
+        try:
+            assert numbers(table.made.location(), format="iceberg", format_options=options) == list(range(10))
+        finally:
+            server.shutdown()
+    assert asked == ["/v1/config", "/v1/ours/namespaces/db/tables/table"]
+    assert called == []
