@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NoReturn
 
 from stoker.errors import CorruptDataError, FormatError, StokerError, import_option
 from stoker.formats.media.source import MediaSource, RangedFile
@@ -13,6 +13,17 @@ _WORDS: Final = {
     "video": ("videos", "video", "stoker[video]"),
     "audio": ("sounds of this format", "sound", "stoker[audio]"),
 }
+
+# Containers that hold all that they need, by FFmpeg's names. Others are playlists, descriptions of sessions and lists of
+# files (concat, hls, dash, sdp, vobsub), of which FFmpeg opens what they name, on this machine or another.
+_CONTAINERS: Final = (
+    *("aac", "ac3", "aiff", "amr", "ape", "apng", "asf", "au", "av1", "avi", "caf", "dts", "dv", "eac3", "flac", "flv"),
+    *("gif", "h264", "hevc", "ivf", "loas", "m4v", "matroska", "mjpeg", "mov", "mp3", "mpc", "mpc8", "mpeg", "mpegts"),
+    *("mpegvideo", "mxf", "nut", "obu", "ogg", "rm", "tak", "tta", "vc1", "voc", "vvc", "w64", "wav", "wtv", "wv"),
+    "yuv4mpegpipe",
+)
+# Of protocols none, for those that open them past the callback, as RTP does.
+_BOUND: Final = {"format_whitelist": ",".join(_CONTAINERS), "protocol_whitelist": ""}
 
 
 class OpenStream:
@@ -57,7 +68,14 @@ class OpenStream:
     def _open(self) -> None:
         self._file.at, self._fresh = 0, True
         try:
-            self._container = self.av.open(self._file, mode="r", **self._options)
+            self._container = self.av.open(
+                self._file, mode="r", io_open=self._refuse, container_options=_BOUND, **self._options
+            )
+        except self.av.ArgumentError as error:  # also for a container that is not on the list
+            raise CorruptDataError(
+                f"{self.where}: FFmpeg can not open it: it is damaged, or of a container that is not read. Store it as MP4, "
+                "Matroska, MPEG-TS, Ogg, FLAC or MP3"
+            ) from error
         except self.av.FFmpegError as error:
             raise self.failed(error) from error
         self.stream: Any = self._container.streams.best(self._kind)
@@ -68,6 +86,10 @@ class OpenStream:
         self.stream.codec_context.thread_count = 1
         # Otherwise many decoders put something else in the place of damaged pictures without a word.
         self.stream.codec_context.options = {"err_detect": "explode"}
+
+    def _refuse(self, url: str, *_: object) -> NoReturn:
+        """Open no file that the file names."""
+        raise CorruptDataError(f"{self.where}: it names another file, which is not opened: {url!r}")
 
     @property
     def format(self) -> str:
