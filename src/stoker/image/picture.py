@@ -15,6 +15,7 @@ import numpy as np
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError, ImageError, StokerError, import_option
+from stoker.formats.common.pillow import open_image
 from stoker.types import Array
 
 Mode: TypeAlias = Literal["RGB", "L", "RGBA"]
@@ -235,7 +236,7 @@ def _open(source: Any, kind: str) -> Any:
         return source
     with _Damage(kind):
         try:
-            return pillow.open(source)
+            return open_image(source)
         except pillow.DecompressionBombError as error:
             raise ImageError(f"{kind}: {error}") from error
         except pillow.UnidentifiedImageError as error:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from stoker.display import escape
+from stoker.formats.common.pillow import open_image
 from stoker.formats.one_file import SIGNATURES
 
 _TEXT: Final = 200
@@ -102,9 +103,7 @@ def _bytes(value: bytes | bytearray | memoryview) -> Shown:
 def _opened(value: bytes | bytearray | memoryview) -> Any:
     """An image file as an image, if it is one and Pillow is there."""
     try:
-        from PIL import Image
-
-        return Image.open(io.BytesIO(value))
+        return open_image(io.BytesIO(value))
     except Exception:  # noqa: BLE001 - then it is shown as bytes
         return None
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError, CorruptDataError, MissingPackageError
+from stoker.formats.common.pillow import open_image
 from stoker.storage.files.mapped import MappedFile, await_pages
 from stoker.types import Array
 
@@ -101,9 +102,7 @@ def _npy(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSample
 
 
 def _image(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:  # noqa: ARG001
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
+    with open_image(io.BytesIO(data)) as image:
         pixels = np.asarray(image)
     return FileSamples(1, lambda row: pixels)  # noqa: ARG005
 

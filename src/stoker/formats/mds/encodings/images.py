@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker.errors import MissingPackageError
+from stoker.formats.common.pillow import open_image
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings.base import Encoding
 
@@ -213,7 +214,7 @@ def _open_image(data: bytes) -> Image:
     global _last_left
     pil = _pil()
     try:
-        image: Image = pil.open(BytesIO(data))
+        image = open_image(BytesIO(data))
         if _at_once:
             image.load()
         else:
