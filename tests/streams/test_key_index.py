@@ -160,3 +160,35 @@ def test_a_sample_whose_key_is_another_now_is_told(tmp_path: Path, kind: str) ->
     assert index.discard()
     assert index.discard()
     assert not index.path.exists()
+
+
+@pytest.mark.parametrize("kind", ["consecutive", "integers", "text", "bytes"])
+def test_a_damaged_file_is_made_anew(tmp_path: Path, kind: str) -> None:
+    keys = drawn(kind, 300, np.random.default_rng(1))
+    index = index_of(tmp_path, keys)
+    content = index.path.read_bytes()
+    for at in (512, 512 + index.nbytes // 2, 512 + index.nbytes - 8, len(content) - 1):
+        index.path.unlink()
+        index.path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        again = pickle.loads(pickle.dumps(index))
+        assert again.find(keys, "asked").tolist() == list(range(300))
+        assert again.path.read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", ["consecutive", "integers", "text", "bytes"])
+def test_an_index_that_finds_another_sample_is_told_by_the_key(tmp_path: Path, kind: str) -> None:
+    """Whatever the index says, a sample has the key that was asked for."""
+    keys = drawn(kind, 300, np.random.default_rng(1))
+    index = index_of(tmp_path, keys)
+    asked, positions = keys[40:60], index._positions.copy()
+    positions[index._positions == 50] = 0
+    index._positions = positions
+    found = index.find(asked, "asked")
+    stored = [keys[number] for number in found.tolist()]
+    assert stored != asked
+    assert index.differs(found, stored, asked) == asked.index(keys[50])
+    if kind in ("consecutive", "integers"):
+        for dtype in (object, np.int64):
+            assert index.differs(found, stored, np.array(asked, dtype)) == asked.index(keys[50])
+            assert index.differs(np.arange(40, 60), np.array(asked), np.array(asked, dtype)) is None
+    assert index.differs(np.arange(40, 60), [*asked[:-1], None], asked) == 19

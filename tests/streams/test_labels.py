@@ -201,8 +201,8 @@ def test_where_the_dataset_can_not_be_written_the_users_cache_serves(
         column_labels(location_of(None, data), "lang", "classes")
 
 
-@pytest.mark.parametrize("damage", ["cut", "grown", "empty", "header", "foreign"])
-def test_a_torn_or_foreign_file_is_rebuilt(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["cut", "grown", "empty", "header", "array", "extra", "foreign"])
+def test_a_torn_damaged_or_foreign_file_is_rebuilt(tmp_path: Path, damage: str) -> None:
     data = write(tmp_path / "data")
     expected = column_labels(location_of(None, data), "lang", "classes").tolist()
     (path,) = kept_files(data)
@@ -215,6 +215,8 @@ def test_a_torn_or_foreign_file_is_rebuilt(tmp_path: Path, damage: str) -> None:
         "grown": content + b"\0",
         "empty": b"",
         "header": content[:30] + bytes([content[30] ^ 1]) + content[31:],
+        "array": content[:512] + bytes([content[512] ^ 1]) + content[513:],
+        "extra": content[:-1] + bytes([content[-1] ^ 1]),
         "foreign": content,
     }[damage]
     path.unlink()

@@ -1,11 +1,14 @@
 """Computes arrays from all of a dataset once, and saves them as files next to its index.
 
-A file appears by rename, whole, or not at all. Its header says what it was computed from; a file that is torn, or was
-computed from something else, is computed again. The process that computes it holds an exclusive ``flock`` on the part file,
-as for a download (see :mod:`stoker.cache.base`), and the others wait for it. The files are in the cache's private
-directory, where nothing is evicted, and only part files of processes that are gone are removed.
+A file appears by rename, whole, or not at all. Its header says what it was computed from; a file that is torn or damaged, or
+was computed from something else, is computed again. Each process that opens it reads all of it once, for its digest. The
+process that computes it holds an exclusive ``flock`` on the part file, as for a download (see :mod:`stoker.cache.base`), and
+the others wait for it. The files are in the cache's private directory, where nothing is evicted, and only part files of
+processes that are gone are removed.
 
     magic (8) | xxh64 of the header (8) | its length (4) | header, JSON, zeros up to byte 512 | array | extra bytes
+
+The header has the xxh3 of what follows it.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from stoker.storage.files.regular import open_regular
 from stoker.storage.versions import stable_version
 from stoker.types import Array
 
-_MAGIC: Final = b"stoker\0\1"
+_MAGIC: Final = b"stoker\0\2"
 _HEADER: Final = 512
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -71,6 +74,7 @@ class ArraySink:
         self.directory = directory
         self._descriptor = descriptor
         self._at = _HEADER
+        self._digest = xxhash.xxh3_128()
         self._dtype: np.dtype[Any] | None = None
 
     def append(self, values: Array) -> None:
@@ -84,6 +88,7 @@ class ArraySink:
         os.utime(self._descriptor)
 
     def _write(self, data: memoryview) -> None:
+        self._digest.update(data)
         while data:
             done = os.pwrite(self._descriptor, data, self._at)
             self._at += done
@@ -93,10 +98,11 @@ class ArraySink:
         """Add the extra bytes and the header, and sync all to disk."""
         count = (self._at - _HEADER) // dtype.itemsize
         self._write(memoryview(extra))
-        header = json.dumps({"recipe": recipe, "dtype": dtype.str, "count": count, "extra": len(extra)}).encode()
+        about = {"recipe": recipe, "dtype": dtype.str, "count": count, "extra": len(extra)}
+        header = json.dumps({**about, "digest": self._digest.hexdigest()}).encode()
         head = _MAGIC + xxhash.xxh64_digest(header) + len(header).to_bytes(4, "little") + header
         os.pwrite(self._descriptor, head.ljust(_HEADER, b"\0"), 0)
-        # A crash must leave a whole file under the name: readers check only its header and size.
+        # A crash must leave a whole file under the name: another would be computed again.
         os.fsync(self._descriptor)
 
 
@@ -219,7 +225,7 @@ def _status(part: Path) -> tuple[int, int, int] | None:
 
 
 def _load(path: Path, digest: str) -> DerivedArray | None:
-    """The file's array, or ``None`` if the file is missing, torn or of another recipe."""
+    """The file's array, or ``None`` if the file is missing, torn, damaged or of another recipe."""
     try:
         with open(open_regular(path)[0], "rb") as file:
             head = file.read(_HEADER)
@@ -232,9 +238,11 @@ def _load(path: Path, digest: str) -> DerivedArray | None:
             extra_at = _HEADER + count * dtype.itemsize
             if facts["recipe"] != digest or os.fstat(file.fileno()).st_size != extra_at + facts["extra"]:
                 return None
-            if not count:
-                return DerivedArray(np.zeros(0, dtype), path, extra_at)
-            return DerivedArray(np.memmap(file, dtype, "r", _HEADER, (count,)), path, extra_at)
+            found = np.memmap(file, dtype, "r", _HEADER, (count,)) if count else np.zeros(0, dtype)
+            payload = xxhash.xxh3_128(found.view(np.uint8))  # type: ignore[arg-type]
+            file.seek(extra_at)
+            payload.update(file.read())
+            return DerivedArray(found, path, extra_at) if payload.hexdigest() == facts["digest"] else None
     except OSError:
         return None
 

@@ -110,6 +110,20 @@ def _as_keys(words: Array, dtype: np.dtype[Any]) -> tuple[Array, NDArray[np.bool
     return words[fits].astype(dtype), fits
 
 
+def _differing(keys: Column, asked: Column, where: str) -> NDArray[np.bool_]:
+    """Marks keys that are not those that were asked for, whatever types they have."""
+    one, other = hash_keys(keys, where), hash_keys(asked, where)
+    found = np.ones(len(asked), np.bool_)
+    if one.kind == other.kind:
+        at, mine, theirs = np.intersect1d(one.at, other.at, assume_unique=True, return_indices=True)
+        words, others = one.words[mine], other.words[theirs]
+        same = np.asarray(words == others if words.dtype == others.dtype else words.astype(object) == others, np.bool_)
+        if one.checks is not None and other.checks is not None:
+            same &= one.checks[mine] == other.checks[theirs]
+        found[at] = ~same
+    return found
+
+
 def _are_equal(one: Column, other: Column) -> bool:
     """Whether two columns of keys are equal as they are; ``False`` where that takes more than one comparison to tell."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
@@ -240,8 +254,9 @@ class KeyIndex:
         """
         if asked is not None and _are_equal(keys, asked):
             return None
-        # Keys are different in all samples, so a sample has its key if the key finds it.
-        places = np.flatnonzero(self.find(keys, self.where) != ids)
+        # Keys are different in all samples, so where none was asked a sample has its key if the key finds it.
+        differ = self.find(keys, self.where) != ids if asked is None else _differing(keys, asked, self.where)
+        places = np.flatnonzero(differ)
         return int(places[0]) if len(places) else None
 
     def key_of(self, number: int) -> int | None:
