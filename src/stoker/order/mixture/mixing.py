@@ -60,6 +60,10 @@ def _window_domain(window: int) -> Domain:
     return Domain(np.int64(window))
 
 
+def _too_many(samples: int) -> str:
+    return f"{samples} samples of a stream are asked for; a run reads at most {1 << NUMBER_BITS} of each"
+
+
 class Mixing:
     """A phase of training in which streams have fixed shares.
 
@@ -122,14 +126,15 @@ class Mixing:
         self._interleave = _interleave(np.asarray(counts))
         self.counts: Ids = self._interleave.counts
         self.total = self._interleave.total
-        self.begun: Ids = np.zeros_like(self.counts) if begun is None else np.array(begun, dtype=np.int64)
+        try:
+            self.begun: Ids = np.zeros_like(self.counts) if begun is None else np.array(begun, dtype=np.int64)
+        except OverflowError:  # more than the limit below
+            raise ConfigError(_too_many(max(map(int, begun or ())))) from None
         if self.begun.shape != self.counts.shape or int(self.begun.min()) < 0:
             raise ConfigError(f"{self.counts.size} streams were begun at {self.begun.tolist()}")
         longest = int((self.begun + self.counts).max())
         if longest > 1 << NUMBER_BITS:
-            raise ConfigError(
-                f"{longest} samples of a stream are asked for; a run reads at most {1 << NUMBER_BITS} of each"
-            )
+            raise ConfigError(_too_many(longest))
         if shared and unit % nodes:
             nodes = 1
         # From here on a unit is one node's part of it.

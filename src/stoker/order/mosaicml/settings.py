@@ -13,6 +13,8 @@ from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 
 _LEAST_BLOCK = 1 << 18
 _BLOCKS = 4_000_000
+# A state of the reference brings its number, and the order has entries for each.
+_MOST_NODES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,10 @@ class MosaicmlSettings:
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.num_canonical_nodes > _MOST_NODES:
+            raise ConfigError(
+                f"num_canonical_nodes must be at most {_MOST_NODES}, got {self.num_canonical_nodes}: each takes memory"
+            )
 
     @classmethod
     def resolve(

@@ -305,15 +305,16 @@ class ResumeState:
         Raises:
             StateError: more than the streams differs.
         """
+        point, sample_order = read_changed(state, self.sample_order)
         mark = check_quarantine(state, None if self._quarantine is None else self._quarantine.quarantine)
         if mark is not None and mark.lines:
             raise StateError(
                 "change_streams=True gives samples other ids, and this state's run leaves some out by theirs (quarantine=): "
                 'leave those out by subset=SkipIds(...) of their stream, and take "quarantine" out of the state'
             )
-        point, self.sample_order = read_changed(state, self.sample_order)
         check_same_others(state, self._others)
         check_same_chain(state, self._chain, inside=False)
+        self.sample_order = sample_order
         self._clock.unpin(None)
         self._clock.load(point)
         self._forget()

@@ -389,11 +389,9 @@ def _described(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         found = {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _incomplete(error) from None
-    for name, stream in found["streams"].items():
-        if not isinstance(stream.get("content", {}), Mapping):
-            raise StateError(
-                f"this state's stream {name!r}: 'content' should be a dict of hashes, found {stream['content']!r}"
-            )
+    listed = found["order"].get("streams", [])
+    if not isinstance(listed, list | tuple) or not all(isinstance(n, str) and n in found["streams"] for n in listed):
+        raise StateError(f"this state's order should list its streams by their names, found {listed!r}")
     return found
 
 
@@ -447,7 +445,9 @@ def _other_version(theirs: Any, ours: Any) -> str:
 
 def _written_anew(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     """Whether a hash that both know of all files tells that the content is another."""
-    before, now = theirs.get("content") or {}, ours.get("content") or {}
+    before, now = theirs.get("content", {}), ours.get("content", {})
+    if not isinstance(before, Mapping):
+        raise StateError(f"in this state a dataset's 'content' should be a dict of hashes, found {before!r}")
     return any(before[name] != now[name] for name in before.keys() & now.keys())
 
 
