@@ -39,6 +39,23 @@ def write_blobs(url: str) -> None:
     write(url, pa.table([pa.array(range(20)), values], schema=pa.schema([pa.field("x", pa.int64()), field])))
 
 
+def write_outside(url: str, uri: str) -> None:
+    """A table of a blob of its own, and of one that is another file."""
+    import lance
+    from lance.blob import blob_array, blob_field
+
+    columns = [pa.array([0, 1]), blob_array([b"own", uri])]
+    data = pa.table(columns, schema=pa.schema([pa.field("x", pa.int64()), blob_field("blob")]))
+    lance.write_dataset(data, url, allow_external_blob_outside_bases=True, data_storage_version="2.2")
+
+
+def clone(url: str, to: str) -> None:
+    """A table whose files are those of another."""
+    import lance
+
+    lance.dataset(url).shallow_clone(to, 1)
+
+
 def delete(url: str, where: str, options: dict[str, str] | None = None) -> int:
     """Delete rows; returns the version."""
     import lance

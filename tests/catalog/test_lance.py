@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lance_tables import all_kinds, change, delete, expect, tag, there, write, write_blobs
+from lance_tables import all_kinds, change, clone, delete, expect, tag, there, write, write_blobs, write_outside
 from torch.utils.data import DataLoader
 
 from patience import PATIENCE
@@ -120,6 +120,22 @@ def test_columns_that_were_added_and_rows_that_were_updated(url: str) -> None:
 def test_a_tag_names_a_version(url: str) -> None:
     there(tag, url, "whole", 1)
     assert numbers(url, format="lance", format_options={"version": "whole"}) == list(range(40))
+
+
+def test_blobs_that_are_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"of the reader")
+    url = str(tmp_path / "table")
+    there(write_outside, url, f"file://{tmp_path}/secret")
+    with StreamingDataset(url, format="lance") as dataset:
+        assert dataset[0]["blob"] == b"own"
+        with pytest.raises(ConfigError, match=r"row 1 is a blob elsewhere \(file://.*secret\)"):
+            dataset[1]
+
+
+def test_files_of_other_tables_are_refused(url: str, tmp_path: Path) -> None:
+    there(clone, url, str(tmp_path / "clone"))
+    with pytest.raises(ConfigError, match=r"has files elsewhere \(.*t\.lance\), as shallow clones do"):
+        StreamingDataset(tmp_path / "clone", format="lance")
 
 
 def test_blobs_are_read_as_bytes(tmp_path: Path) -> None:

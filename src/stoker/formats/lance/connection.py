@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker.display import redact_url
 from stoker.errors import (
+    ConfigError,
     DatasetChangedError,
     FormatError,
     ObjectNotFoundError,
@@ -27,6 +29,8 @@ _BLOB_ENCODING: Final = b"lance-encoding:blob"
 _BLOB: Final = "lance.blob.v2"
 _EXTENSION: Final = b"ARROW:extension:name"
 _OWN: Final = "lance."
+# Kinds of blobs that lie in the table: within a file, in one of several blobs, in one of its own. 3 is a URI.
+_OWN_BLOBS: Final = (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class LanceConnection:
                 told = "" if self.version is None else f" of version {self.version}"
                 try:
                     dataset = lance.dataset(self.url, version=self.version, storage_options=self.options or None)
-                    facts = _facts_of(dataset)
+                    facts = _facts_of(dataset, self.url)
                 except Exception as error:  # noqa: BLE001 - lance raises many types
                     raise _named(error, f"{self.url}: the table{told} can not be opened", self.url) from None
                 if self.mark and facts.mark != self.mark:
@@ -145,6 +149,12 @@ class LanceConnection:
     def _blobs(self, name: str, rows: list[int]) -> Any:
         import pyarrow as pa
 
+        for number, where in zip(rows, self._dataset.take(rows, columns=[name])[name].to_pylist(), strict=True):
+            if where and (where.get("blob_uri") or where.get("kind", 0) not in _OWN_BLOBS):
+                raise ConfigError(
+                    f"{self.url}: column {name!r} of row {number} is a blob elsewhere ({redact_url(where['blob_uri'])}), and "
+                    'only those of the table are read: write it with external_blob_mode="ingest"'
+                )
         blobs = self._dataset.read_blobs(name, indices=rows, preserve_order=True)
         return pa.array([value for _, value in blobs], pa.large_binary())
 
@@ -188,13 +198,20 @@ class LanceConnection:
             return file.seek(0, 2)
 
 
-def _facts_of(dataset: Any) -> LanceFacts:
+def _facts_of(dataset: Any, url: str) -> LanceFacts:
     import pyarrow as pa
 
     fragments = []
     digest = hashlib.blake2b(digest_size=16)
     for one in dataset.get_fragments():
-        about = json.dumps(one.metadata.to_json(), sort_keys=True, default=str)
+        named = one.metadata.to_json()
+        if _has_base(named):
+            places = ", ".join(sorted(redact_url(base.path) for base in dataset.base_paths().values()))
+            raise ConfigError(
+                f"{url}: version {dataset.version} of the Lance table has files elsewhere ({places}), as shallow clones do: "
+                "make a deep clone of it"
+            )
+        about = json.dumps(named, sort_keys=True, default=str)
         identity = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
         digest.update(f"{one.fragment_id}\0{identity}\n".encode())
         size = sum(file.file_size_bytes or 0 for file in one.data_files())
@@ -216,6 +233,13 @@ def _facts_of(dataset: Any) -> LanceFacts:
         unread,
         digest.hexdigest(),
     )
+
+
+def _has_base(named: Any) -> bool:
+    """Whether what a manifest says of a fragment names a base path: a place of files that is not the table's."""
+    if isinstance(named, dict):
+        return named.get("base_id") is not None or any(map(_has_base, named.values()))
+    return isinstance(named, list) and any(map(_has_base, named))
 
 
 def _own_types(field: Any, parent: str = "") -> list[tuple[str, str]]:
