@@ -1,4 +1,4 @@
-"""What a hostile table of Iceberg says, or its catalog answers, calls no class, and names no server and no file elsewhere."""
+"""What a hostile table says, or its catalog answers, calls no class, and names no server and no file elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker import StreamingDataset
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StokerError
 
 pyiceberg = pytest.importorskip("pyiceberg.catalog.sql")
 
@@ -180,3 +180,26 @@ def test_answers_of_a_rest_catalog_call_no_class_and_name_no_server(table: Table
             server.shutdown()
     assert asked == ["/v1/config", "/v1/ours/namespaces/db/tables/table"]
     assert called == []
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        *("../secret.parquet", "%2E%2E/secret.parquet", "%252E%252E/secret.parquet", "a/../../secret.parquet"),
+        *("{root}/secret.parquet", "file:{root}/secret.parquet", "file://{root}/secret.parquet"),
+        *("%2F{root}/secret.parquet", "s3://bucket/secret.parquet", "http://127.0.0.1:9/secret.parquet"),
+    ],
+)
+def test_a_log_of_delta_names_no_file_elsewhere(tmp_path: Path, elsewhere: str) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    pq.write_table(pa.table({"x": [99]}), tmp_path / "secret.parquet")
+    deltalake.write_deltalake(str(tmp_path / "table"), pa.table({"x": [1]}))
+    (log,) = (tmp_path / "table/_delta_log").glob("*.json")
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "add" in action:
+            action["add"]["path"] = elsewhere.format(root=tmp_path)
+            action["add"]["size"] = (tmp_path / "secret.parquet").stat().st_size
+    log.write_text("\n".join(map(json.dumps, actions)))
+    with pytest.raises(StokerError):
+        StreamingDataset(tmp_path / "table", format="delta")
