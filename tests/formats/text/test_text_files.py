@@ -224,13 +224,42 @@ def test_json_of_any_shape(tmp_path: Path) -> None:
         ("csv", 'a\n"x"y', {}, "line 1: a quote"),
         ("csv", 'a\n"x', {}, r"line 1: a quote .* is missing.*format_options=\{\"quote\": \"\"\}"),
         ("csv", "a\n" + "x\n" * 2000 + '"x', {}, r"a\.csv: a quote .* is not closed"),
-        ("csv", "a" * (1 << 20) + "\n1", {}, "its first line is longer than 1 MiB"),
     ],
 )
 def test_damaged_text_is_named(name: str, text: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / f"a.{name}").write_text(text)
     with pytest.raises(CorruptDataError, match=message):
         rows(tmp_path, name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "first"),
+    [
+        ("csv", "text\n", "a" * (2 << 20)),
+        ("csv", "id,text\n", "1," + "x" * ((1 << 20) - 11)),  # with its newline to the end of the first MiB
+        ("csv", "id,text\n", "1," + "x" * ((1 << 20) - 10)),
+        ("csv", "text,id\n", "a" * (2 << 20) + ",1"),
+        ("csv", "id,text\n", '1,"' + "x, \n" * (1 << 19) + '"'),
+        ("csv", "\ufeff\r\n" + "id" * (1 << 20) + ",text\r\n", "1,a\r"),
+        ("csv", "id,text" + "\n" * (1 << 20), "1,a"),
+        ("json", "", json.dumps({"text": "a" * (5 << 20)})),
+    ],
+)
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_a_first_row_of_any_length_is_whole(name: str, head: str, first: str, more: int, tmp_path: Path) -> None:
+    """What is looked at to find the columns is not where the samples begin."""
+    later = {"csv": "2,b" if "," in head else "b", "json": '{"text": "b"}'}[name]
+    (tmp_path / f"a.{name}").write_text(head + "\n".join([first, *[later] * more, ""]), newline="")
+    found = [[str(value) for value in row.values()] for row in rows(tmp_path, name)]
+    cells = [*json.loads(first).values()] if name == "json" else split_line(first.removesuffix("\r"), ",", '"')
+    assert found == [cells, *[["2", "b"] if "," in head else ["b"]] * more]
+
+
+def test_the_first_rows_are_looked_for_in_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(textlines, "_MOST", 1 << 20)
+    (tmp_path / "a.csv").write_text("a\n" + "x" * (2 << 20))
+    with pytest.raises(CorruptDataError, match=r"a\.csv: its first 2 lines of more than 1 MiB: is it text"):
+        rows(tmp_path, "csv")
 
 
 @pytest.mark.parametrize(

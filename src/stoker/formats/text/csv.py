@@ -112,10 +112,8 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
     code = ord(quote) if quote else None
     chosen = settings.get("columns") or {}
     header = settings.get("header", True)
-    start, second, lines = first_lines(source, code, _LOOKED_AT + 1)
+    start, second, lines = first_lines(source, code, _LOOKED_AT + 1, least=2 if header else 1)
     if not lines:
-        if source.size > start:
-            raise CorruptDataError(f"{source.where}: its first line is longer than 1 MiB")
         return HeaderFacts(0, {"columns": {}, "names": [], "separator": separator, "quote": quote})
     rows = [_split(line, separator, quote, number, source.where) for number, line in enumerate(lines)]
     if header:

@@ -173,7 +173,7 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
         ConfigError: settings that make no sense.
     """
     only_settings(settings, SETTINGS, "json")
-    start, _, lines = first_lines(source, None, _LOOKED_AT)
+    start, _, lines = first_lines(source, None, _LOOKED_AT, least=1)
     chosen = settings.get("columns")
     if chosen is None:
         columns = _infer(lines, source.where)
@@ -184,8 +184,9 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
                 raise ConfigError(f"columns: {name!r}: {unknown_name('kind', kind, _KINDS)}")
     spans = line_spans(source, start, None, piece_bytes(settings, PIECE_BYTES))
     if spans and not columns:
-        why = "its first lines hold objects without keys" if lines else "its first lines are longer than 1 MiB"
-        raise CorruptDataError(f"{source.where}: {why}: give columns= in format_options")
+        raise CorruptDataError(
+            f"{source.where}: its first lines hold objects without keys: give columns= in format_options"
+        )
     spec = {"columns": columns} | ({"inferred": True} if chosen is None else {})
     return HeaderFacts(sum(span.samples for span in spans), spec, spans)
 

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.display import counted
 from stoker.errors import CorruptDataError
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import ShardSpan
@@ -22,6 +23,7 @@ PIECE_BYTES: Final = 32 << 20
 
 _BLOCK: Final = 4 << 20
 _HEAD: Final = 1 << 20
+_MOST: Final = 1 << 28
 _NEWLINE: Final = 10
 _RETURN: Final = 13
 _BOM: Final = b"\xef\xbb\xbf"
@@ -69,23 +71,36 @@ def _borders(data: NDArray[np.uint8], quote: int | None, inside: int) -> tuple[I
     return newlines, len(quotes)
 
 
-def first_lines(source: ByteSource, quote: int | None, count: int) -> tuple[int, int, list[bytes]]:
-    """Finds where text begins (behind a byte order mark) and where its second line does, and reads the first ``count`` lines.
+def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -> tuple[int, int, list[bytes]]:
+    """Finds where text begins (behind a byte order mark) and where its second line does, and reads its first lines.
 
-    Only the first MiB is looked at; a line that is longer than that is none of these.
+    Args:
+        source: the file.
+        quote: the character that quotes, if any.
+        count: how many lines to read, at most.
+        least: how many to read also where they end behind the first MiB, which is all that is looked at else.
+
+    Raises:
+        CorruptDataError: these are of more than 256 MiB.
     """
-    size = min(source.size, _HEAD)
-    head = source.read(0, size)
-    start = len(_BOM) if head.startswith(_BOM) else 0
-    data = np.frombuffer(head, np.uint8)[start:]
-    begins, ends = find_lines(data, quote)
-    if size < source.size:  # the last one may be cut off
-        begins, ends = begins[:-1], ends[:-1]
-    lines = [bytes(data[a:b]) for a, b in zip(begins[:count].tolist(), ends[:count].tolist(), strict=True)]
-    second = len(head)
-    if len(begins) > 1:
-        second = start + int(begins[1])
-    return start, second, lines
+    head, size = b"", min(source.size, _HEAD)
+    while True:
+        head += source.read(len(head), size)
+        start = len(_BOM) if head.startswith(_BOM) else 0
+        data = np.frombuffer(head, np.uint8)[start:]
+        begins, ends = find_lines(data, quote)
+        second = start + int(begins[1]) if len(begins) > 1 else size
+        if size < source.size:  # the last one may be cut off
+            begins, ends = begins[:-1], ends[:-1]
+        if len(begins) >= least or size == source.size:
+            lines = [bytes(data[a:b]) for a, b in zip(begins[:count].tolist(), ends[:count].tolist(), strict=True)]
+            return start, second, lines
+        if size >= _MOST:
+            raise CorruptDataError(
+                f"{source.where}: its first {counted(least, 'line')} of more than {size >> 20} MiB: is it text, and are "
+                "its quotes closed?"
+            )
+        size = min(source.size, 4 * size)
 
 
 def line_spans(source: ByteSource, start: int, quote: int | None, piece_bytes: int) -> list[ShardSpan]:
