@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from stoker import StreamingDataset
 from stoker.errors import CorruptDataError
 from stoker.formats.base import FileInfo, ShardInfo
+from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.common.rows.merge import read_each
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.registry import get_format
+from stoker.formats.text import csv, line_index, line_shards, odd_cells
 from stoker.formats.text import json as text_json
-from stoker.formats.text import line_shards
 from stoker.formats.text.line_index import find_lines
 from stoker.types import Batch
 from stoker.writers import CSVWriter, JSONWriter
@@ -172,7 +173,13 @@ def test_objects_parsed_at_once_are_what_they_are_one_by_one(
     assert parsed(1) == parsed(1 << 30)
 
 
-cell = st.one_of(number, number, st.sampled_from(TEXTS), st.text(alphabet='a",\n\r\t é', max_size=4))
+# Texts of numbers that are more, or less, than the number.
+odd = st.tuples(
+    st.sampled_from(["", " ", "\t", "+", "-", "0", "00", "-0"]),
+    st.sampled_from(["0", "7", "7.5", "5e3", "e1", "12345678901234567", "٣", ""]),
+    st.sampled_from(["", "", " ", "\t", "  "]),
+).map("".join)
+cell = st.one_of(number, number, odd, st.sampled_from(TEXTS), st.text(alphabet='a",\n\r\t é', max_size=4))
 quoted_cell = st.one_of(cell, cell.map(lambda text: '"' + text.replace('"', '""') + '"'), st.just('"a"b'))
 
 
@@ -182,15 +189,28 @@ quoted_cell = st.one_of(cell, cell.map(lambda text: '"' + text.replace('"', '""'
         st.tuples(repeated(st.lists(quoted_cell, min_size=1, max_size=2)), ends, st.booleans()), min_size=1, max_size=2
     ),
     damage=st.sampled_from([b"", b"", b"", b"\xff", b"\0"]),
+    given_kinds=st.booleans(),
+    sizes=st.tuples(st.integers(1, 30), st.integers(1, 30)),
     kinds=st.lists(st.sampled_from(KINDS[:3]), min_size=1, max_size=2),
     dialect=st.tuples(st.sampled_from([",", "\t", "é"]), st.sampled_from(['"', ""])),
     picks=st.lists(st.integers(0, 20), max_size=6),
     columns=st.sampled_from([None, None, ["a"], []]),
 )
 def test_separated_values_together_are_what_they_are_one_by_one(
-    files: Any, damage: bytes, kinds: list[str], dialect: Any, picks: list[int], columns: list[str] | None
+    files: Any,
+    damage: bytes,
+    given_kinds: bool,
+    sizes: tuple[int, int],
+    kinds: list[str],
+    dialect: Any,
+    picks: list[int],
+    columns: list[str] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Columns whose kind the first lines told are strict: what is odd in them is found where lines are counted."""
     separator, quote = dialect
+    monkeypatch.setattr(line_index, "_BLOCK", sizes[0])
+    monkeypatch.setattr(odd_cells, "_STEP", sizes[1])
 
     def data(lines: list[list[str]], end: str, last: bool) -> bytes:
         text = end.join(separator.join(line[: len(kinds)]) for line in lines) + (end if last else "")
@@ -198,7 +218,16 @@ def test_separated_values_together_are_what_they_are_one_by_one(
 
     names = list("ab"[: len(kinds)])
     spec = {"columns": dict(zip(names, kinds, strict=True)), "names": names, "separator": separator, "quote": quote}
-    check("csv", [data(*one) for one in files], spec, picks, columns)
+    spec["given"] = names if given_kinds else []
+    texts = [data(*one) for one in files]
+    cells = [csv.odd_cells(spec["columns"], spec["given"], separator, quote) for _ in texts]
+    try:
+        for text, one in zip(texts, cells, strict=True):
+            line_index.line_spans(MappedSource(text, "it"), 0, ord(quote) if quote else None, 1 << 20, one.look)
+    except CorruptDataError:  # a quote that is not closed
+        return
+    spec["odd"] = [names[place] for one in cells for place in one.found]
+    check("csv", texts, spec, picks, columns)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

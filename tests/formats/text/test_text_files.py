@@ -20,6 +20,7 @@ from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, DecodeError, IndexFileError
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.text import line_index as textlines
+from stoker.formats.text import line_shards
 from stoker.formats.text.csv import split_line
 from stoker.formats.text.line_index import find_lines, line_spans
 from stoker.storage import open_store
@@ -174,6 +175,109 @@ def test_what_does_not_fit_later_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CorruptDataError, match=r"a\.jsonl.*sample 1200: column 'n': expected int.*\{'n': 'json'\}"):
         rows(tmp_path, "jsonl")
     assert rows(tmp_path, "jsonl", columns={"n": "json"})[-2:] == [{"n": None}, {"n": None}]
+
+
+INTS, FLOATS, EMPTY = ["99999", "-5"], ["1.5", "-2", "1e3"], ["", "1000"]
+POSTCODES = ["00501", "-0", "-007", "+7", " 5", "5 ", "\t5", "٣", "0x1F", "1_0", "5.0", "1e3", "", "inf", "many"]
+
+
+@pytest.mark.parametrize(
+    ("first", "late"),
+    [
+        *((INTS, text) for text in POSTCODES),
+        *(
+            (FLOATS, text)
+            for text in ["00501", "+7", " 5", "1.5 ", "٣", "1e400", "-1e400", "9" * 400, "9" * 16, "many"]
+        ),
+        *((EMPTY, text) for text in ["00501", "+4915112345678", "123456789012345678", " 5"]),
+    ],
+)
+@pytest.mark.parametrize("place", ["{},a", 'a,"{}"', '"a, 007 ",{},b'])
+def test_csv_that_the_first_lines_did_not_promise_is_an_error(
+    first: list[str], late: str, place: str, tmp_path: Path
+) -> None:
+    cells = [*first * 600, *[first[-1]] * 100, late, *[first[-1]] * 400]
+    row = len(first) * 600 + 100
+    names = place.replace("{}", "n").replace('"n"', "n").replace("a, 007 ", "a").replace('"', "")
+    (tmp_path / "a.csv").write_text("\n".join([names, *map(place.format, cells)]) + "\n")
+    told = rf"a\.csv: sample {row}: column 'n': expected (int|float), found str .*\{{'n': \"str\"\}}"
+    for read in (list, lambda dataset: list(dataset.batches())):
+        with pytest.raises(DecodeError, match=told):
+            read(StreamingDataset(tmp_path, batch_size=100))
+    left = StreamingDataset(tmp_path, batch_size=100, on_bad_sample="skip")
+    assert len(list(left)) == left.size - 1
+    assert rows(tmp_path, "csv", columns={"n": "str"})[row]["n"] == late
+
+
+@pytest.mark.parametrize(
+    "late", ["0", "-7", "1.25", "+1.5", "-0.5", ".5", "5.", "1e-400", "Infinity", "nan", "", "1E5"]
+)
+def test_csv_that_the_first_lines_promised_is_read_together(
+    late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("n,zip\n" + "1.5,01234\n" * 1200 + f"{late},+7\n" + '2,"a, 007 "\n' * 200)
+    if math.isfinite(float(late or "1")):
+        monkeypatch.setattr(line_shards, "read_each", None)  # nothing is read one by one
+    batch = StreamingDataset(tmp_path).read(np.arange(1401))
+    np.testing.assert_equal(batch["n"][1199:1202], [1.5, float(late or "nan"), 2])
+    assert batch["zip"][1199:1202] == ["01234", "+7", "a, 007 "]
+
+
+@pytest.mark.parametrize("first", ["01234", "+7", "-0", " 5", "1e400", "٣", "12345678901234567890"])
+def test_csv_numbers_that_would_not_be_the_same_are_text(first: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"n,m\n{first},\n5,5\n")
+    expected = ["-0.0", "5.0"] if first == "-0" else [first, "5"]
+    assert [str(row["n"]) for row in rows(tmp_path, "csv")] == expected
+
+
+def test_files_of_csv_that_differ_are_as_strict(tmp_path: Path) -> None:
+    """Integers that are floats with those of another file, and text that one of two files has."""
+    (tmp_path / "a.csv").write_text("n\n" + "12345678901234567\n" * 100)
+    (tmp_path / "b.csv").write_text("n\n" + "1.5\n" * 1200 + "007\n")
+    for row in (0, 1300):
+        with pytest.raises(CorruptDataError, match=r"\.csv.*column 'n': expected float, found"):
+            StreamingDataset(tmp_path).read(np.arange(row, row + 1))
+    with pytest.raises(CorruptDataError, match="expected float, found str '007'"):
+        StreamingDataset(tmp_path).read(np.arange(1200, 1301))
+
+
+BIG = (1 << 60) + 1
+
+
+@pytest.mark.parametrize(
+    ("first", "late"),
+    [
+        ("5", "true"),
+        ("5", "5.5"),
+        ("5.5", "true"),
+        ("5.5", str(BIG)),
+        ("5.5", "9" * 400),
+        ("5.5", "1e400"),
+        ("true", "1"),
+    ],
+)
+@pytest.mark.parametrize("beside", ["1", "[1]"])
+def test_json_that_the_first_lines_did_not_promise_is_an_error(
+    first: str, late: str, beside: str, tmp_path: Path
+) -> None:
+    lines = [f'{{"n": {text}, "b": {beside}}}' for text in [*[first] * 1200, late, *[first] * 400]]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    told = r"a\.jsonl.*sample 1200: column 'n': expected (int|float|bool), found .*'n': 'json'"
+    for rows_read in (np.array([1200]), np.arange(1100, 1300)):
+        with pytest.raises(CorruptDataError, match=told):
+            StreamingDataset(tmp_path).read(rows_read)
+    assert rows(tmp_path, "json", columns={"n": "json"})[1200]["n"] == json.loads(late)
+
+
+def test_json_numbers_that_no_float_holds_are_what_they_are(tmp_path: Path) -> None:
+    """Beside a fraction in the first lines; without one they are integers."""
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {n}, "m": {BIG}}}\n' for n in (BIG, 0.5, 9 << 60)))
+    batch = StreamingDataset(tmp_path).read(np.arange(3))
+    assert batch["n"] == [BIG, 0.5, 9 << 60]
+    assert np.asarray(batch["m"]).dtype == np.int64
+    (tmp_path / "a.jsonl").write_text('{"n": 0.5}\n{"n": 1e400}\n{"n": 1.5}\n')
+    with pytest.raises(CorruptDataError, match="sample 1: column 'n': expected float, found str '1e400'"):
+        StreamingDataset(tmp_path).read(np.arange(3))
 
 
 def test_a_key_that_comes_after_the_first_lines_is_an_error_with_all_columns(tmp_path: Path) -> None:

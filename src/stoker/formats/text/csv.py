@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -18,19 +18,27 @@ from stoker.formats.common.values import UnfitValueError
 from stoker.formats.text.line_columns import CSVColumns
 from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_spans
 from stoker.formats.text.line_shards import KINDS, LineShard
+from stoker.formats.text.odd_cells import OddCells
 from stoker.types import Buffer
 
 SETTINGS: Final = ("columns", "header", "piece_bytes", "quote", "separator")
 _NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _LOOKED_AT: Final = 1000
-_INT = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,17})")
-_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+_INT: Final = re.compile(r"0|-?[1-9][0-9]*")
+_DIGITS: Final = 18
+_FLOAT: Final = re.compile(
+    r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE
+)
 
 
 class CSVFileShard(LineShard):
-    """An open span of a file of separated values. An empty cell of a ``float`` column is NaN."""
+    """An open span of a file of separated values. An empty cell of a ``float`` column is NaN.
 
-    __slots__ = ("_names", "_quote", "_separator")
+    In a column whose type was found out, later lines hold what the first ones could have held. Where the caller gave it, what
+    Python reads as that type.
+    """
+
+    __slots__ = ("_names", "_quote", "_readers", "_separator")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
         spec = info.spec
@@ -39,13 +47,17 @@ class CSVFileShard(LineShard):
         self._names: list[str] = spec["names"]
         quote = ord(self._quote) if self._quote else None
         pairs = tuple((name, spec["columns"][name]) for name in self._names)
-        together = CSVColumns(pairs, self._separator, self._quote, empty=True)
+        given = frozenset(spec.get("given", ()))
+        self._readers = {name: (_READERS if name in given else _STRICT)[kind] for name, kind in pairs}
+        found = tuple(name for name, kind in pairs if kind != "str" and name not in given)
+        odd = frozenset(spec.get("odd", ())).intersection(found)
+        together = CSVColumns(pairs, self._separator, self._quote, empty=True, found=found, odd=odd)
         super().__init__(info, files, where, kinds=spec["columns"], first=0, newline="", quote=quote, together=together)
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         remedy = '. If that is right, say so: format_options={{"columns": {{{name}: "str"}}}}'
         try:
-            return self._values(self._split(lines), self._names, columns, _READERS, remedy)
+            return self._values(self._split(lines), self._names, columns, self._readers, remedy)
         except UnfitValueError as error:
             breaks = lines[error.row or 0].count("\n")
             if not breaks:
@@ -133,9 +145,22 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
     else:
         names, chosen = list(chosen), {}
     kinds = _kinds(names, rows, chosen, source.where)
-    spans = line_spans(source, start, code, piece_bytes(settings, PIECE_BYTES))
-    spec = {"columns": kinds, "names": names, "separator": separator, "quote": quote}
+    cells = odd_cells(kinds, chosen, separator, quote)
+    spans = line_spans(source, start, code, piece_bytes(settings, PIECE_BYTES), cells.look)
+    spec: dict[str, Any] = {"columns": kinds, "names": names, "separator": separator, "quote": quote}
+    if chosen:
+        spec["given"] = list(chosen)
+    if cells.found:
+        spec["odd"] = sorted(names[place] for place in cells.found)
     return HeaderFacts(sum(span.samples for span in spans), spec, spans)
+
+
+def odd_cells(kinds: Mapping[str, str], given: Container[str], separator: str, quote: str) -> OddCells:
+    """A search for cells that are read otherwise together than one by one, in columns whose kind nobody has given."""
+    checks = {"int": _is_int, "float": _is_float}
+    numbers = [(place, kind) for place, (name, kind) in enumerate(kinds.items()) if kind != "str" and name not in given]
+    columns = {place: checks[kind] for place, kind in numbers} if separator.isascii() else {}
+    return OddCells(columns, separator, ord(quote) if quote else None)
 
 
 def _dialect(settings: Mapping[str, Any], name: str, separator: str | None) -> tuple[str, str]:
@@ -191,21 +216,27 @@ def _kinds(names: list[str], rows: Sequence[list[str] | None], chosen: Any, wher
 
 
 def _kind(texts: Sequence[str]) -> str:
-    """The kind of a column's first values. Numbers that begin with zeros, or are too long for their kind, are text."""
+    """The kind of a column's first values. Numbers that would not be the same when read as one are text."""
     filled = [text for text in texts if text]
     if not filled:
         return "str"
-    if len(filled) == len(texts) and all(_INT.fullmatch(text) for text in filled):
+    if len(filled) == len(texts) and all(_is_int(text) and len(text.lstrip("-")) <= _DIGITS for text in filled):
         return "int"
-    if all(_FLOAT.fullmatch(text) for text in filled) and not any(_is_name(text) for text in filled):
-        return "float"
-    return "str"
+    return "float" if all(map(_is_float, filled)) else "str"
 
 
-def _is_name(text: str) -> bool:
-    """Whether a float would not give this number back: of digits alone, and with zeros in front, or longer than a double."""
+def _is_int(text: str) -> bool:
+    return _INT.fullmatch(text) is not None
+
+
+def _is_float(text: str) -> bool:
+    """Whether a float gives this number back: of digits alone without a plus or zeros in front, not too long or large."""
+    if not _FLOAT.fullmatch(text):
+        return False
     digits = text.lstrip("+-")
-    return digits.isdigit() and len(digits) > 1 and (digits[0] == "0" or len(digits) > 15)
+    if digits.isdigit():
+        return text[0] != "+" and (digits[0] != "0" or len(digits) == 1) and len(digits) <= 15
+    return digits[0] in "iInN" or math.isfinite(float(text))
 
 
 def agree_on_csv(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -218,7 +249,8 @@ def agree_on_csv(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[
         one, two = ", ".join(first["names"]), ", ".join(other["names"])
         raise ValueError(f"the first has the columns {one[:200]}, the second {two[:200]}")
     columns = {name: _wider({kind, other["columns"][name]}) for name, kind in first["columns"].items()}
-    return {**first, "columns": columns}
+    odd = {*first.get("odd", ()), *other.get("odd", ())}
+    return {**first, "columns": columns} | ({"odd": sorted(odd)} if odd else {})
 
 
 def _wider(kinds: set[str]) -> str:
@@ -236,7 +268,23 @@ def _int(text: str) -> int:
 def _float(text: str) -> float:
     if "_" in text:
         raise ValueError("no number")
+    number = float(text) if text else math.nan
+    if math.isinf(number) and "i" not in text.lower():
+        raise ValueError("too large")
+    return number
+
+
+def _strict_int(text: str) -> int:
+    if not _is_int(text):
+        raise ValueError("no number that a column begins with")
+    return int(text)
+
+
+def _strict_float(text: str) -> float:
+    if text and not _is_float(text):
+        raise ValueError("no number that a column begins with")
     return float(text) if text else math.nan
 
 
-_READERS: Final[dict[str, Callable[[str], Any]]] = {"str": str, "int": _int, "float": _float}
+_READERS: Final[Mapping[str, Callable[[str], Any]]] = {"str": str, "int": _int, "float": _float}
+_STRICT: Final[Mapping[str, Callable[[str], Any]]] = {"str": str, "int": _strict_int, "float": _strict_float}

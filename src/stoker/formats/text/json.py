@@ -24,8 +24,8 @@ _KINDS: Final = ("str", "int", "float", "bool", "json")
 # The types that the parser makes, by the kinds that they fit; all fit ``json``.
 _TYPES: Final = {
     "str": frozenset({str}),
-    "int": frozenset({int, bool}),
-    "float": frozenset({float, int, bool}),
+    "int": frozenset({int}),
+    "float": frozenset({float, int}),
     "bool": frozenset({bool}),
 }
 _LOOKED_AT: Final = 1000
@@ -72,7 +72,9 @@ def parse_objects(
                     continue
                 raise UnfitValueError(f"column {name!r} is missing", row=row, column=name)
             value = sample[name]
-            if not _fits(kind, value):
+            if kind == "float" and isinstance(value, float) and math.isinf(value):
+                value = json.loads(line, parse_float=_float_or_text)[name]
+            if not _fits(kind, value, exact=whole):
                 raise UnfitValueError(
                     f"column {name!r}: expected {kind}, found {describe(value)}", row=row, column=name
                 )
@@ -114,9 +116,28 @@ def _parse_together(
             values[name] = [sample[name] for sample in samples]
         except KeyError:
             return None
-        if not fitting.issuperset(map(type, values[name])):
+        types = set(map(type, values[name]))
+        if not types <= fitting or (
+            kinds[name] == "float" and not _are_floats(values[name], exact=whole and int in types)
+        ):
             return None
     return values
+
+
+def _are_floats(values: Sequence[float], *, exact: bool) -> bool:
+    """Whether numbers are those of a column of floats; ``False`` also where that has to be found out one by one."""
+    try:
+        if not math.isfinite(sum(values)) and any(map(math.isinf, values)):
+            return False
+        return not exact or all(float(value) == value for value in values if type(value) is int)
+    except OverflowError:
+        return False
+
+
+def _float_or_text(text: str) -> float | str:
+    """A number; its text where no float is as large."""
+    number = float(text)
+    return text if math.isinf(number) else number
 
 
 def lines_remedy(line: str | bytes) -> str:
@@ -204,7 +225,7 @@ def _infer(lines: Sequence[bytes], where: str) -> dict[str, str]:
     bad: list[str] = []
     for number, line in enumerate(lines):
         try:
-            sample = json.loads(line)
+            sample = json.loads(line, parse_float=_any_float)
         except (ValueError, RecursionError) as error:
             sample, told = None, f"sample {number} is not JSON: {str(error)[:200]}"
         else:
@@ -227,22 +248,37 @@ def _infer(lines: Sequence[bytes], where: str) -> dict[str, str]:
     return {name: _wider(found | ({None} if counts[name] < good else set())) for name, found in kinds.items()}
 
 
+def _any_float(_: str) -> float:
+    """A float for any: what one that is too large is read as, is not found out from the first lines."""
+    return 0.0
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "int"
+        return "int" if _fits("float", value, exact=True) else "long"
     if isinstance(value, float):
         return "float" if math.isfinite(value) else "json"
     return "str" if isinstance(value, str) else "json"
 
 
 def _wider(kinds: set[str | None]) -> str:
-    """One kind for all; ``None`` stands for values that are missing."""
+    """One kind for all; ``None`` stands for values that are missing, ``"long"`` for integers that no float holds."""
+    if kinds <= {"int", "long"}:
+        return "int"
     if len(kinds) == 1 and None not in kinds:
         return str(next(iter(kinds)))
     return "float" if kinds == {"int", "float"} else "json"
 
 
-def _fits(kind: str, value: Any) -> bool:
-    return kind == "json" or type(value) in _TYPES[kind]
+def _fits(kind: str, value: Any, *, exact: bool) -> bool:
+    """Whether a value is of a kind; ``exact``: not if it is an integer and no float is the same."""
+    if kind == "json":
+        return True
+    if type(value) not in _TYPES[kind]:
+        return False
+    try:
+        return kind != "float" or not exact or type(value) is float or float(value) == value
+    except OverflowError:
+        return False

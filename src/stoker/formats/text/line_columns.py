@@ -28,6 +28,9 @@ _RETURN: Final = 13
 _DIGITS_STEP: Final = 64
 _BRACKETS: Final = 200
 _NOT_FINITE: Final = re.compile(rb"(?:Inf(?:inity)?|NaN)\s*[,\]}]")
+# A whole number that a float may not hold: those below have at most 15 digits.
+_LONG_WHOLE: Final = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
+_LARGE: Final = 1e15
 _WHOLE_ZERO: Final = re.compile(rb"-0[\s,}]")
 
 
@@ -97,7 +100,8 @@ class JSONColumns:
             )
             if table.num_rows != len(lines.begins):
                 return None
-            batch = {name: _values(table.column(name)) for name in columns}
+            exact = lines.text if self.whole else b""
+            batch = {name: _values(table.column(name), exact) for name in columns}
         except (pa.ArrowException, UnicodeError):
             return None
         if any(map(_has_negative_zero, batch.values())) and _WHOLE_ZERO.search(lines.text):
@@ -138,18 +142,24 @@ class CSVColumns:
         separator: what stands between two values.
         quote: the character that quotes; empty for none.
         empty: whether an empty value of a ``float`` column is NaN.
+        found: columns of numbers whose kind the first lines told.
+        odd: those of them that hold other text somewhere, which pyarrow takes for numbers.
     """
 
     kinds: tuple[tuple[str, str], ...]
     separator: str
     quote: str
     empty: bool
+    found: tuple[str, ...] = ()
+    odd: frozenset[str] = frozenset()
 
     def read(self, lines: LineText, columns: Sequence[str]) -> Batch | None:
         """The columns' values, or ``None`` where they have to be read line by line."""
         kinds = dict(self.kinds)
         quoted = bool(self.quote) and self.quote.encode() in lines.text
-        if not columns or not self._is_regular(lines) or (quoted and not self._is_quoted_well(lines)):
+        if not columns or not self.odd.isdisjoint(columns) or not self._is_regular(lines):
+            return None
+        if quoted and not self._is_quoted_well(lines):
             return None
         if any(kinds[name] == "int" for name in columns) and _has_hexadecimal(lines):
             return None  # pyarrow takes 0x1F for a number
@@ -175,7 +185,10 @@ class CSVColumns:
             table = reader.read_all()
             if table.num_rows != len(lines.begins):
                 return None
-            batch = {name: _values(table.column(name), empty=self.empty) for name in columns}
+            batch = {
+                name: _values(table.column(name), lines.text if name in self.found else b"", empty=self.empty)
+                for name in columns
+            }
         except (pa.ArrowException, UnicodeError):
             return None
         return _complete(batch)
@@ -219,11 +232,12 @@ def _schema(kinds: tuple[tuple[str, str], ...]) -> Any:
     return pa.schema([(name, types[kind]) for name, kind in kinds])
 
 
-def _values(column: Any, *, empty: bool = False) -> Column | None:
+def _values(column: Any, exact: bytes, *, empty: bool = False) -> Column | None:
     """A column as line by line reading gives it; ``None`` where that may be otherwise.
 
     Args:
         column: a ``pyarrow.ChunkedArray``.
+        exact: the text, if a float may stand for no whole number that it does not hold.
         empty: whether null stands for a NaN.
     """
     types, kind, nulls = pyarrow().types, column.type, column.null_count
@@ -235,7 +249,9 @@ def _values(column: Any, *, empty: bool = False) -> Column | None:
             texts += chunk.to_numpy(zero_copy_only=False).tolist()
         return texts
     values: NDArray[Any] = column.to_numpy()
-    if types.is_floating(kind) and int(np.isfinite(values).sum()) != len(values) - nulls:
+    filled = len(values) - nulls
+    large = types.is_floating(kind) and int((np.abs(values) < _LARGE).sum()) != filled
+    if large and (int(np.isfinite(values).sum()) != filled or _LONG_WHOLE.search(exact)):
         return None
     return values if values.flags.writeable and values.flags.owndata else values.copy()
 

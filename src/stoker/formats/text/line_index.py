@@ -6,7 +6,7 @@ ends nothing. Empty lines are no samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,9 @@ _MOST: Final = 1 << 28
 _NEWLINE: Final = 10
 _RETURN: Final = 13
 _BOM: Final = b"\xef\xbb\xbf"
+
+
+LookAt = Callable[[NDArray[np.uint8], Ids], None]
 
 
 def find_lines(data: NDArray[np.uint8], quote: int | None) -> tuple[Ids, Ids]:
@@ -103,15 +106,24 @@ def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -
         size = min(source.size, 4 * size)
 
 
-def line_spans(source: ByteSource, start: int, quote: int | None, piece_bytes: int) -> list[ShardSpan]:
+def line_spans(
+    source: ByteSource, start: int, quote: int | None, piece_bytes: int, look: LookAt | None = None
+) -> list[ShardSpan]:
     """A file's lines from a byte on, as spans of about so many bytes. The file is read once through, in blocks.
+
+    Args:
+        source: the file.
+        start: where its first line begins.
+        quote: the character that quotes, if any.
+        piece_bytes: how many bytes a span has at least, but for the last.
+        look: gets each block, and where lines end in it.
 
     Raises:
         CorruptDataError: a quote is not closed.
     """
     spans: list[ShardSpan] = []
     begin, samples = start, 0
-    for stop, ends, filled in _counted(source, start, quote):
+    for stop, ends, filled in _counted(source, start, quote, look):
         counted = np.concatenate([np.zeros(1, np.int64), np.cumsum(filled)])
         at = 0
         while at < len(ends):
@@ -130,7 +142,9 @@ def line_spans(source: ByteSource, start: int, quote: int | None, piece_bytes: i
     return spans
 
 
-def _counted(source: ByteSource, start: int, quote: int | None) -> Iterator[tuple[int, Ids, NDArray[np.bool_]]]:
+def _counted(
+    source: ByteSource, start: int, quote: int | None, look: LookAt | None
+) -> Iterator[tuple[int, Ids, NDArray[np.bool_]]]:
     """For each block where it ends, its lines' ends in the file, and whether each line has anything in it.
 
     A last line without a newline ends with the file.
@@ -146,6 +160,8 @@ def _counted(source: ByteSource, start: int, quote: int | None) -> Iterator[tupl
         there = ends + first
         if stop == source.size and (not len(there) or int(there[-1]) != stop - 1):
             there = np.append(there, stop)
+        if look is not None:
+            look(data, there - first)
         if len(there):
             before = np.concatenate([np.array([previous], np.int64), there[:-1]])
             lengths = there - before - 1

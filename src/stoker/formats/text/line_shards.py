@@ -118,13 +118,13 @@ class LineShard(ABC):
             rows: the values of each line.
             names: the columns that a line has, in its order.
             columns: those to take.
-            readers: for each kind of column a function from text to the value, which raises ValueError for other text.
+            readers: for each column a function from text to the value, which raises ValueError for other text.
             remedy: what the message for such text ends with, a template of ``name``.
 
         Raises:
             UnfitValueError: a line is not of that width, or a value is of another kind; tells the row.
         """
-        picks = [(name, names.index(name), readers[self._kinds[name]]) for name in columns]
+        picks = [(name, names.index(name), readers[name]) for name in columns]
         values: dict[str, list[Any]] = {name: [] for name in columns}
         for row, parts in enumerate(rows):
             if len(parts) != len(names):

@@ -45,7 +45,7 @@ class XSVShard(LineShard):
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         split = map(str.split, lines, repeat(self._separator))
-        return self._values(split, self.columns, columns, _READERS)
+        return self._values(split, self.columns, columns, {name: _READERS[self._kinds[name]] for name in columns})
 
 
 class XSVFormat(LineFormat):
