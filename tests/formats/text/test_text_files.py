@@ -280,6 +280,40 @@ def test_json_numbers_that_no_float_holds_are_what_they_are(tmp_path: Path) -> N
         StreamingDataset(tmp_path).read(np.arange(3))
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("csv", b"id,text\r1,a\r2,b\r", [(1, "a"), (2, "b")]),
+        ("csv", b"\xef\xbb\xbf\rid,text\r\r1,a\r2,b", [(1, "a"), (2, "b")]),
+        ("csv", b'id,text\r1,"a\rb\nc"\r2,b\r', [(1, "a\rb\nc"), (2, "b")]),
+        ("csv", b"id,text\r" + b"7,x\r" * 2000 + b"1,y", [*[(7, "x")] * 2000, (1, "y")]),
+        ("csv", b'id,text\n1,"a\rb"\n2,b\rc\n', [(1, "a\rb"), (2, "b\rc")]),
+        ("tsv", b"id\ttext\r1\ta\r", [(1, "a")]),
+        ("json", b'{"id": 1, "text": "a"}\r{"id": 2, "text": "b"}\r', [(1, "a"), (2, "b")]),
+        ("json", b'{"id": 7, "text": "x"}\r' * 2000, [(7, "x")] * 2000),
+    ],
+)
+def test_lines_may_end_with_carriage_returns_alone(
+    name: str, data: bytes, expected: list[tuple[int, str]], tmp_path: Path
+) -> None:
+    (tmp_path / f"a.{name}").write_bytes(data)
+    for size in (5, 1 << 20):
+        dataset = StreamingDataset(tmp_path, format=name, format_options={"piece_bytes": size}, batch_size=100)
+        assert [(row["id"], row["text"]) for row in dataset] == expected
+        batches = list(dataset.batches())
+        assert [text for batch in batches for text in batch["text"]] == [text for _, text in expected]
+
+
+def test_lines_that_do_not_end_alike_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"id,text\r" + b"1,a\r" * (1 << 18) + b"2,b\n")
+    with pytest.raises(CorruptDataError, match=r"a\.csv: .* carriage returns, and at byte 1,048,587 is a newline"):
+        rows(tmp_path, "csv")
+    (tmp_path / "a.csv").write_bytes(b"id,text\r1,a\r")
+    (tmp_path / "b.csv").write_bytes(b"id,text\n1,a\n")
+    with pytest.raises(IndexFileError, match="can not be read together: lines of one end with newlines"):
+        rows(tmp_path, "csv")
+
+
 def test_a_key_that_comes_after_the_first_lines_is_an_error_with_all_columns(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1, "t": "x"}\n' * 1200 + '{"n": 2, "t": "y", "late": [3]}\n')
     remedy = r"sample 1200: column 'late'.*format_options=\{\"columns\": (\{'n': 'int', 't': 'str', 'late': 'json'\})\}"
@@ -496,6 +530,12 @@ def test_lines_of_plain_text_are_read_as_the_error_says(tmp_path: Path) -> None:
         'one, "two',
         "three",
     ]
+    lines = ["1.10", "1e5", "nan", "007", " 7 ", "x" * (2 << 20)]
+    for text in (lines, lines[::-1], lines[:3] * 1000 + ["words"]):
+        for newline in ("\n", "\r\n", "\r"):
+            (tmp_path / "a.txt").write_text(newline.join(text), newline="")
+            dataset = StreamingDataset(tmp_path, format="xsv", format_options=options)
+            assert [sample["text"] for sample in dataset] == text
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.text.line_columns import CSVColumns
-from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_spans
+from stoker.formats.text.line_index import PIECE_BYTES, check_newlines, first_lines, line_spans
 from stoker.formats.text.line_shards import KINDS, LineShard
 from stoker.formats.text.odd_cells import OddCells
 from stoker.types import Buffer
@@ -52,7 +52,7 @@ class CSVFileShard(LineShard):
         found = tuple(name for name, kind in pairs if kind != "str" and name not in given)
         odd = frozenset(spec.get("odd", ())).intersection(found)
         together = CSVColumns(pairs, self._separator, self._quote, empty=True, found=found, odd=odd)
-        super().__init__(info, files, where, kinds=spec["columns"], first=0, newline="", quote=quote, together=together)
+        super().__init__(info, files, where, kinds=spec["columns"], first=0, quote=quote, together=together)
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         remedy = '. If that is right, say so: format_options={{"columns": {{{name}: "str"}}}}'
@@ -109,7 +109,8 @@ def _value(separator: str, quote: str) -> re.Pattern[str]:
 def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, separator: str | None) -> HeaderFacts:
     """Inspects a file of separated values.
 
-    Settings: ``columns`` (kinds by name: ``str``, ``int`` or ``float``; or all names, in order, where there is no header),
+    Settings: ``columns`` (kinds by name: ``str``, ``int`` or ``float``; or all names, in order, where there is no header:
+    a single one, where nothing is quoted, is that of lines of text),
     ``header`` (whether the first line has the names, default true), ``quote`` (default ``"``; empty for none) and
     ``separator`` (default the format's). Kinds that are not given are found out from the first 1000 lines.
     A few of these that have more or fewer values than there are columns, or no UTF-8, tell nothing: they are bad samples.
@@ -124,7 +125,8 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
     code = ord(quote) if quote else None
     chosen = settings.get("columns") or {}
     header = settings.get("header", True)
-    start, second, lines = first_lines(source, code, _LOOKED_AT + 1, least=2 if header else 1)
+    first = first_lines(source, code, _LOOKED_AT + 1, least=2 if header else 1)
+    start, lines = first.start, first.lines
     if not lines:
         return HeaderFacts(0, {"columns": {}, "names": [], "separator": separator, "quote": quote})
     rows = [_split(line, separator, quote, number, source.where) for number, line in enumerate(lines)]
@@ -137,17 +139,19 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
                 f"{source.where}: its first line holds numbers alone, {separator.join(names)[:40]}: if it is a sample, say "
                 'format_options={"header": False}; if these are names of columns, {"header": True}'
             )
-        start = second
+        start = first.second
     elif isinstance(chosen, Mapping):
         widths = Counter(len(row) for row in rows if row is not None)
         usual = widths.most_common(1)[0][0] if widths else 1
         names = list(chosen) or [f"column_{number}" for number in range(usual)]
     else:
-        names, chosen = list(chosen), {}
+        names = list(chosen)
+        chosen = {name: "str" for name in names if len(names) == 1 and not quote}
     kinds = _kinds(names, rows, chosen, source.where)
     cells = odd_cells(kinds, chosen, separator, quote)
-    spans = line_spans(source, start, code, piece_bytes(settings, PIECE_BYTES), cells.look)
+    spans = line_spans(source, start, code, piece_bytes(settings, PIECE_BYTES), cells.look, first.newline)
     spec: dict[str, Any] = {"columns": kinds, "names": names, "separator": separator, "quote": quote}
+    spec.update(first.spec)
     if chosen:
         spec["given"] = list(chosen)
     if cells.found:
@@ -243,11 +247,12 @@ def agree_on_csv(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[
     """The spec of two files with the same names in the same order: columns that differ of the wider kind.
 
     Raises:
-        ValueError: their names differ.
+        ValueError: their names or newlines differ.
     """
     if first["names"] != other["names"]:
         one, two = ", ".join(first["names"]), ", ".join(other["names"])
         raise ValueError(f"the first has the columns {one[:200]}, the second {two[:200]}")
+    check_newlines(first, other)
     columns = {name: _wider({kind, other["columns"][name]}) for name, kind in first["columns"].items()}
     odd = {*first.get("odd", ()), *other.get("odd", ())}
     return {**first, "columns": columns} | ({"odd": sorted(odd)} if odd else {})

@@ -15,7 +15,7 @@ from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.text.line_columns import JSONColumns
-from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_spans
+from stoker.formats.text.line_index import PIECE_BYTES, check_newlines, first_lines, line_spans
 from stoker.formats.text.line_shards import LineShard
 from stoker.types import Buffer
 
@@ -165,7 +165,7 @@ class JSONFileShard(LineShard):
         kinds = info.spec["columns"]
         self._inferred: bool = info.spec.get("inferred", False)
         together = JSONColumns(tuple(kinds.items()), whole=self._inferred)
-        super().__init__(info, files, where, kinds=kinds, first=0, newline="", together=together)
+        super().__init__(info, files, where, kinds=kinds, first=0, together=together)
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         try:
@@ -194,26 +194,31 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
         ConfigError: settings that make no sense.
     """
     only_settings(settings, SETTINGS, "json")
-    start, _, lines = first_lines(source, None, _LOOKED_AT, least=1)
+    first = first_lines(source, None, _LOOKED_AT, least=1)
     chosen = settings.get("columns")
     if chosen is None:
-        columns = _infer(lines, source.where)
+        columns = _infer(first.lines, source.where)
     else:
         columns = dict(chosen)
         for name, kind in columns.items():
             if kind not in _KINDS:
                 raise ConfigError(f"columns: {name!r}: {unknown_name('kind', kind, _KINDS)}")
-    spans = line_spans(source, start, None, piece_bytes(settings, PIECE_BYTES))
+    spans = line_spans(source, first.start, None, piece_bytes(settings, PIECE_BYTES), newline=first.newline)
     if spans and not columns:
         raise CorruptDataError(
             f"{source.where}: its first lines hold objects without keys: give columns= in format_options"
         )
-    spec = {"columns": columns} | ({"inferred": True} if chosen is None else {})
+    spec = {"columns": columns, **({"inferred": True} if chosen is None else {}), **first.spec}
     return HeaderFacts(sum(span.samples for span in spans), spec, spans)
 
 
 def agree_on_json(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec of two files: columns of both, those that differ of the wider kind."""
+    """The spec of two files: columns of both, those that differ of the wider kind.
+
+    Raises:
+        ValueError: their newlines differ.
+    """
+    check_newlines(first, other)
     one, two = first["columns"], other["columns"]
     columns = {name: _wider({one.get(name), two.get(name)}) for name in dict.fromkeys((*one, *two))}
     return {**first, "columns": columns}

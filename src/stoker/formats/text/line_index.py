@@ -1,13 +1,14 @@
 """Lines of text that others wrote: where they are, and how a large file is cut into spans at their borders.
 
-A line ends with a newline, before which a carriage return may stand. Inside of quotes, where a format has them, a newline
-ends nothing. Empty lines are no samples.
+A line ends with a newline, before which a carriage return may stand; in a file that begins without newlines, with a carriage
+return. Inside of quotes, where a format has them, neither ends a line. Empty lines are no samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ PIECE_BYTES: Final = 32 << 20
 _BLOCK: Final = 4 << 20
 _HEAD: Final = 1 << 20
 _MOST: Final = 1 << 28
-_NEWLINE: Final = 10
+NEWLINE: Final = 10
 _RETURN: Final = 13
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -32,12 +33,13 @@ _BOM: Final = b"\xef\xbb\xbf"
 LookAt = Callable[[NDArray[np.uint8], Ids], None]
 
 
-def find_lines(data: NDArray[np.uint8], quote: int | None) -> tuple[Ids, Ids]:
+def find_lines(data: NDArray[np.uint8], quote: int | None, newline: int = NEWLINE) -> tuple[Ids, Ids]:
     """Finds where lines begin and end, without their newlines; the last may have none.
 
     Args:
         data: whole lines; uint8, shape ``(n,)``.
         quote: the character that quotes, if any.
+        newline: the character that ends a line.
 
     Returns:
         Two arrays of int64, shape ``(lines,)``.
@@ -45,7 +47,7 @@ def find_lines(data: NDArray[np.uint8], quote: int | None) -> tuple[Ids, Ids]:
     found: list[Ids] = []
     quotes = 0
     for first in range(0, len(data), _BLOCK):  # what is noted of a byte takes memory of a block's only
-        some, more = _borders(data[first : first + _BLOCK], quote, quotes & 1)
+        some, more = _borders(data[first : first + _BLOCK], quote, quotes & 1, newline)
         found.append(some + first)
         quotes += more
     ends = np.concatenate(found) if found else np.zeros(0, np.int64)
@@ -63,9 +65,9 @@ def find_lines(data: NDArray[np.uint8], quote: int | None) -> tuple[Ids, Ids]:
     return begins, ends
 
 
-def _borders(data: NDArray[np.uint8], quote: int | None, inside: int) -> tuple[Ids, int]:
+def _borders(data: NDArray[np.uint8], quote: int | None, inside: int, newline: int) -> tuple[Ids, int]:
     """Newlines that end lines, and the number of quotes; ``inside`` is 1 where the data begins between quotes."""
-    newlines: Ids = np.flatnonzero(data == _NEWLINE)
+    newlines: Ids = np.flatnonzero(data == newline)
     if quote is None:
         return newlines, 0
     quotes = np.flatnonzero(data == quote)
@@ -74,8 +76,38 @@ def _borders(data: NDArray[np.uint8], quote: int | None, inside: int) -> tuple[I
     return newlines, len(quotes)
 
 
-def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -> tuple[int, int, list[bytes]]:
-    """Finds where text begins (behind a byte order mark) and where its second line does, and reads its first lines.
+@dataclass(frozen=True)
+class FirstLines:
+    """The beginning of a file of text.
+
+    Attributes:
+        start: where text begins, behind a byte order mark.
+        second: where the second line begins.
+        lines: the first lines.
+        newline: the character that ends a line.
+    """
+
+    start: int
+    second: int
+    lines: list[bytes]
+    newline: int
+
+    @property
+    def spec(self) -> Mapping[str, str]:
+        """The part of a shard's description that says how lines end; nothing of a usual newline."""
+        return {} if self.newline == NEWLINE else {"newline": chr(self.newline)}
+
+
+def _newline_of(data: NDArray[np.uint8], quote: int | None, *, whole: bool) -> int:
+    """A carriage return, if one stands alone and there are no newlines; else a newline."""
+    if len(_borders(data, quote, 0, NEWLINE)[0]):
+        return NEWLINE
+    returns, _ = _borders(data if whole else data[:-1], quote, 0, _RETURN)
+    return _RETURN if len(returns) else NEWLINE
+
+
+def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -> FirstLines:
+    """Reads the first lines of a file.
 
     Args:
         source: the file.
@@ -91,13 +123,14 @@ def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -
         head += source.read(len(head), size)
         start = len(_BOM) if head.startswith(_BOM) else 0
         data = np.frombuffer(head, np.uint8)[start:]
-        begins, ends = find_lines(data, quote)
+        newline = _newline_of(data, quote, whole=size == source.size)
+        begins, ends = find_lines(data, quote, newline)
         second = start + int(begins[1]) if len(begins) > 1 else size
         if size < source.size:  # the last one may be cut off
             begins, ends = begins[:-1], ends[:-1]
         if len(begins) >= least or size == source.size:
             lines = [bytes(data[a:b]) for a, b in zip(begins[:count].tolist(), ends[:count].tolist(), strict=True)]
-            return start, second, lines
+            return FirstLines(start, second, lines, newline)
         if size >= _MOST:
             raise CorruptDataError(
                 f"{source.where}: its first {counted(least, 'line')} of more than {size >> 20} MiB: is it text, and are "
@@ -107,7 +140,12 @@ def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -
 
 
 def line_spans(
-    source: ByteSource, start: int, quote: int | None, piece_bytes: int, look: LookAt | None = None
+    source: ByteSource,
+    start: int,
+    quote: int | None,
+    piece_bytes: int,
+    look: LookAt | None = None,
+    newline: int = NEWLINE,
 ) -> list[ShardSpan]:
     """A file's lines from a byte on, as spans of about so many bytes. The file is read once through, in blocks.
 
@@ -117,13 +155,14 @@ def line_spans(
         quote: the character that quotes, if any.
         piece_bytes: how many bytes a span has at least, but for the last.
         look: gets each block, and where lines end in it.
+        newline: the character that ends a line.
 
     Raises:
-        CorruptDataError: a quote is not closed.
+        CorruptDataError: a quote is not closed, or some lines end with newlines and others with carriage returns.
     """
     spans: list[ShardSpan] = []
     begin, samples = start, 0
-    for stop, ends, filled in _counted(source, start, quote, look):
+    for stop, ends, filled in _counted(source, start, quote, look, newline):
         counted = np.concatenate([np.zeros(1, np.int64), np.cumsum(filled)])
         at = 0
         while at < len(ends):
@@ -143,7 +182,7 @@ def line_spans(
 
 
 def _counted(
-    source: ByteSource, start: int, quote: int | None, look: LookAt | None
+    source: ByteSource, start: int, quote: int | None, look: LookAt | None, newline: int
 ) -> Iterator[tuple[int, Ids, NDArray[np.bool_]]]:
     """For each block where it ends, its lines' ends in the file, and whether each line has anything in it.
 
@@ -155,7 +194,12 @@ def _counted(
     for first in range(start, source.size, _BLOCK):
         stop = min(first + _BLOCK, source.size)
         data = np.frombuffer(source.read(first, stop), np.uint8)
-        ends, more = _borders(data, quote, quotes & 1)
+        ends, more = _borders(data, quote, quotes & 1, newline)
+        if newline != NEWLINE and len(others := _borders(data, quote, quotes & 1, NEWLINE)[0]):
+            raise CorruptDataError(
+                f"{source.where}: its first lines end with carriage returns, and at byte {first + int(others[0]):,} is a "
+                "newline: let all lines end alike, such as with `tr '\\r' '\\n' < FILE > NEW`"
+            )
         quotes += more
         there = ends + first
         if stop == source.size and (not len(there) or int(there[-1]) != stop - 1):
@@ -179,3 +223,13 @@ def _counted(
             filled = np.zeros(0, np.bool_)
         held = int(data[-1])
         yield stop, there, filled
+
+
+def check_newlines(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Check that the lines of two files end alike, as their specs say.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if first.get("newline") != other.get("newline"):
+        raise ValueError("lines of one end with newlines, those of the other with carriage returns alone")

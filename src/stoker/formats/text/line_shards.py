@@ -47,7 +47,7 @@ class LineShard(ABC):
         where: names the shard in errors.
         kinds: column name to what it holds.
         first: where the first line must start, in bytes.
-        newline: what ends every line; of no use without a meta file.
+        newline: what ends every line of a shard with a meta file; others say it where it is not a newline.
         quote: of others' files, the character inside of whose pairs newlines end nothing.
         together: how many lines are read at once; ``None`` where they are not.
     """
@@ -55,6 +55,7 @@ class LineShard(ABC):
     unsafe: ClassVar[Mapping[str, str]] = {}
     __slots__ = (
         "_begins",
+        "_between",
         "_cut",
         "_data",
         "_ends",
@@ -76,7 +77,7 @@ class LineShard(ABC):
         *,
         kinds: Mapping[str, str],
         first: int,
-        newline: str,
+        newline: str = "",
         quote: int | None = None,
         together: JSONColumns | CSVColumns | None = None,
     ) -> None:
@@ -88,6 +89,7 @@ class LineShard(ABC):
         self.layout: Hashable = (info.format, tuple(kinds.items()))
         self._kinds = kinds
         self._newline = newline.encode()
+        self._between = info.spec.get("newline", "\n").encode()
         self._data = files[0]
         self._cut: tuple[int, int] | None = None
         self._begins: Ids
@@ -177,7 +179,8 @@ class LineShard(ABC):
         begins: Ids
         ends: Ids
         first, last = int(rows[0]), int(rows[-1])
-        if len(shards) == 1 and last - first == len(rows) - 1 and (np.diff(rows) == 1).all():
+        alike = newline or shards[0]._between == b"\n"  # lines that are copied have newlines between them
+        if alike and len(shards) == 1 and last - first == len(rows) - 1 and (np.diff(rows) == 1).all():
             begins, ends = shards[0]._begins[first : last + 1], shards[0]._ends[first : last + 1]
             start = int(begins[0])
             text = bytes(shards[0]._data[start : int(ends[-1])])
@@ -204,7 +207,7 @@ class LineShard(ABC):
     def _find_lines(self, info: ShardInfo, quote: int | None) -> tuple[Ids, Ids]:
         whole = np.frombuffer(self._data, np.uint8)
         span = span_bytes(info, whole, self.where)
-        begins, ends = find_lines(span, quote)
+        begins, ends = find_lines(span, quote, self._between[0])
         if len(begins) != self.samples:
             raise CorruptDataError(f"{self.where}: {len(begins)} lines, and {self.samples} when it was indexed")
         skip = len(whole) - len(span)
