@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -14,13 +15,13 @@ from stoker.cache.range_fetch import check_file, fetch_part
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import UNKNOWN, FilePart
+from stoker.formats.common.compression import GzipFile, with_remedy
 from stoker.storage import is_local
 from stoker.storage.files.own import open_own
 
 if TYPE_CHECKING:
     from stoker.storage import Store
 
-_CODECS: Final = {"gz": "gzip", "zstd": "zstd"}
 _CHUNK: Final = 4 << 20
 _STRETCH: Final = 32 << 20
 # Text that is compressed to less than this part of itself is none that anybody trains on, but a bomb.
@@ -104,29 +105,33 @@ class _Fetched(io.RawIOBase):
 
 
 def _decompress(source: Path | _Fetched, codec: str, packed: int, size: int, into: Path, where: str) -> None:
-    import pyarrow as pa
-
     most = max(_ALWAYS, packed * _MOST_RATIO) if size == UNKNOWN else size
     written = 0
-    with open(open_own(into, os.O_TRUNC), "wb", buffering=0) as out:
-        given = os.fspath(source) if isinstance(source, Path) else pa.PythonFile(source, "r")
-        stream = pa.input_stream(given, compression=_CODECS[codec])
-        try:
-            buffer = memoryview(bytearray(_CHUNK))  # of our own, for pyarrow would lose one at each damaged file
-            while packed and (count := _read(stream, buffer, where, codec)):
-                written += count
-                if written > most:
-                    raise CorruptDataError(
-                        f"{where}: {packed} bytes of {codec} hold more than {most}: "
-                        + ("decompress it by hand if that is right" if size == UNKNOWN else "it was replaced since")
-                    )
-                view = buffer[:count]
-                while view:
-                    view = view[out.write(view) :]
-        finally:
-            stream.close()
+    with open(open_own(into, os.O_TRUNC), "wb", buffering=0) as out, contextlib.ExitStack() as held:
+        stream = _opened(source, codec, held)
+        buffer = memoryview(bytearray(_CHUNK))  # of our own, for pyarrow would lose one at each damaged file
+        while packed and (count := _read(stream, buffer, where, codec)):
+            written += count
+            if written > most:
+                raise CorruptDataError(
+                    f"{where}: {packed} bytes of {codec} hold more than {most}: "
+                    + ("decompress it by hand if that is right" if size == UNKNOWN else "it was replaced since")
+                )
+            view = buffer[:count]
+            while view:
+                view = view[out.write(view) :]
     if size not in (UNKNOWN, written):
         raise CorruptDataError(f"{where}: holds {written} bytes of text, and held {size} when it was indexed")
+
+
+def _opened(source: Path | _Fetched, codec: str, held: contextlib.ExitStack) -> Any:
+    """Opens a file so that ``readinto`` gives what comes out. What has to be closed is put on a stack."""
+    if codec == "gz":
+        return GzipFile(held.enter_context(open(source, "rb")) if isinstance(source, Path) else source)
+    import pyarrow as pa
+
+    given = os.fspath(source) if isinstance(source, Path) else pa.PythonFile(source, "r")
+    return held.enter_context(pa.input_stream(given, compression=codec))
 
 
 def _read(stream: Any, buffer: memoryview, where: str, codec: str) -> int:
@@ -134,8 +139,8 @@ def _read(stream: Any, buffer: memoryview, where: str, codec: str) -> int:
         count: int = stream.readinto(buffer)
     except StokerError:  # fetching failed
         raise
-    except OSError as error:
-        if error.errno is not None:
+    except (OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise CorruptDataError(f"{where}: not {codec}, damaged, or cut off: {error}") from None
+        raise CorruptDataError(f"{where}: not {codec}, damaged, or cut off: {with_remedy(error)}") from None
     return count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -211,6 +212,27 @@ def test_each_file_is_fetched_once(tmp_path: Path, bucket: Bucket, monkeypatch: 
     assert numbers(dataset) == list(range(FILES * ROWS))
     assert dataset.stats().bytes_fetched == sum(path.stat().st_size for path in folder.iterdir())
     assert not list((tmp_path / "cache" / ".stoker").glob("*.part"))
+
+
+def test_zeros_behind_streams_of_gzip_are_nothing(tmp_path: Path) -> None:
+    """As tapes and stores of blocks leave them; gzip reads it."""
+    parts = [json_file(range(n, n + 5)) for n in range(0, 20, 5)] + [b"\n"]
+    for name, zeros in {"a": 1, "b": 512, "c": 1 << 17}.items():
+        data = b"".join(gzip.compress(part) + bytes(zeros) for part in parts)
+        assert gzip.decompress(data) == b"".join(parts)
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(data)
+    assert [row["id"] for row in StreamingDataset(tmp_path)] == [*range(20)] * 3
+    assert inspect(tmp_path, count=True).samples == 60
+    (tmp_path / "a.jsonl.gz").write_bytes(bytes(512))
+    with pytest.raises(CorruptDataError, match=r"a\.jsonl\.gz: not gz, damaged, or cut off"):
+        StreamingDataset(tmp_path)
+
+
+def test_zstd_of_a_large_window_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(base64.b64decode("KLUv/QCohQAAQHsiYSI6MX0KAQA1v75wAQ=="))  # --long=31
+    for read in (StreamingDataset, inspect):
+        with pytest.raises(CorruptDataError, match=r"a\.jsonl\.zst: .*its window is larger than 128 MiB.*--long=31"):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("end", PACK)

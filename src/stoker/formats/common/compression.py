@@ -6,6 +6,8 @@ exactly that many bytes came out: a small file that claims to be a huge one cost
 
 from __future__ import annotations
 
+import io
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -31,7 +33,15 @@ class _Codec:
 
     def decompress_into(self, data: Any, out: Any) -> int:
         """Bytes that cramjam has written into a buffer."""
-        written: int = self._function("decompress", "_into")(data, out)
+        import cramjam
+
+        function = self._function("decompress", "_into")
+        try:
+            written: int = function(data, out)
+        except cramjam.DecompressionError as error:
+            if self.module != "gzip" or any(text in str(error) for text in _TOO_SMALL):
+                raise
+            written = function(_without_zeros(data, memoryview(out).nbytes), out)
         return written
 
     def _function(self, does: str, how: str = "") -> Callable[..., Any]:
@@ -51,10 +61,58 @@ _CODECS: Final = {
     "zstd": _Codec(range(1, 23), 3, "zstd", 1 << 16),
 }
 
+_STEP: Final = 1 << 16  # small, for what is behind the end of a member is copied
+
 _B = TypeVar("_B", bytearray, HeldBytes)
 
 # How the codecs say that a buffer can not hold what comes out; nothing else of the error tells.
 _TOO_SMALL = ("failed to write whole buffer", "smaller than required")
+
+
+class GzipFile:
+    """A file of gzip, decompressed: its members one after the other, behind any of which may be zeros, as of tapes.
+
+    Attributes:
+        members: the parts of the file that are members, of those that were read whole.
+    """
+
+    def __init__(self, file: io.RawIOBase | io.BufferedIOBase) -> None:
+        self.members: list[slice] = []
+        self._file = file
+        self._data = b""
+        self._begin = self._read = 0
+        self._inflater: Any = None
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fills the beginning of a buffer; 0 at the end.
+
+        Raises:
+            zlib.error: it is no gzip, damaged, or cut off.
+        """
+        while True:
+            if not self._data:
+                self._data = self._file.read(_STEP) or b""
+                self._read += len(self._data)
+            ended = not self._data
+            if self._inflater is None:
+                if self.members:
+                    self._data = self._data.lstrip(b"\0")
+                if not self._data and ended:
+                    return 0
+                if not self._data:
+                    continue
+                self._inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
+                self._begin = self._read - len(self._data)
+            made = self._inflater.decompress(self._data, len(buffer))
+            self._data = self._inflater.unconsumed_tail
+            if self._inflater.eof:
+                self._data, self._inflater = self._inflater.unused_data, None
+                self.members.append(slice(self._begin, self._read - len(self._data)))
+            elif ended and not made:
+                raise zlib.error("it ends within a member")
+            if made:
+                buffer[: len(made)] = made
+                return len(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +174,8 @@ class Compression:
                 too_small = any(text in str(error) for text in _TOO_SMALL)
                 if not too_small or size >= limit:
                     raise CorruptDataError(
-                        f"{len(data):,} bytes are no {self.extension} of at most {limit:,} bytes ({error}): damaged, or made "
-                        "to fill memory; if it is right, decompress it by hand"
+                        f"{len(data):,} bytes are no {self.extension} of at most {limit:,} bytes ({with_remedy(error)}): "
+                        "damaged, or made to fill memory; if it is right, decompress it by hand"
                     ) from error
             else:
                 return memoryview(out)[:written]
@@ -135,9 +193,35 @@ class Compression:
         try:
             written = _CODECS[self.extension].decompress_into(data, out)
         except cramjam.DecompressionError as error:
-            raise CorruptDataError(f"not {size} bytes compressed with {self.extension}: {error}") from error
+            raise CorruptDataError(
+                f"not {size} bytes compressed with {self.extension}: {with_remedy(error)}"
+            ) from error
         if written != size:
             raise CorruptDataError(f"{self.extension} holds {written} bytes where {size} were expected")
+
+
+def _without_zeros(data: Any, most: int) -> bytes | memoryview:
+    """A file of gzip without the zeros behind its members; as it is where it holds more than so many bytes, or is damaged."""
+    view = memoryview(data)
+    file, buffer = GzipFile(io.BytesIO(view)), memoryview(bytearray(_STEP))
+    try:
+        while count := file.readinto(buffer):
+            most -= count
+            if most < 0:
+                return view
+    except zlib.error:
+        return view
+    return b"".join([view[member] for member in file.members])
+
+
+def with_remedy(error: Exception) -> str:
+    """Why decompressing failed, and what to do where the file is no damaged one."""
+    if "too much memory" not in str(error):
+        return str(error)
+    return (
+        f"{error}: its window is larger than 128 MiB, as of `zstd --long=31`. Write it with a smaller one: "
+        "`zstd -dc --long=31 FILE | zstd > NEW`"
+    )
 
 
 def parse_compression(text: str) -> Compression:
