@@ -223,6 +223,8 @@ def _check_list(array: Any, dtype: np.dtype[Any], name: str, row: int | None = N
 def _kept(values: Column, kind: Any) -> Any:
     """Values of a column that Arrow had already, in its own type again."""
     pa = pyarrow()
+    if isinstance(values, np.ndarray) and values.ndim > 1 and not values.size:  # lists of a fixed size are never empty
+        return pa.array(values.tolist(), kind)
     if isinstance(values, np.ndarray) and values.ndim > 1:
         flat = pa.array(np.ascontiguousarray(values).reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, values.shape[1]).cast(kind)
