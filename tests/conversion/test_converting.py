@@ -480,6 +480,73 @@ def test_nulls_are_an_error_or_filled_or_dropped(holes: Path, tmp_path: Path) ->
     assert [bool(one["known"]) for one in rows_of(tmp_path / "e")] == [True, False, True, True]
 
 
+MOMENT = dt.datetime(2020, 1, 2, 3)
+NULLS: dict[str, tuple[Any, Any, Any]] = {  # a type, a value, and one for nulls
+    "float16": (pa.float16(), 1.5, 2.0),
+    "float32": (pa.float32(), 1.5, 0),
+    "float64": (pa.float64(), 1.5, -1.25),
+    "date": (pa.date32(), MOMENT.date(), dt.date(1999, 12, 31)),
+    "datetime": (pa.timestamp("us"), MOMENT, dt.datetime(1999, 12, 31)),
+    "duration": (pa.duration("us"), dt.timedelta(1), dt.timedelta(0)),
+    "time": (pa.time64("us"), dt.time(1), dt.time(2)),
+    "int": (pa.int64(), 5, 0),
+    "bool": (pa.bool_(), True, False),
+    "str": (pa.string(), "a", ""),
+}
+
+
+@pytest.mark.parametrize("kind", NULLS)
+@pytest.mark.parametrize("to", ["parquet", "mds"])
+def test_nulls_of_any_type_are_filled_or_dropped(kind: str, to: str, tmp_path: Path) -> None:
+    arrow, value, filling = NULLS[kind]
+    table = pa.table({"n": range(4), "x": pa.array([value, None, value, None], arrow)})
+    pq.write_table(table, tmp_path / "x.parquet")
+    run(tmp_path / "x.parquet", tmp_path / "dropped", to=to, drop_nulls=True)
+    assert [int(one["n"]) for one in rows_of(tmp_path / "dropped")] == [0, 2]
+    if to != "parquet" and arrow in (pa.date32(), pa.timestamp("us"), pa.duration("us"), pa.time64("us")):
+        filling = "none"  # such columns become text
+    run(tmp_path / "x.parquet", tmp_path / "filled", to=to, fill={"x": filling})
+    if to == "parquet":
+        assert pq.read_table(tmp_path / "filled")["x"].to_pylist() == [value, filling] * 2
+        assert pq.read_schema(next((tmp_path / "filled").glob("*.parquet"))).field("x").type == arrow
+    else:
+        found = [one["x"] for one in rows_of(tmp_path / "filled")]
+        assert found[1::2] == [filling] * 2
+        assert filling not in found[::2]
+
+
+def test_floats_that_are_null_stay_if_nothing_is_said(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": pa.array([1.5, None, float("nan")])}), tmp_path / "x.parquet")
+    for to in ("parquet", "mds"):
+        run(tmp_path / "x.parquet", tmp_path / to, to=to)
+        np.testing.assert_equal([one["x"] for one in rows_of(tmp_path / to)], [1.5, np.nan, np.nan])
+    told = r"row 1 of x.parquet\).*'x'.*fill=\{'x': 'none'\} is no value of a column of float64"
+    with pytest.raises(EncodingError, match=told):
+        run(tmp_path / "x.parquet", tmp_path / "none", to="parquet", fill={"x": "none"})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.int64()),
+        pa.large_list(pa.float32()),
+        pa.list_(pa.list_(pa.int16())),
+        pa.list_(pa.string()),
+        pa.list_(pa.struct({"a": pa.int64()})),
+    ],
+    ids=str,
+)
+def test_lists_that_are_all_empty_are_converted(kind: pa.DataType, tmp_path: Path) -> None:
+    inner = [[], []] if pa.types.is_list(kind.value_type) else []
+    for number, values in enumerate(([[], [], []], [inner] * 3)):
+        source = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"x": pa.array(values, kind), "y": range(3)}), source)
+        run(source, tmp_path / f"out{number}", to="parquet")
+        table = pq.read_table(tmp_path / f"out{number}")
+        assert table["x"].to_pylist() == values
+        assert table.schema.field("x").type == kind
+
+
 # -- the command ---------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.one_file import SIGNATURES
 from stoker.formats.parquet.columns import list_dtype
 from stoker.storage.files.regular import read_regular
+from stoker.streams.compare import null_mask
 from stoker.types import Array, Batch, Column
 
 _WHOLE: Final = "int", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "str_int"
@@ -67,15 +68,10 @@ def adapted(values: Column, plan: ColumnPlan) -> Column:
     return values
 
 
-def is_missing(values: Column) -> bool:
-    """Whether any value is null."""
-    return not isinstance(values, np.ndarray) and any(value is None for value in values)
-
-
 def without_nulls(
     batch: Batch, fill: Mapping[str, Any], *, drop: bool, allowed: Collection[str]
 ) -> tuple[Batch, Array | None]:
-    """Nulls filled, or the samples that have any left out.
+    """Nulls filled, or the samples that have any left out. NaN and NaT are nulls, which all formats hold.
 
     Args:
         batch: the columns.
@@ -93,24 +89,37 @@ def without_nulls(
     made: Batch = {}
     for name, values in batch.items():
         made[name] = values
-        if not is_missing(values):
+        missing = null_mask(values)
+        if missing is None:
             continue
         if name in fill:
-            made[name] = [fill[name] if value is None else value for value in values]
-            continue
-        missing = np.array([value is None for value in values])
-        if drop:
+            made[name] = _filled(values, missing, fill[name], name)
+        elif drop:
             kept = ~missing if kept is None else kept & ~missing
-        elif name not in allowed:
-            raise UnfitValueError(
-                f"it is null: fill={{{name!r}: ...}} gives nulls a value, drop_nulls=True leaves such samples out",
-                row=int(missing.argmax()),
-                column=name,
-            )
+        elif name not in allowed and not isinstance(values, np.ndarray):
+            row = next((row for row, value in enumerate(values) if value is None), None)
+            if row is not None:
+                raise UnfitValueError(
+                    f"it is null: fill={{{name!r}: ...}} gives nulls a value, drop_nulls=True leaves such samples out",
+                    row=row,
+                    column=name,
+                )
     if kept is None:
         return made, None
     rows = np.flatnonzero(kept)
     return {name: taken(values, rows) for name, values in made.items()}, rows
+
+
+def _filled(values: Column, missing: Array, value: Any, name: str) -> Column:
+    if not isinstance(values, np.ndarray):
+        return [value if null else one for one, null in zip(values, missing.tolist(), strict=True)]
+    filled = values.copy()
+    try:
+        filled[missing] = value
+    except (ValueError, TypeError, OverflowError) as error:
+        said = f"fill={{{name!r}: {value!r}}} is no value of a column of {values.dtype}: {error}"
+        raise UnfitValueError(said, row=int(missing.argmax()), column=name) from None
+    return filled
 
 
 def taken(values: Column, rows: Array) -> Column:
