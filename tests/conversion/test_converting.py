@@ -537,7 +537,7 @@ def test_floats_that_are_null_stay_if_nothing_is_said(tmp_path: Path) -> None:
     ids=str,
 )
 def test_lists_that_are_all_empty_are_converted(kind: pa.DataType, tmp_path: Path) -> None:
-    inner = [[], []] if pa.types.is_list(kind.value_type) else []
+    inner: list[Any] = [[], []] if pa.types.is_list(kind.value_type) else []
     for number, values in enumerate(([[], [], []], [inner] * 3)):
         source = tmp_path / f"{number}.parquet"
         pq.write_table(pa.table({"x": pa.array(values, kind), "y": range(3)}), source)
