@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import random
+import resource
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -29,18 +30,21 @@ from stoker import (
     convert,
 )
 from stoker.cluster import World
+from stoker.concurrency.shared.counters import Counts
 from stoker.errors import (
     ConfigError,
     CorruptDataError,
     DatasetChangedError,
     DecodeError,
     ObjectNotFoundError,
+    SampleError,
     StorageTimeoutError,
     TooManyBadSamplesError,
     TransformError,
 )
 from stoker.partitions import Contiguous, HashBased, RoundRobin
 from stoker.pipeline.chunks.chunk_reader import ChunkReader
+from stoker.reading.bad_samples import BadSampleLog
 from stoker.reading.good_rows import GoodRowReader
 from stoker.writers import CSVWriter, JSONWriter, open_writer
 from support import all_of, write_columns, write_samples
@@ -309,6 +313,28 @@ def test_a_list_says_where_bad_samples_are(data: Path, tmp_path: Path, caplog: p
     list(StreamingDataset(data, on_bad_sample="replace", batch_size=16))
     assert "replaced by another" in caplog.text
     assert "column 'doc'" in caplog.text
+
+
+def test_a_full_disk_leaves_whole_lines_in_a_list(tmp_path: Path) -> None:
+    """A line of which only a part can be written is taken back, and what others left without its end is ended."""
+    listed = tmp_path / "bad.jsonl"
+    log = BadSampleLog(BadSamples(file=listed), Counts())
+    log.enter(3)
+    log.note(0, SampleError("one", sample=0))
+    whole = listed.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"bad\.jsonl.*only part of a line could be written: the disk is full"):
+            log.note(1, SampleError("two", sample=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert listed.read_bytes() == whole
+    log.note(2, SampleError("three", sample=2))
+    assert [json.loads(line)["sample"] for line in listed.read_text().splitlines()] == [0, 2]
+    listed.write_bytes(b"17")
+    log.note(2, SampleError("three", sample=2))
+    assert [line[:12] for line in listed.read_text().splitlines()] == ["17", '{"sample": 2']
 
 
 def test_a_list_that_can_not_be_written_to_is_an_error(data: Path, tmp_path: Path) -> None:

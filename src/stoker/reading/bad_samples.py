@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -262,7 +264,7 @@ def _line_of(error: SampleError) -> bytes:
 
 
 def _append_line(file: str | os.PathLike[str], line: bytes = b"") -> None:
-    """Append a bad sample to a list of them, in one write, so that lines of several processes do not mix.
+    """Append a bad sample to a list of them: a whole line, or nothing, also where other processes append to it.
 
     Args:
         file: the list; made where there is none.
@@ -272,12 +274,18 @@ def _append_line(file: str | os.PathLike[str], line: bytes = b"") -> None:
         ConfigError: it can not.
     """
     try:
-        number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666), "rb") as opened:
+            number = opened.fileno()
+            if not line:
+                return
+            with contextlib.suppress(OSError):  # not all file systems lock; without, only a full disk mixes lines
+                fcntl.flock(opened, fcntl.LOCK_EX)
+            size = os.fstat(number).st_size
+            if size and os.pread(number, 1, size - 1) != b"\n":  # another program left half a line
+                line = b"\n" + line
             if os.write(number, line) < len(line):
+                os.ftruncate(number, size)
                 raise OSError(errno.ENOSPC, "only part of a line could be written: the disk is full")
-        finally:
-            os.close(number)
     except OSError as problem:
         raise ConfigError(
             f"the list of bad samples, BadSamples(file={os.fspath(file)!r}), can not be written to: {problem}. It is a file "
