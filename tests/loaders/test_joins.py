@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import random
@@ -253,6 +254,38 @@ def test_workers_give_the_same(data: Path, start: str, columnar: bool) -> None:
         resumed.load_state_dict(state)
         dataset.set_epoch(1)
         assert [rows_of(batch) for batch in resumed.batches()] == [rows_of(b) for b in dataset.batches()][4:]
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["join first", "map first"])
+@pytest.mark.parametrize("batches", [True, False])
+def test_a_bad_sample_of_the_other_dataset_is_listed_as_the_one_beside_it(
+    early: bool, batches: bool, tmp_path: Path
+) -> None:
+    """Its shard and its number there are in the reason, so that the list leaves out what it should."""
+    with MDSWriter({"x": "int"}, tmp_path / "own", size_limit=500) as out:
+        for n in range(200):
+            out.write({"x": n})
+    with MDSWriter({"x": "int", "cap": "str"}, tmp_path / "other", size_limit=700) as out:
+        for n in reversed(range(200)):
+            out.write({"x": n, "cap": f"cap {n}"})
+    shard = tmp_path / "other" / "shard.00001.mds"
+    shard.write_bytes(shard.read_bytes().replace(b"cap ", b"\xffap ", 1))
+
+    def found(**settings: Any) -> list[int]:
+        dataset = StreamingDataset(tmp_path / "own", batch_size=20, **settings)
+        chain = dataset if early else dataset.map(dict)
+        chain = chain.join(StreamingDataset(tmp_path / "other"), on="x")
+        return (
+            [int(n) for batch in chain.batches() for n in batch["x"]] if batches else [int(one["x"]) for one in chain]
+        )
+
+    left = found(on_bad_sample=BadSamples("skip", file=tmp_path / "bad.jsonl"))
+    (missing,) = set(range(200)) - set(left)
+    told = json.loads((tmp_path / "bad.jsonl").read_text())
+    assert (told["sample"], told["column"]) == (missing, "cap")
+    assert "/own/" in told["url"]
+    assert "/other/shard.00001.mds: sample 0: column 'cap' (str) does not decode" in told["reason"]
+    assert set(found(quarantine=tmp_path / "bad.jsonl")) == set(left)
 
 
 def test_random_numbers_order_steps_and_ids_are_those_of_the_first_dataset(data: Path) -> None:

@@ -10,7 +10,7 @@ from stoker.errors import DecodeError, SampleError
 from stoker.formats.common.rows.merge import check_types
 from stoker.formats.mds.encodings.images import last_left, loaded
 from stoker.reading.bad_samples import is_of_sample
-from stoker.reading.sample_errors import decode_error, location_of, override_error
+from stoker.reading.sample_errors import beside, decode_error, location_of, override_error
 from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.samples import distinct_shards
 from stoker.types import Batch, Ids
@@ -164,9 +164,9 @@ class GoodRowReader:
             error = named
         if not is_of_sample(error):
             raise error
-        if isinstance(error, SampleError):
-            return error
         origin = location_of(self.pool, shard, row)
+        if isinstance(error, SampleError):
+            return beside(error, origin)
         if made and self._overridden and shard not in self._damaged:
             return override_error(error, origin)  # the sample can be read
         told = DecodeError(

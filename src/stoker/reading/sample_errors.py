@@ -15,7 +15,7 @@ import numpy as np
 
 from stoker.concurrency.user_code import calls_user_code, pass_exits, step_of
 from stoker.display import with_article
-from stoker.errors import CorruptDataError, DatasetChangedError, DecodeError, StokerError, TransformError
+from stoker.errors import CorruptDataError, DatasetChangedError, DecodeError, SampleError, StokerError, TransformError
 from stoker.formats.registry import get_format
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids, Sample, Transform
@@ -174,6 +174,22 @@ def transform_error(
         column=column,
         sample=origin.sample,
     )
+
+
+def beside(error: SampleError, origin: SampleLocation) -> SampleError:
+    """The error of a sample, of one that another dataset's sample beside it has; itself where it is that sample's own."""
+    if (error.sample, error.url) == (origin.sample, origin.url):
+        return error
+    told = type(error)(
+        f"{origin}: {error}",
+        url=origin.url,
+        shard=origin.shard,
+        row=origin.row,
+        column=error.column,
+        sample=origin.sample,
+    )
+    told.__cause__ = error
+    return told
 
 
 def decode_error(

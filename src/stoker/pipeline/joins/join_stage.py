@@ -15,7 +15,7 @@ from stoker.pipeline.joins.other_dataset import OtherReader
 from stoker.reading.apply_chain import BAD, LEFT_OUT
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.chain_steps import Step, same_name
-from stoker.reading.sample_errors import transform_error
+from stoker.reading.sample_errors import beside, transform_error
 from stoker.types import Ids
 
 
@@ -95,7 +95,8 @@ class JoinStage(ChunkStage):
                 try:
                     (values[place],) = self._reader.iterate(ids[place : place + 1], as_columns=self._as_columns)
                 except SampleError as one:
-                    together.fail(together.samples[place][0], one)
+                    number = together.samples[place][0]
+                    together.fail(number, beside(one, together.origin(number)))
         return values
 
     def _merged(self, sample: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
