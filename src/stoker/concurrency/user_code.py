@@ -47,14 +47,15 @@ def step_of(error: BaseException) -> Any | None:
     return None
 
 
-class Told:
-    """A function of the user that is called in the midst of another library's iteration.
-
-    A ``StopIteration`` of it would end that as if there were no more samples: it is raised as a ``TransformError``.
+class UserFunction:
+    """A function of the user that another library calls in an iteration. Its ``StopIteration`` does not end the iteration.
 
     Args:
-        function: of the user.
-        name: of the argument that took it.
+        function: the function.
+        name: the name of the argument that took it.
+
+    Raises:
+        TransformError: the function raised ``StopIteration``.
     """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:

@@ -117,8 +117,8 @@ def _filled(values: Column, missing: Array, value: Any, name: str) -> Column:
     try:
         filled[missing] = value
     except (ValueError, TypeError, OverflowError) as error:
-        said = f"fill={{{name!r}: {value!r}}} is no value of a column of {values.dtype}: {error}"
-        raise UnfitValueError(said, row=int(missing.argmax()), column=name) from None
+        told = f"fill={{{name!r}: {value!r}}}: the column holds {values.dtype}, and can not hold this value: {error}"
+        raise UnfitValueError(told, row=int(missing.argmax()), column=name) from None
     return filled
 
 

@@ -15,7 +15,7 @@ from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.spans.recorder import WaitClock
-from stoker.concurrency.user_code import Told
+from stoker.concurrency.user_code import UserFunction
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
@@ -80,9 +80,9 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
     ) -> None:
         check_options(options)
         if (collate_fn := options.get("collate_fn")) is not None:
-            options["collate_fn"] = Told(collate_fn, "collate_fn")
+            options["collate_fn"] = UserFunction(collate_fn, "collate_fn")
         if (worker_init_fn := options.get("worker_init_fn")) is not None:
-            options["worker_init_fn"] = Told(worker_init_fn, "worker_init_fn")
+            options["worker_init_fn"] = UserFunction(worker_init_fn, "worker_init_fn")
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
         if batch_size is None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from stoker.arguments import checked
+from stoker.cache.disk.quota import try_lock
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.display import counted
 from stoker.errors import (
@@ -42,6 +43,8 @@ _OF_MACHINE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 _JUDGED: Final = 1000
 # Bad samples of a process that are logged one by one; later ones where their number is a power of two.
 _LOGGED: Final = 20
+# Seconds to wait for a process that appends at the same time: it may have been stopped.
+_PATIENCE: Final = 1.0
 _TOLD: Final = ("sample", "url", "shard", "row", "column")
 
 
@@ -278,8 +281,9 @@ def _append_line(file: str | os.PathLike[str], line: bytes = b"") -> None:
             number = opened.fileno()
             if not line:
                 return
-            with contextlib.suppress(OSError):  # not all file systems lock; without, only a full disk mixes lines
-                fcntl.flock(opened, fcntl.LOCK_EX)
+            end = time.monotonic() + _PATIENCE  # without the lock, lines mix only on a full disk
+            while not try_lock(number, fcntl.LOCK_EX) and time.monotonic() < end:
+                time.sleep(0.001)
             size = os.fstat(number).st_size
             if size and os.pread(number, 1, size - 1) != b"\n":  # another program left half a line
                 line = b"\n" + line

@@ -61,7 +61,8 @@ _CODECS: Final = {
     "zstd": _Codec(range(1, 23), 3, "zstd", 1 << 16),
 }
 
-_STEP: Final = 1 << 16  # small, for what is behind the end of a member is copied
+# Bytes that are read at once. What follows the end of a member is copied, so they are few.
+_STEP: Final = 1 << 16
 
 _B = TypeVar("_B", bytearray, HeldBytes)
 

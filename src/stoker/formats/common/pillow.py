@@ -10,26 +10,7 @@ if TYPE_CHECKING:
 
 # Pillow finds out what bytes are. Of the kinds that are left out it runs Ghostscript for EPS, calls the system or what a
 # program has registered for WMF, BUFR, GRIB and HDF5, and opens what IPTC holds as any kind. TGA, of no signature, is last.
-_KINDS: Final = (
-    *(
-        "JPEG",
-        "PNG",
-        "WEBP",
-        "GIF",
-        "BMP",
-        "TIFF",
-        "PPM",
-        "AVIF",
-        "JPEG2000",
-        "DIB",
-        "ICO",
-        "CUR",
-        "ICNS",
-        "PCX",
-        "DDS",
-    ),
-    *("PSD", "QOI", "SGI", "SUN", "XBM", "XPM", "TGA"),
-)
+_KINDS: Final = "JPEG PNG WEBP GIF BMP TIFF PPM AVIF JPEG2000 DIB ICO CUR ICNS PCX DDS PSD QOI SGI SUN XBM XPM TGA"
 
 
 def open_image(file: IO[bytes]) -> Image:
@@ -49,4 +30,4 @@ def _kinds() -> tuple[str, ...]:
     from PIL import Image
 
     Image.init()
-    return tuple(kind for kind in _KINDS if kind in Image.OPEN)
+    return tuple(kind for kind in _KINDS.split() if kind in Image.OPEN)

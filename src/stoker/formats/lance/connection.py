@@ -236,7 +236,7 @@ def _facts_of(dataset: Any, url: str) -> LanceFacts:
 
 
 def _has_base(named: Any) -> bool:
-    """Whether what a manifest says of a fragment names a base path: a place of files that is not the table's."""
+    """Whether a fragment in a manifest has a base path, which is a directory of files outside of the table."""
     if isinstance(named, dict):
         return named.get("base_id") is not None or any(map(_has_base, named.values()))
     return isinstance(named, list) and any(map(_has_base, named))

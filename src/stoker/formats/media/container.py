@@ -17,13 +17,12 @@ _WORDS: Final = {
 # Containers that hold all that they need, by FFmpeg's names. Others are playlists, descriptions of sessions and lists of
 # files (concat, hls, dash, sdp, vobsub), of which FFmpeg opens what they name, on this machine or another.
 _CONTAINERS: Final = (
-    *("aac", "ac3", "aiff", "amr", "ape", "apng", "asf", "au", "av1", "avi", "caf", "dts", "dv", "eac3", "flac", "flv"),
-    *("gif", "h264", "hevc", "ivf", "loas", "m4v", "matroska", "mjpeg", "mov", "mp3", "mpc", "mpc8", "mpeg", "mpegts"),
-    *("mpegvideo", "mxf", "nut", "obu", "ogg", "rm", "tak", "tta", "vc1", "voc", "vvc", "w64", "wav", "wtv", "wv"),
-    "yuv4mpegpipe",
+    "aac,ac3,aiff,amr,ape,apng,asf,au,av1,avi,caf,dts,dv,eac3,flac,flv,gif,h264,hevc,ivf,loas,m4v,matroska,"
+    "mjpeg,mov,mp3,mpc,mpc8,mpeg,mpegts,mpegvideo,mxf,nut,obu,ogg,rm,tak,tta,vc1,voc,vvc,w64,wav,wtv,wv,"
+    "yuv4mpegpipe"
 )
 # Of protocols none, for those that open them past the callback, as RTP does.
-_BOUND: Final = {"format_whitelist": ",".join(_CONTAINERS), "protocol_whitelist": ""}
+_BOUND: Final = {"format_whitelist": _CONTAINERS, "protocol_whitelist": ""}
 
 
 class OpenStream:

@@ -234,7 +234,7 @@ def _is_int(text: str) -> bool:
 
 
 def _is_float(text: str) -> bool:
-    """Whether a float gives this number back: of digits alone without a plus or zeros in front, not too long or large."""
+    """Whether a float keeps this number: an integer has at most 15 digits, no plus and no leading zeros; it is finite."""
     if not _FLOAT.fullmatch(text):
         return False
     digits = text.lstrip("+-")

@@ -125,7 +125,7 @@ def _parse_together(
 
 
 def _are_floats(values: Sequence[float], *, exact: bool) -> bool:
-    """Whether numbers are those of a column of floats; ``False`` also where that has to be found out one by one."""
+    """Whether a column of floats holds these numbers. Where ``False``, some may still fit: check them one by one."""
     try:
         if not math.isfinite(sum(values)) and any(map(math.isinf, values)):
             return False
@@ -135,7 +135,7 @@ def _are_floats(values: Sequence[float], *, exact: bool) -> bool:
 
 
 def _float_or_text(text: str) -> float | str:
-    """A number; its text where no float is as large."""
+    """The number, or its text where it is too large for a float."""
     number = float(text)
     return text if math.isinf(number) else number
 
@@ -254,7 +254,7 @@ def _infer(lines: Sequence[bytes], where: str) -> dict[str, str]:
 
 
 def _any_float(_: str) -> float:
-    """A float for any: what one that is too large is read as, is not found out from the first lines."""
+    """Read every fraction as 0.0: the first lines only tell that a value is a float, also where it is too large for one."""
     return 0.0
 
 
@@ -278,7 +278,7 @@ def _wider(kinds: set[str | None]) -> str:
 
 
 def _fits(kind: str, value: Any, *, exact: bool) -> bool:
-    """Whether a value is of a kind; ``exact``: not if it is an integer and no float is the same."""
+    """Whether a value is of a kind. With ``exact``, an integer is a float only if the float has the same value."""
     if kind == "json":
         return True
     if type(value) not in _TYPES[kind]:

@@ -68,7 +68,7 @@ class Substitutes:
         if self._replacements is None:
             self._replacements = Replacements(spans_of(*self._asked()), strict=self._strict)
         replacements = self._replacements
-        found = replacements.find(position, read_at, _is_something)
+        found = replacements.find(position, read_at, _has_samples)
         if found is not None:
             return found
         if error is None:
@@ -79,8 +79,8 @@ class Substitutes:
         raise none_is_good(error)
 
 
-def _is_something(made: Any) -> bool:
-    """Whether no filter has left out all that a chain made of a sample. Where ``flat_map`` makes none, that is its will."""
+def _has_samples(made: Any) -> bool:
+    """Whether a filter kept any of the samples that a chain made. ``flat_map`` may make none: no filter left them out."""
     if isinstance(made, SeveralSamples):
         return bool(made) or not made.dropped
     return not isinstance(made, LeftOut)

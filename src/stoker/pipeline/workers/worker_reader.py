@@ -197,8 +197,8 @@ class WorkerReader:
                 source = self.source
                 self.at = source.reopen(self.at)
                 closing = threading.Event()
-                chunks = source.chunks(self.at, closing.is_set)
-                # The capacity of some is known now.
+                chunks = source.chunks(self.at, closing)
+                # Only now: work by a plan takes what its processes read ahead from its capacity.
                 self._buffer = PrefetchBuffer(chunks, _count, source.capacity, self._counts, source.cost, closing)
             return self._buffer
 

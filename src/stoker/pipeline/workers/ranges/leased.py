@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from stoker.coordination import CommitRefusedError, Coordination, EpochProgress, WorkerHealth
@@ -83,13 +83,13 @@ class LeasedSource(RangeSource):
     def capacity(self) -> int:
         return max(1, self._config.prefetch_buffer_size)  # always a thread: leasing does not wait for the consumer
 
-    def chunks(self, at: int, closed: Callable[[], bool]) -> Iterator[SampleChunk]:  # noqa: ARG002 - the coordinator knows
+    def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:  # noqa: ARG002 - the coordinator knows
         config, coordination = self._config, self._take_part()
         replicate = None
         if config.replication_factor > 1:
             replicate = partial(Replicas, self._sample_source, self._splits, config, coordination)
         reader = RangeReader(self._sample_source, self._splits, config, batched=config.batch_size is not None)
-        self._reader = SplitReader(reader, coordination, self._ledger.lost, replicate, closed)
+        self._reader = SplitReader(reader, coordination, self._ledger.lost, replicate, closing)
         return self._reader.chunks()
 
     def deliver(self, chunk: SampleChunk, begin: int, end: int) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -83,7 +84,7 @@ class LockstepSource(RangeSource):
             self._begin(self._here(at))
         return self._point.partial
 
-    def chunks(self, at: int, closed: Callable[[], bool]) -> Iterator[SampleChunk]:  # noqa: ARG002 - waits for nobody
+    def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:  # noqa: ARG002 - waits for nobody
         check_not_empty(self.sample_order, self._point, self._run, self._data_rank)
         reader = _LockstepReader(
             self._sample_source, self.sample_order, self._config, self._data_rank, self._point, self._run, at

@@ -7,7 +7,8 @@ number of steps ahead of what is delivered, and the reading thread never goes be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,7 +100,7 @@ class PlannedSource(RangeSource):
         """One for each step, however many samples it has: so none beyond the horizon is read."""
         return 1
 
-    def chunks(self, at: int, closed: Callable[[], bool]) -> Iterator[SampleChunk]:  # noqa: ARG002 - waits for nobody
+    def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:  # noqa: ARG002 - waits for nobody
         most = self._steps - 1 if self._config.prefetch_buffer_size else 0
         reader = RangeReader(self._sample_source, self._splits, self._config, batched=True, most_ahead=most)
         self._ahead = reader.ahead

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -131,7 +132,7 @@ class RangeSource(ABC):
         """Samples, or batches, of an epoch."""
 
     @abstractmethod
-    def chunks(self, at: int, closed: Callable[[], bool]) -> Iterator[SampleChunk]:
+    def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:
         """Everything from number ``at`` to the epoch's end.
 
         Called in the consumer's thread; the iterator is used in the reading thread. It must not refer to the source, or a
@@ -139,7 +140,7 @@ class RangeSource(ABC):
 
         Args:
             at: number of the first sample that was not delivered, as :meth:`reopen` gave it.
-            closed: whether no more is wanted.
+            closing: set when no more is wanted.
         """
 
     @abstractmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from stoker.coordination.history.assignment import Replay
@@ -65,7 +66,7 @@ class ReplayedSource(RangeSource):
         size = self._config.batch_size or 1
         return sum(-(-(end - begin) // size) for begin, end in self._ranges)
 
-    def chunks(self, at: int, closed: Callable[[], bool]) -> Iterator[SampleChunk]:  # noqa: ARG002 - waits for nobody
+    def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:  # noqa: ARG002 - waits for nobody
         reader = RangeReader(
             self._sample_source, self._splits, self._config, batched=self._config.batch_size is not None
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
@@ -23,7 +24,7 @@ class SplitReader:
         coordination: gives splits.
         lost: splits that others have now, of which no more need be read.
         replicate: begins to fetch shards for others, while splits are read; ``None``: this worker keeps none for others.
-        closed: whether no more is wanted.
+        closing: set when no more is wanted.
 
     Attributes:
         failed: the split that could not be read, if reading ended with an error.
@@ -36,7 +37,7 @@ class SplitReader:
         coordination: Coordination,
         lost: AbstractSet[LeasedSplit],
         replicate: Callable[[], Replicas] | None,
-        closed: Callable[[], bool],
+        closing: threading.Event,
     ) -> None:
         self.failed: LeasedSplit | None = None
         self.starved_since = 0.0
@@ -44,7 +45,7 @@ class SplitReader:
         self._coordination = coordination
         self._lost = lost
         self._replicate = replicate
-        self._closed = closed
+        self._closing = closing
 
     def chunks(self) -> Iterator[SampleChunk]:
         """Chunks of all splits that this worker gets; their numbers are positions."""
@@ -65,13 +66,13 @@ class SplitReader:
 
     def _parts_of(self, split: LeasedSplit) -> Iterator[RangePart]:
         for begin, end in self._reader.steps(split.begin, split.end):
-            if split in self._lost or self._closed():
+            if split in self._lost or self._closing.is_set():
                 break
             yield RangePart(begin, end, (begin, end), split)
 
     def _next_split(self) -> LeasedSplit | None:
         try:
-            while not self._closed():
+            while not self._closing.is_set():
                 try:
                     return self._coordination.next_split(_LOOK)
                 except WaitTimeoutError:
