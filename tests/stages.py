@@ -1,8 +1,8 @@
 """The stages of the gate, as a plugin of pytest: which tests belong to which, what a pure one may not do, what is reported.
 
 A test that starts processes has the mark ``processes``; one that uses a server has ``s3`` or ``processes``; one that
-measures time has ``timing``. All others are pure, and run side by side: one that starts a process or a server all the
-same fails, and is told to say so.
+measures time has ``timing``; one that runs a peer has ``peer``. All others are pure, and run side by side: one that
+starts a process or a server all the same fails, and is told to say so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from peer import PYTHON
 
 SERVERS: Final = frozenset({"s3_server", "bucket", "proxies"})
 """Fixtures that a test does not use without the S3 server."""
-_IMPURE: Final = ("processes", "s3", "timing", "trainers")
+_IMPURE: Final = ("processes", "s3", "timing", "peer", "trainers")
 _EVENTS: Final = {
     "subprocess.Popen": "starts a process",
     "os.posix_spawn": "starts a process",
