@@ -520,7 +520,7 @@ def test_floats_that_are_null_stay_if_nothing_is_said(tmp_path: Path) -> None:
     for to in ("parquet", "mds"):
         run(tmp_path / "x.parquet", tmp_path / to, to=to)
         np.testing.assert_equal([one["x"] for one in rows_of(tmp_path / to)], [1.5, np.nan, np.nan])
-    told = r"row 1 of x.parquet\).*'x'.*fill=\{'x': 'none'\} is no value of a column of float64"
+    told = r"row 1 of x.parquet\).*'x'.*fill=\{'x': 'none'\}: the column holds float64"
     with pytest.raises(EncodingError, match=told):
         run(tmp_path / "x.parquet", tmp_path / "none", to="parquet", fill={"x": "none"})
 
