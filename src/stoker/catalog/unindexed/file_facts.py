@@ -36,7 +36,7 @@ from stoker.types import Array
 logger = logging.getLogger(__name__)
 
 # 1 to 3 were two layouts: one of Parquet files, and one in JSON of all others. 6 knows encodings of Parquet's columns.
-_VERSION: Final = 8
+_VERSION: Final = 9
 _DIGEST: Final = 16
 _TURN: Final = "turn"
 _MOST_WAITING: Final = 300.0

@@ -1,7 +1,8 @@
 """WebDataset's tar files: a sample is the files of one name that follow each other, a column for each of their extensions.
 
 As in WebDataset, what comes before the first dot of a file's own name is the sample's key, with the directories in front,
-and what follows it, in lower case, names the column. Files without a dot, directories and links are passed over.
+and what follows it, in lower case, names the column. Files without a dot, directories, symbolic links out of the archive and
+what macOS keeps beside files are passed over.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, HeadView, head_rows, heads_of
-from stoker.formats.common.checks import refuse, string_list
+from stoker.formats.common.byte_source import ByteSource, HeadView, heads_of
+from stoker.formats.common.checks import check_memory, refuse, string_list
 from stoker.formats.common.container import (
     PackedFormat,
     PackedShard,
@@ -33,6 +34,7 @@ from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.media.columns import HANDLES, Handle
 from stoker.formats.media.source import MEDIA, SharedRanges, StoredFile
+from stoker.formats.tar.headers import read_files
 from stoker.formats.unstacked import spread
 from stoker.types import Array, Buffer, Column, Ids
 
@@ -41,12 +43,11 @@ KEY: Final = "__key__"
 URL: Final = "__url__"
 """Column of the archive's name below the dataset, where it is asked for."""
 
-_BLOCK: Final = 512
-_LONGEST: Final = 1 << 16
 # Columns times samples, of which each takes 8 bytes, that are always allowed, and for each file that there is.
 _MOST_CELLS: Final = 1 << 22
 _CELLS_A_FILE: Final = 64
-_REGULAR: Final = (0, ord("0"), ord("7"))
+# What macOS keeps of files beside them (AppleDouble), and of folders in them.
+_OF_MACOS: Final = (b"._", b".DS_Store")
 _META: Final = re.compile(rb"__[^/]*__($|/)")
 # Extensions of text, and how others' files are read by them, as WebDataset decodes them; all others are bytes.
 _TEXTS: Final = {
@@ -68,12 +69,14 @@ class Members:
         indices: for each column, for each sample the number of its file, -1 where it has none.
         begins: where each file's bytes begin.
         lengths: how many there are.
+        sparse: where the parts of files with holes go, see :class:`~stoker.formats.tar.headers.ArchiveFiles`.
     """
 
     keys: list[bytes]
     indices: dict[str, Ids]
     begins: Ids
     lengths: Ids
+    sparse: Mapping[int, NDArray[np.int64]]
 
 
 def read_members(data: Buffer | HeadView, where: str) -> Members:
@@ -85,8 +88,8 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
     """
     if not len(data):
         raise CorruptDataError(f"{where}: the file is empty (0 bytes), so it is no tar archive")
-    heads, names, begins, lengths = _walk(data, where)
-    _check_sums(data, heads, where)
+    files = read_files(data, where)
+    names = files.names
     keys: list[bytes] = []
     found: dict[bytes, dict[int, int]] = {}
     first_of: dict[bytes, int] = {}
@@ -95,7 +98,12 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
     for number, name in enumerate(names):
         folder, slash, file = name.rpartition(b"/")
         base, dot, extension = file.partition(b".")
-        if not dot or _META.match(name) or not (base or (slash and b"." not in folder.rpartition(b"/")[2])):
+        if (
+            not dot
+            or _META.match(name)
+            or file.startswith(_OF_MACOS)
+            or not (base or (slash and b"." not in folder.rpartition(b"/")[2]))
+        ):
             continue
         key = folder + slash + base  # of "a/.jpg" it is "a/", as for WebDataset
         if key != last:
@@ -122,115 +130,7 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
         index = np.full(len(keys), -1, np.int64)
         index[list(by_sample)] = list(by_sample.values())
         indices[_text(extension)] = index
-    return Members(keys, indices, np.array(begins, np.int64), np.array(lengths, np.int64))
-
-
-def _walk(data: Buffer | HeadView, where: str) -> tuple[list[int], list[bytes], list[int], list[int]]:
-    """Offset of all headers; name, begin and length of each regular file."""
-    size = len(data)
-    heads: list[int] = []
-    names: list[bytes] = []
-    begins: list[int] = []
-    lengths: list[int] = []
-    at = 0
-    long_name: bytes | None = None
-    long_size: int | None = None
-    while at + _BLOCK <= size:
-        head = data[at : at + _BLOCK]
-        if not head[0] and not head.strip(b"\0"):
-            break
-        heads.append(at)
-        kind = head[156]
-        length = _number(head[124:136], where, at)
-        begin = at + _BLOCK
-        if long_size is not None and kind in _REGULAR:
-            length, long_size = long_size, None
-        at = begin + -(-length // _BLOCK) * _BLOCK
-        if begin + length > size:
-            raise CorruptDataError(
-                f"{where}: the file at byte {begin - _BLOCK} has {length} bytes, past the archive's end"
-            )
-        if kind in _REGULAR:
-            if long_name is not None:
-                name, long_name = long_name, None
-            else:
-                name = head[:100].split(b"\0", 1)[0]
-                if head[345] and head[257:263] == b"ustar\0":
-                    name = head[345:500].split(b"\0", 1)[0] + b"/" + name
-            names.append(name)
-            begins.append(begin)
-            lengths.append(length)
-        elif kind in (ord("x"), ord("L")):
-            if length > _LONGEST:
-                raise CorruptDataError(f"{where}: a name of {length} bytes at byte {begin}")
-            body = data[begin : begin + length]
-            if kind == ord("L"):
-                long_name = body.split(b"\0", 1)[0]
-            else:
-                given, long_size = _extended(body, where, begin)
-                long_name = given if given is not None else long_name
-        elif kind != ord("g"):
-            long_name = long_size = None
-    else:
-        if at != size:
-            raise CorruptDataError(f"{where}: not a tar archive, or cut off: it ends at byte {size}, in a header")
-    return heads, names, begins, lengths
-
-
-def _number(field: bytes, where: str, at: int) -> int:
-    """A size: octal digits, or binary where they would not do."""
-    try:
-        if field[0] & 0x80:
-            return int.from_bytes(field[1:], "big")
-        number = int(field.rstrip(b"\0 ") or b"0", 8)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise CorruptDataError(f"{where}: not a tar archive, for at byte {at} is no header of one")
-    return number
-
-
-def _extended(body: bytes, where: str, at: int) -> tuple[bytes | None, int | None]:
-    """Name and size that an extended header gives the next file: records ``length key=value newline``."""
-    name: bytes | None = None
-    size: int | None = None
-    begin = 0
-    try:
-        while begin < len(body):
-            space = body.index(b" ", begin)
-            end = begin + int(body[begin:space])
-            if end <= space or end > len(body):
-                raise ValueError("a record leaves the header")
-            key, _, value = body[space + 1 : end - 1].partition(b"=")
-            if key == b"path":
-                name = value
-            elif key == b"size":
-                size = int(value)
-                if size < 0:
-                    raise ValueError("a negative size")
-            begin = end
-    except ValueError as error:
-        raise CorruptDataError(f"{where}: the extended header at byte {at} is damaged: {error}") from None
-    return name, size
-
-
-def _check_sums(data: Buffer | HeadView, heads: list[int], where: str) -> None:
-    step = 1 << 13  # headers at a time, so that they take little memory
-    for first in range(0, len(heads), step):
-        here = np.array(heads[first : first + step], np.int64)
-        blocks: NDArray[np.uint8] = head_rows(data, here, _BLOCK)
-        told = [_octal(block) for block in blocks[:, 148:156].view("S8").ravel().tolist()]
-        blocks[:, 148:156] = 32
-        wrong = np.flatnonzero(blocks.sum(axis=1, dtype=np.int64) != np.array(told, np.int64))
-        if wrong.size:
-            raise CorruptDataError(f"{where}: the header at byte {here[wrong[0]]} does not have its checksum")
-
-
-def _octal(field: bytes) -> int:
-    try:
-        return int(field.strip(b"\0 ").split(b"\0", 1)[0], 8) & 0xFFFFFFFF
-    except ValueError:
-        return -1
+    return Members(keys, indices, np.array(files.begins, np.int64), np.array(files.lengths, np.int64), files.sparse)
 
 
 def is_number(extension: str, encoding: str) -> bool:
@@ -282,27 +182,49 @@ class TarShard(PackedShard):
         if self._own and not there.all():
             row = int(rows[int(np.argmin(there))])
             raise CorruptDataError(f"{self.where}: sample {row} has no file for column {name!r}")
-        begins, lengths = members.begins[chosen[there]], members.lengths[chosen[there]]
+        files = chosen[there]
         present = rows if there.all() else rows[there]
         try:
-            column = self._decoded(name, begins, lengths, present)
+            column = self._decoded(name, files, present)
         except CorruptDataError as error:
             if not self._own:
-                first = self._data[int(begins[0]) : int(begins[0] + lengths[0])]
-                check_declared(self.where, name, encoding, bytes(first), error)
+                check_declared(self.where, name, encoding, bytes(self._contents(files[:1])[0]), error)
             raise
         if there.all():
             return column
         return spread(column, np.flatnonzero(there).tolist(), len(rows))
 
-    def _decoded(self, name: str, begins: Ids, lengths: Ids, present: Ids) -> Column:
+    def _contents(self, files: Ids, *, views: bool = False) -> list[Any]:
+        """The bytes of files by their numbers, as views of the archive if that may be."""
+        members = self._members
+        begins, lengths = members.begins[files], members.lengths[files]
+        data: Any = memoryview(self._data) if views else self._data  # type: ignore[arg-type]
+        if not members.sparse:
+            return [data[a:b] for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
+        return [
+            self._filled(begin, length, members.sparse[file])
+            if file in members.sparse
+            else data[begin : begin + length]
+            for file, begin, length in zip(files.tolist(), begins.tolist(), lengths.tolist(), strict=True)
+        ]
+
+    def _filled(self, begin: int, length: int, parts: NDArray[np.int64]) -> bytes:
+        """A file with zeros in its holes."""
+        check_memory(length, int(parts[:, 1].sum()), self.options.decoded_bytes, f"{self.where}: a sparse file")
+        found = bytearray(length)
+        for offset, size in parts.tolist():
+            found[offset : offset + size] = self._data[begin : begin + size]
+            begin += size
+        return bytes(found)
+
+    def _decoded(self, name: str, files: Ids, present: Ids) -> Column:
         """The values of the files of some samples, all of which have one."""
-        encoding = self.encodings[name]
+        encoding, lengths = self.encodings[name], self._members.lengths[files]
         column: Column
         if name in self._media:
-            column = self._handles(name, begins, lengths, present)
+            column = self._handles(name, files, present)
         elif name in self._digits:
-            column = self._numbers(name, begins, lengths, present)
+            column = self._numbers(name, files, present)
         elif encoding.size is not None:
             if len(present) and (lengths != encoding.size).any():
                 row = int(present[int(np.argmax(lengths != encoding.size))])
@@ -311,36 +233,33 @@ class TarShard(PackedShard):
                 )
             column = encoding.decode_fixed(np.zeros((0, encoding.size), np.uint8))
             if len(present):
-                column = decode_fixed(encoding, self._fixed(begins, encoding.size), present, name, self.where)
+                column = decode_fixed(encoding, self._fixed(files, encoding.size), present, name, self.where)
         else:
             views = self.options.views and encoding.verbatim and not isinstance(self._data, HeadView)
-            data: Any = memoryview(self._data) if views else self._data  # type: ignore[arg-type]
-            values = [data[a:b] for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
-            column = decode_values(encoding, values, present, name, self.where)
+            column = decode_values(encoding, self._contents(files, views=views), present, name, self.where)
         return column
 
-    def _fixed(self, begins: Ids, size: int) -> NDArray[np.uint8]:
-        """The bytes of files of one size; shape ``(len(begins), size)``."""
-        if isinstance(self._data, HeadView):
-            found = b"".join([self._data[begin : begin + size] for begin in begins.tolist()])
-            return np.frombuffer(found, np.uint8).reshape(-1, size).copy()
-        return gather_rows(address_of(np.frombuffer(self._data, np.uint8)) + begins, size)
+    def _fixed(self, files: Ids, size: int) -> NDArray[np.uint8]:
+        """The bytes of files of one size; shape ``(len(files), size)``."""
+        if isinstance(self._data, HeadView) or self._members.sparse:
+            return np.frombuffer(b"".join(self._contents(files)), np.uint8).reshape(-1, size).copy()
+        return gather_rows(address_of(np.frombuffer(self._data, np.uint8)) + self._members.begins[files], size)
 
-    def _handles(self, name: str, begins: Ids, lengths: Ids, rows: Ids) -> list[Handle]:
+    def _handles(self, name: str, files: Ids, rows: Ids) -> list[Handle]:
         """Handles of files, which read of the archive what they need."""
-        handle, keys = HANDLES[self._media[name]], self._members.keys
+        handle, members = HANDLES[self._media[name]], self._members
         made = []
-        for row, begin, size in zip(rows.tolist(), begins.tolist(), lengths.tolist(), strict=True):
-            if self._source is not None:
-                made.append(handle.of(self._source.part(begin, size, f"{_text(keys[row])}.{name}")))
+        for row, file in zip(rows.tolist(), files.tolist(), strict=True):
+            if self._source is not None and file not in members.sparse:
+                begin, size = int(members.begins[file]), int(members.lengths[file])
+                made.append(handle.of(self._source.part(begin, size, f"{_text(members.keys[row])}.{name}")))
             else:
-                made.append(handle(self._data[begin : begin + size]))
+                made.append(handle(self._contents(np.array([file]))[0]))
         return made
 
-    def _numbers(self, name: str, begins: Ids, lengths: Ids, rows: Ids) -> Array:
+    def _numbers(self, name: str, files: Ids, rows: Ids) -> Array:
         """Numbers in digits, in the column's own data type."""
-        values = [self._data[a:b] for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
-        numbers = decode_values(get_encoding("str_int"), values, rows, name, self.where)
+        numbers = decode_values(get_encoding("str_int"), self._contents(files), rows, name, self.where)
         dtype, _ = fixed_kind(self.encodings[name])
         try:
             return np.array(numbers, dtype)
