@@ -19,7 +19,7 @@ from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StorageError
 from stoker.formats.base import ReadOptions
 from stoker.formats.common.byte_source import ByteSource, MappedSource
-from stoker.formats.hdf5.reader import HDF5Format
+from stoker.formats.hdf5.reader import HDF5Format, _datasets
 from stoker.writing.shard_formats import HDF5Writer
 
 h5py = pytest.importorskip("h5py")
@@ -86,6 +86,65 @@ def test_all_layouts_are_read(libver: str, options: dict[str, Any]) -> None:
     assert np.array_equal(batch["x"], ROWS[rows])
     assert batch["a/y"].tolist() == rows.tolist()
     assert batch["a/y"].dtype == np.int16
+
+
+def floating(fields: tuple[int, ...], size: int, bias: int, order: int = h5py.h5t.ORDER_LE) -> Any:
+    kind = h5py.h5t.IEEE_F32LE.copy()
+    kind.set_fields(*fields)
+    kind.set_size(size)
+    kind.set_ebias(bias)
+    kind.set_order(order)
+    return kind
+
+
+def integer(kind: Any, bits: int, offset: int = 0) -> Any:
+    kind = kind.copy()
+    kind.set_precision(bits)
+    kind.set_offset(offset)
+    return kind
+
+
+BFLOAT16 = (15, 7, 8, 0, 7), 2, 127
+STORED = {
+    "bfloat16": (floating(*BFLOAT16), "f4", False),
+    "bfloat16 of big end": (floating(*BFLOAT16, h5py.h5t.ORDER_BE), "f4", False),
+    "float8": (floating((7, 3, 4, 0, 3), 1, 7), "f4", False),
+    "float of 14 bits": (floating((13, 8, 5, 0, 8), 2, 15), "f4", False),
+    "integer of 24 bits": (integer(h5py.h5t.STD_I32LE, 24), "i4", False),
+    "12 bits from the 4th on": (integer(h5py.h5t.STD_U16LE, 12, 4), "u2", False),
+    "bits": (h5py.h5t.STD_B8LE, "u1", False),
+    "bfloat16 in arrays": (h5py.h5t.array_create(floating(*BFLOAT16), (2,)), "f4", False),
+    "arrays": (h5py.h5t.array_create(h5py.h5t.STD_I32BE, (2,)), "i4", True),
+    "big end": (h5py.h5t.IEEE_F64BE, "f8", True),
+    "half": (h5py.h5t.IEEE_F16LE, "f2", True),
+}
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "chunked", "compact"])
+@pytest.mark.parametrize("name", STORED)
+def test_types_that_numpy_does_not_have_are_converted(name: str, layout: str) -> None:
+    kind, dtype, mapped = STORED[name]
+
+    def fill(file: Any) -> None:
+        made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        if layout == "chunked":
+            made.set_chunk((3,))
+        elif layout == "compact":
+            made.set_layout(h5py.h5d.COMPACT)
+        dataset = h5py.Dataset(h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((8,)), made))
+        shape: tuple[int, ...] = (8, 2) if "arrays" in name else (8,)
+        dataset[...] = np.broadcast_to(np.arange(8, dtype=dtype).reshape(-1, *[1] * (len(shape) - 1)), shape)
+
+    data = file_of(fill)
+    with h5py.File(io.BytesIO(data)) as file:
+        expected = file["x"][()]
+    assert expected.reshape(8, -1)[:, 0].tolist() == list(range(8))
+    found = opened(data, "hdf5").read(np.arange(8))["x"]
+    assert np.array_equal(found, expected)
+    assert found.dtype == expected.dtype.newbyteorder("=")
+    # Those that NumPy has are still mapped.
+    where = _datasets(MappedSource(data, "the file"))["x"].start
+    assert (where is not None) == (mapped and layout == "contiguous")
 
 
 def test_a_block_before_the_file_is_passed_over(tmp_path: Path) -> None:
@@ -217,7 +276,7 @@ def test_who_keeps_the_error_of_a_damaged_file_ends_well(tmp_path: Path) -> None
 _KEEPS_ERRORS = """
 import sys, threading, time
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.formats.hdf5.reader import HDF5Format
+from stoker.formats.hdf5.reader import HDF5Format, _datasets
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.base import ShardInfo, FileInfo
 

@@ -92,12 +92,12 @@ def find_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, tru
         CorruptDataError: a chunk leaves the file, or is not one of the dataset's.
         UnsafeDataError: a filter that only libhdf5 decodes, and the file is not trusted.
     """
-    created, dtype, kind = dataset.id.get_create_plist(), dataset.dtype, dataset.id.get_type()
+    created, dtype, width = dataset.id.get_create_plist(), dataset.dtype, dataset.id.get_type().get_size()
     if created.get_layout() != h5py.h5d.CHUNKED:
         return None
     filters = [created.get_filter(index) for index in range(created.get_nfilters())]
     codes = [one[0] for one in filters]
-    shape, chunk, width = tuple(dataset.shape), tuple(dataset.chunks), kind.get_size()
+    shape, chunk = tuple(dataset.shape), tuple(dataset.chunks)
     check_decoded(math.prod(chunk) * width, len(data), f"{where}: a chunk")
     found = _found(dataset.id, shape, chunk, len(data), where)
     if not set(codes) <= {_DEFLATE, _SHUFFLE, _FLETCHER}:
@@ -109,7 +109,7 @@ def find_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, tru
             )
         return None
     fill = None
-    as_stored = dtype.kind in "biufc" and kind.equal(h5py.h5t.py_create(dtype, logical=True))
+    as_stored = dtype.kind in "biufc" and is_as_stored(h5py, dataset.id)
     if as_stored:
         offsets = {tuple(info.chunk_offset) for info in found}
         # libhdf5 trusts what the file says of the fill value: it is asked only where there is one, and it is needed.
@@ -124,6 +124,12 @@ def find_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, tru
         stored = dataset.id.read_direct_chunk(low)[1] if shifted else view[begin : begin + info.size]
         parts.append((low, used, stored))
     return Chunks(where, shape, chunk, np.dtype(dtype.str) if as_stored else None, fill, width, parts)
+
+
+def is_as_stored(h5py: ModuleType, dataset: Any) -> bool:
+    """Whether a dataset's values are in its file as in memory: h5py converts those of types that NumPy does not have."""
+    kind: bool = dataset.get_type().equal(h5py.h5t.py_create(dataset.dtype, logical=True))
+    return kind
 
 
 def _count(shape: Sequence[int], chunk: Sequence[int]) -> int:

@@ -31,7 +31,7 @@ from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
 from stoker.formats.format import GeneratedFiles
-from stoker.formats.hdf5.chunks import find_chunks
+from stoker.formats.hdf5.chunks import find_chunks, is_as_stored
 from stoker.formats.hdf5.skeleton import Skeleton, hdf5_file, load_h5py, make_dataset
 from stoker.types import Array, Buffer, Ids
 
@@ -51,7 +51,7 @@ class _Dataset:
     Attributes:
         dtype: type of its values.
         shape: its shape.
-        start: where its values begin, if they lie in one piece; ``None`` if they are chunked.
+        start: where its values begin, if they lie in one piece as they are in memory; ``None`` otherwise.
         problem: why it can not be read, or empty.
     """
 
@@ -162,7 +162,7 @@ def _describe(h5py: ModuleType, item: Any) -> _Dataset:
                 dtype = np.dtype(dtype.str)
     except (TypeError, ValueError) as error:
         dtype, problem = np.dtype(np.uint8), str(error)
-    if not problem and layout == h5py.h5d.CONTIGUOUS:
+    if not problem and layout == h5py.h5d.CONTIGUOUS and is_as_stored(h5py, item):
         start = item.get_offset()  # None for values that were never written
         if not math.prod(shape):
             start = 0
