@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from packed_cases import CASES, opened, sample_of, tiny_image
 from stoker import StreamingDataset
-from stoker.errors import ConfigError, CorruptDataError
+from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
 from stoker.formats.tfrecord.example import feature_values, pack_integers, split_example
 from stoker.writing.shard_formats import TFRecordWriter
@@ -156,6 +156,47 @@ def test_features_are_found_out_and_chosen() -> None:
     with pytest.raises(CorruptDataError, match=r"record 40.*columns=\{'x': 'int64\[\]'\}"):
         opened(file_of(late), "tfrecord").read(np.arange(41))
     assert opened(file_of(late), "tfrecord", columns={"x": "int64[]"}).read(np.array([40]))["x"].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("rows", [range(2001), [2000], [1999, 2000]])
+def test_a_feature_that_first_comes_late_is_an_error(rows: Any) -> None:
+    data = file_of([example(x=[1], y=[b"a"], none=[])] * 2000 + [example(x=[2], z=[1.0, 2.0])])
+    told = r"record 2000: .*feature 'z' is not in the first records.*'x': 'int64', 'y': 'bytes', 'z': 'float32\[\]'\}\}"
+    with pytest.raises(CorruptDataError, match=told):
+        opened(data, "tfrecord").read(np.array(rows))
+    # What is chosen is all that is read.
+    assert opened(data, "tfrecord", columns=["x"]).read(np.array(rows))["x"][-1] == 2
+    assert opened(data, "tfrecord").read(np.array(rows), ["x"])["x"][-1] == 2
+    every = opened(data, "tfrecord", columns={"x": "int64", "y": "bytes", "z": "float32[]"}).read(np.array([2000, 3]))
+    assert (every["y"], every["z"][0].tolist(), every["z"][1]) == ([None, b"a"], [1.0, 2.0], None)
+
+
+def sequence(x: int, *frames: float) -> bytes:
+    """A SequenceExample; its feature list ``rgb`` has these frames."""
+    message = b"".join(b"\x0a\x08\x12\x06\x0a\x04" + struct.pack("<f", frame) for frame in frames)
+    entry = b"\x0a\x03rgb\x12" + bytes([len(message)]) + message
+    lists = b"\x0a" + bytes([len(entry)]) + entry if frames else b""
+    return example(x=[x]) + b"\x12" + bytes([len(lists)]) + lists
+
+
+def test_feature_lists_of_sequence_examples_are_not_left_out() -> None:
+    data = file_of([sequence(n, 0.25, n) for n in range(3)])
+    with pytest.raises(FormatError, match=r"'rgb' is a feature list, of a tf.train.SequenceExample.*'raw': True"):
+        opened(data, "tfrecord")
+    with pytest.raises(FormatError, match="'rgb' is a feature list"):
+        opened(data, "tfrecord", columns=["rgb"])
+    assert opened(data, "tfrecord", raw=True).read(np.arange(3))["data"] == [sequence(n, 0.25, n) for n in range(3)]
+    for columns in (["x"], {"x": "int64"}):
+        assert opened(data, "tfrecord", columns=columns).read(np.arange(3))["x"].tolist() == [0, 1, 2]
+    with pytest.raises(CorruptDataError, match="feature 'rgb' is of feature lists, not of float32"):
+        opened(data, "tfrecord", columns={"rgb": "float32[]"}).read(np.arange(3))
+    late = file_of([*[sequence(n) for n in range(40)], sequence(40, 1.0)])
+    with pytest.raises(CorruptDataError, match=r"record 40: .*'rgb' is a feature list"):
+        opened(late, "tfrecord").read(np.arange(41))
+    assert opened(late, "tfrecord").read(np.arange(40))["x"].tolist() == list(range(40))
+    # Other messages with a second field are plain bytes.
+    others = [b"\x0a\x03abc\x12\x03def"] * 2
+    assert opened(file_of(others), "tfrecord").read(np.arange(2)) == {"data": others}
 
 
 def test_records_of_plain_bytes(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@
     message *List     { repeated ... value = 1; }   (floats and integers packed, or one by one)
 
 Read by its own few lines: the libraries that know it bring TensorFlow along, or decode every feature of a record.
+
+A ``SequenceExample`` has lists of Features besides, in field 2: ``map<string, FeatureList> feature_list = 1``.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from stoker.types import Array
 BYTES: Final = 1
 FLOATS: Final = 2
 INTEGERS: Final = 3
+SEQUENCES: Final = 4
+"""Kind of the feature lists of a ``SequenceExample``, which are told of and not read."""
 
 # Bytes of integers up to which Python is sooner done than NumPy.
 _FEW: Final = 32
@@ -30,11 +34,13 @@ _FEW: Final = 32
 def split_example(data: bytes) -> dict[bytes, tuple[int, int, int]]:
     """The features of an Example: name to kind (0 for one without), and where its list begins and ends.
 
+    Feature lists are among them, if no feature has their name.
+
     Raises:
         ValueError: it is no Example.
     """
     found: dict[bytes, tuple[int, int, int]] = {}
-    for _, begin, end in _messages(data, 0, len(data)):
+    for part, begin, end in _messages(data, 0, len(data), (1, 2)):
         for _, entry, entry_end in _messages(data, begin, end):
             name = b""
             feature = (0, entry_end, entry_end)
@@ -44,7 +50,10 @@ def split_example(data: bytes) -> dict[bytes, tuple[int, int, int]]:
                 else:
                     for kind, first, last in _messages(data, start, stop, (BYTES, FLOATS, INTEGERS)):
                         feature = (kind, first, last)
-            found[name] = feature
+            if part == 1:
+                found[name] = feature
+            else:
+                found.setdefault(name, (SEQUENCES, entry, entry_end))
     return found
 
 

@@ -81,13 +81,16 @@ class Features:
         return values, counts
 
 
-def find_features(text: bytes, begins: Ids, ends: Ids, kinds: Mapping[str, int]) -> dict[str, Features]:
+def find_features(
+    text: bytes, begins: Ids, ends: Ids, kinds: Mapping[str, int], *, whole: bool = False
+) -> dict[str, Features]:
     """Finds features of records, each of which has each of them.
 
     Args:
         text: the records' bytes.
         begins, ends: where each record begins and ends; int64, shape ``(n,)``.
         kinds: the features to find, and the kind of each.
+        whole: whether these are all that a record may have.
 
     Raises:
         OtherRecordsError: the records are to be read one by one.
@@ -110,13 +113,17 @@ def find_features(text: bytes, begins: Ids, ends: Ids, kinds: Mapping[str, int])
         _expect((feature_end == end) & (feature < end))
         first, stop = _message(octets, feature, end)
         _expect(stop == end)
+        strange = len(rows)
         for key, letters in keys.items():
             here = _named(octets, name, name_end, letters)
             if here is None:
                 continue
+            strange -= len(here)
             _expect(octets[feature[here]] == kinds[key] << 3 | 2)
             starts, stops = found[key]
             starts[rows[here]], stops[rows[here]] = first[here], stop[here]
+        if whole and strange:
+            raise OtherRecordsError
         at = end
     for starts, stops in found.values():
         _expect((starts >= 0) & (stops > starts))

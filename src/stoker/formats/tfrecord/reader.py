@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.errors import ConfigError, CorruptDataError, StokerError
+from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, HeadView, head_rows, heads_of
 from stoker.formats.common.container import (
@@ -31,7 +31,7 @@ from stoker.formats.content import check_declared
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
-from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, feature_values, split_example
+from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, SEQUENCES, feature_values, split_example
 from stoker.formats.tfrecord.example_columns import Features, OtherRecordsError, find_features
 from stoker.formats.unstacked import Unstacked, spread, stacked, stacks
 from stoker.types import Array, Batch, Buffer, Column, Ids
@@ -47,6 +47,10 @@ _FEW: Final = 24
 _SMALL: Final = 1 << 14
 _WORDS: Final = {BYTES: "bytes", FLOATS: "float32", INTEGERS: "int64"}
 _KINDS: Final = {word: kind for kind, word in _WORDS.items()}
+_SEQUENCE: Final = (
+    "is a feature list, of a tf.train.SequenceExample: format_options={'raw': True} gives records as bytes, for TensorFlow "
+    "to parse, and with columns= other features are read"
+)
 
 
 def feature_kind(encoding: Encoding) -> int:
@@ -99,7 +103,7 @@ def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids
 class TFRecordShard(PackedShard):
     """An open TFRecord file."""
 
-    __slots__ = ("_crc", "_data", "_kinds", "_lists", "_offsets", "_own", "_raw")
+    __slots__ = ("_crc", "_data", "_inferred", "_kinds", "_lists", "_offsets", "_own", "_raw")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
@@ -112,6 +116,7 @@ class TFRecordShard(PackedShard):
         self._raw = bool(info.spec.get("raw"))
         self._own = "column_names" in info.spec
         self._crc = crc32c_function()
+        self._inferred = bool(info.spec.get("inferred"))
         words: Mapping[str, str] = info.spec.get("columns", {})
         if self._own:
             self._kinds = {name: feature_kind(encoding) for name, encoding in self.encodings.items()}
@@ -130,10 +135,13 @@ class TFRecordShard(PackedShard):
             return {name: self._decode_bytes(name, records, rows) for name in wanted}
         values: dict[str, list[Any]] = {name: [] for name in wanted}
         keys = [(name.encode(), name, self._kinds[name], values[name].append) for name in wanted]
+        whole, known = self._is_whole(wanted), {key for key, *_ in keys}
         for row in rows.tolist():
             record = self._record(row)
             try:
                 features = split_example(record)
+                if whole and not features.keys() <= known:
+                    self._check_names(record, features)
                 for key, name, kind, append in keys:
                     found = features.get(key)
                     append(None if found is None else self._values(record, found, name, kind))
@@ -164,7 +172,8 @@ class TFRecordShard(PackedShard):
         try:
             if self._raw:
                 return {name: self._whole(name, kept, rows) for name in wanted}
-            found = find_features(text, begins, ends, {name: self._kinds[name] for name in wanted})
+            kinds = {name: self._kinds[name] for name in wanted}
+            found = find_features(text, begins, ends, kinds, whole=self._is_whole(wanted))
             return {name: self._column_of(name, found[name], rows) for name in wanted}
         except (OtherRecordsError, StokerError):
             return None
@@ -196,9 +205,29 @@ class TFRecordShard(PackedShard):
             raise CorruptDataError(f"{self.where}: record {row} does not have its checksum")
         return record
 
+    def _is_whole(self, wanted: Sequence[str]) -> bool:
+        """Whether all features are wanted, and those of the first records are taken for all."""
+        return self._inferred and len(wanted) == len(self._kinds)
+
+    def _check_names(self, record: bytes, features: Mapping[bytes, tuple[int, int, int]]) -> None:
+        """ValueError where a feature with values is none of the columns."""
+        for key, (kind, begin, end) in features.items():
+            name = key.decode()
+            if end > begin and name not in self._kinds:
+                if kind == SEQUENCES:
+                    raise ValueError(f"{name!r} {_SEQUENCE}")
+                kinds = {**self._kinds, name: kind}
+                lists = self._lists | ({name} if len(feature_values(record, kind, begin, end)) != 1 else set())
+                columns = {one: _WORDS[kinds[one]] + "[]" * (one in lists) for one in kinds}
+                raise ValueError(
+                    f"feature {name!r} is not in the first records of the file. If that is right, say so: "
+                    f'format_options={{"columns": {columns}}}'
+                )
+
     def _values(self, record: bytes, found: tuple[int, int, int], name: str, kind: int) -> Any:
         if found[0] != kind and found[2] > found[1]:  # an empty list may be of any type
-            raise ValueError(f"feature {name!r} is of {_WORDS[found[0]]}, not of {_WORDS[kind]}")
+            told = _WORDS.get(found[0], "feature lists")
+            raise ValueError(f"feature {name!r} is of {told}, not of {_WORDS[kind]}")
         values = feature_values(record, *found)
         if self._own or name in self._lists:
             return values
@@ -314,7 +343,8 @@ class TFRecordFormat(PackedFormat):
 
         Settings: ``raw`` (records are plain bytes, in the column ``data``; default: found out by the first records),
         ``columns`` (features to read, or feature to ``bytes``, ``float32`` or ``int64``, with ``[]`` for those of any number
-        of values), ``encodings`` (feature of bytes to how it is decoded, such as ``{"image": "jpeg"}``).
+        of values; by default all of the first records, and a feature that first comes later is an error), ``encodings``
+        (feature of bytes to how it is decoded, such as ``{"image": "jpeg"}``).
         """
         only_settings(settings, self.settings, self.name)
         data = heads_of(source)
@@ -347,12 +377,16 @@ class TFRecordFormat(PackedFormat):
             if unknown:
                 raise ConfigError(f"{source.where} has no feature {unknown[0]!r}; it has {', '.join(columns)}")
             columns = {name: columns[name] for name in sorted(chosen)}
+        for name, word in columns.items():
+            if word.startswith(_SEQUENCE):
+                raise FormatError(f"{source.where}: {name!r} {_SEQUENCE}")
         for name, encoding in encodings.items():
             get_encoding(encoding)
             if columns.get(name, "bytes") != "bytes":
                 raise ConfigError(f"encodings={{{name!r}: ...}}: the feature is {columns[name]}, not bytes")
         used = {name: encoding for name, encoding in encodings.items() if name in columns}
-        return HeaderFacts(count, {"columns": columns, "encodings": used, "raw": bool(raw)})
+        inferred = chosen is None and not raw
+        return HeaderFacts(count, {"columns": columns, "encodings": used, "raw": bool(raw), "inferred": inferred})
 
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
         """CRC-32C of each record; lengths and theirs are checked when a file is opened."""
@@ -377,8 +411,8 @@ def _features(records: Sequence[bytes]) -> dict[str, str]:
             name = key.decode()
             if found[2] > found[1] and kinds.setdefault(name, found[0]) != found[0]:
                 raise ValueError(f"feature {name!r} is of two types")
-            if len(feature_values(record, *found)) != 1:
+            if found[0] != SEQUENCES and len(feature_values(record, *found)) != 1:
                 lists.add(name)
     if records and not kinds:
         raise ValueError("no features")
-    return {name: _WORDS[kind] + ("[]" if name in lists else "") for name, kind in sorted(kinds.items())}
+    return {name: _WORDS.get(kind, _SEQUENCE) + "[]" * (name in lists) for name, kind in sorted(kinds.items())}
