@@ -134,8 +134,8 @@ def test_keys_of_dlio_choose_library_attempts_and_direct_reads() -> None:
     settings = ("storage.storage_library=minio", "storage.storage_options.s3_max_attempts=3")
     found = read_workload(None, [f"++workload.{one}" for one in settings], environ={}, dotenv=None)
     assert (found.workload.storage.client, found.workload.storage.attempts) == ("minio", 3)
-    assert found.workload.storage.store_options("s3://b/x") == {"attempts": 3}
-    assert found.workload.storage.read_options("s3://b/x") == {"attempts": 3, "library": "minio"}
+    assert found.workload.storage.store_options("s3://b/x") == {"patience": 120.0}
+    assert found.workload.storage.read_options("s3://b/x") == {"patience": 120.0, "library": "minio"}
     for kind, client in (("local_fs", "auto"), ("direct_fs", "direct"), ("s3", "minio")):
         more = [f"++workload.{one}" for one in (*settings, f"storage.storage_type={kind}")]
         found = read_workload(None, more, environ={}, dotenv=None)

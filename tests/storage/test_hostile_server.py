@@ -24,7 +24,7 @@ _HUGE = 10**15
 
 def s3(server: ScriptedServer, stall: float = 5.0, **options: object) -> Store:
     settings = {"endpoint": server.endpoint, "access_key_id": "AKIAKEY", "secret_access_key": "SECRET", **options}
-    return open_store("s3://bucket/x", settings, retry=RetryPolicy(attempts=1), stall_timeout=stall)
+    return open_store("s3://bucket/x", settings, retry=RetryPolicy(patience=0), stall_timeout=stall)
 
 
 def claims(size: int, head: str = "HTTP/1.1 200 OK") -> Script:
@@ -118,7 +118,7 @@ _REQUESTS: list[Callable[[Store], object]] = [
 @pytest.mark.parametrize("call", _REQUESTS)
 def test_a_redirect_to_another_host_is_refused(kind: str, call: Callable[[Store], object]) -> None:
     with serve(status(200, b"the metadata service")) as target, serve(redirect(target, "localhost")) as server:
-        store = s3(server) if kind == "s3" else open_store(server.endpoint, retry=RetryPolicy(attempts=3))
+        store = s3(server) if kind == "s3" else open_store(server.endpoint, retry=RetryPolicy(patience=0.1))
         with pytest.raises(StorageError, match=r"redirects to another host.*redirect_hosts"):
             call(store)
         assert len(server.requests) == 1
@@ -175,7 +175,7 @@ def test_keys_that_can_not_be_sent_are_refused(key: str) -> None:
 )
 def test_a_panic_of_the_client_is_an_error_of_ours(url: str, options: dict[str, str]) -> None:
     settings = {"endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "b", **options}
-    store = open_store(url, settings, retry=RetryPolicy(attempts=1))
+    store = open_store(url, settings, retry=RetryPolicy(patience=0))
     for call in (lambda: store.get("a", max_bytes=1), lambda: list(store.list()), lambda: store.put("a", b"x")):
         with pytest.raises((StorageError, ConfigError), match="s3://buck"):
             call()

@@ -117,7 +117,7 @@ def test_settings_of_files_that_make_no_sense_are_refused() -> None:
         ({"read_by": "mmap"}, "'direct'"),
         ({"part_size": "8MB"}, "without read_by"),
         ({"read_by": "direct", "region": "x"}, "mean nothing for local files"),
-        ({"read_by": "direct", "attempts": 3}, "mean nothing"),
+        ({"read_by": "direct", "patience": 3}, "mean nothing"),
     ):
         with pytest.raises(ConfigError, match=said):
             open_store("/tmp/x", given)

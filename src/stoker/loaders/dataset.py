@@ -109,7 +109,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             first. Needs a remote.
         predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth, in
             memory half of it.
-        download_retry: how often a failed download is tried again.
+        download_retry: a failed request is tried again for so many times ``download_timeout``; 0: never.
         download_timeout: seconds without any progress after which a request has failed.
         validate_hash: see :class:`~stoker.cache.base.CacheSettings`. By default each download is checked against the
             fastest hash that the index has.

@@ -34,7 +34,7 @@ def open_store(
             (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole. Besides,
             ``endpoints``, ``library``, ``part_size``, ``part_requests``, ``attempts`` and, of files, ``read_by``: see
             :class:`~stoker.storage.transfer.settings.Transfer`.
-        retry: when to try again; the default tries 6 times in at most 300 s.
+        retry: how long to try again; by default for 300 s.
         stall_timeout: seconds without a byte after which a request fails. Beyond them, what is read must come at
             4 KiB/s on the whole; a listing, an upload of up to 1 MiB and other requests that carry little end within
             five times as long.

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import random as _random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from stoker.errors import ConfigError, StorageError
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+FIRST_CONTACT: Final = 2.0
+"""Seconds in which a server is tried again that has never answered: its name may be wrong, or its address."""
+
+STALL_TIMEOUT: Final = 60.0
+"""Seconds without a byte after which a request fails, unless a store is told otherwise."""
+
+MOST_ASKED: Final = 600.0
+"""Seconds that a server may ask to be left alone."""
+
+# What is said while waiting: once it takes so many seconds, and by a process no more often.
+_SAID_AFTER: Final = 1.0
+_SAID_EVERY: Final = 10.0
 
 
 class TransientError(Exception):
@@ -20,78 +36,113 @@ class TransientError(Exception):
         final: makes the error to raise when there will be no more attempts, from how many there were and
             the seconds they took.
         after: seconds that the server asks to be left alone.
+        answered: the server did answer.
+        what: failed, in words, for the log.
     """
 
-    def __init__(self, final: Callable[[int, float], StorageError], after: float = 0.0) -> None:
+    def __init__(
+        self,
+        final: Callable[[int, float], StorageError],
+        after: float = 0.0,
+        *,
+        answered: bool = False,
+        what: str = "a request",
+    ) -> None:
         super().__init__()
         self.final = final
         self.after = after
+        self.answered = answered
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Number and duration of attempts: exponential back-off with full jitter, bounded in number and in time.
+    """Time in which a request is tried again: exponential back-off with full jitter.
 
     Attributes:
-        attempts: tries in all, at least 1; 1 never retries.
+        patience: seconds after the first failure in which attempts begin; 0 never retries.
         base_delay: seconds; the first wait is uniform in ``[0, base_delay)``, the next in twice that, and
             so on.
         max_delay: seconds that no wait exceeds, but for those that a server asks for.
-        deadline: seconds from the first attempt after which none begins, or ``None``.
     """
 
-    attempts: int = 6
+    patience: float = 300.0
     base_delay: float = 0.2
     max_delay: float = 10.0
-    deadline: float | None = 300.0
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ConfigError(f"RetryPolicy.attempts is {self.attempts!r}: at least 1 is needed.")
-        for name in ("base_delay", "max_delay"):
+        for name in ("patience", "base_delay", "max_delay"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"RetryPolicy.{name} is {getattr(self, name)!r}: seconds, not negative.")
-        if self.deadline is not None and not self.deadline >= 0:
-            raise ConfigError(f"RetryPolicy.deadline is {self.deadline!r}: seconds, not negative, or None.")
 
     def wait(self, failures: int, elapsed: float, random: Callable[[], float], after: float = 0.0) -> float | None:
-        """Seconds to wait after the ``failures``-th failure at ``elapsed`` seconds, or ``None`` to give up.
+        """Seconds to wait after the ``failures``-th failure, ``elapsed`` after the first one, or ``None`` to give up.
 
         ``random`` returns a number in ``[0, 1)``. ``after`` are seconds that the server asks to be left alone: they
         come on top, so that not all who were refused come back at once.
         """
-        if failures >= self.attempts:
+        if elapsed >= self.patience or after > MOST_ASKED:
             return None
         # Doubling stops at 2**62: beyond it the float would overflow, and every max_delay is smaller.
-        delay = after + random() * min(self.max_delay, self.base_delay * 2.0 ** min(failures - 1, 62))
-        if self.deadline is not None and elapsed + delay >= self.deadline:
-            return None
-        return delay
+        delay = random() * min(self.max_delay, self.base_delay * 2.0 ** min(failures - 1, 62))
+        return after + delay if after else min(delay, self.patience - elapsed)  # so the last attempt is at the end
 
 
-def run(
-    operation: Callable[[int], T],
-    policy: RetryPolicy,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-    random: Callable[[], float] = _random.random,
-) -> T:
-    """Call ``operation(attempt)``, attempt counting from 0, until it returns or fails for good.
+class Retries:
+    """Attempts at requests to one server. Picklable: the copy knows whether the server has answered.
 
-    Raises:
-        StorageError: what the last :class:`TransientError` makes, once the policy gives up.
-        Exception: anything else that ``operation`` raises, at once.
+    Args:
+        policy: how long a request is tried again. Of a server that has not answered so far, :data:`FIRST_CONTACT` at most.
     """
-    start = clock()
-    attempt = 0
-    while True:
-        try:
-            return operation(attempt)
-        except TransientError as error:
-            attempt += 1
-            elapsed = clock() - start
-            delay = policy.wait(attempt, elapsed, random, error.after)
-            if delay is None:
-                raise error.final(attempt, elapsed) from None
-        sleep(delay)
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self.policy = policy
+        self._first = RetryPolicy(min(policy.patience, FIRST_CONTACT), policy.base_delay, policy.max_delay)
+        self.answered = False
+
+    def run(
+        self,
+        operation: Callable[[int], T],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        random: Callable[[], float] = _random.random,
+    ) -> T:
+        """Call ``operation(attempt)``, attempt counting from 0, until it returns or fails for good.
+
+        Raises:
+            StorageError: what the last :class:`TransientError` makes, once there is no patience left.
+            Exception: anything else that ``operation`` raises, at once.
+        """
+        begun, failed = clock(), 0.0
+        attempt = 0
+        while True:
+            try:
+                found = operation(attempt)
+                self.answered = True
+                return found
+            except StorageError:
+                self.answered = True  # it refused
+                raise
+            except TransientError as error:
+                now = clock()
+                failed = failed if attempt else now
+                attempt += 1
+                self.answered = self.answered or error.answered
+                policy = self.policy if self.answered else self._first
+                delay = policy.wait(attempt, now - failed, random, error.after)
+                if delay is None:
+                    raise error.final(attempt, now - begun) from None
+                if now - failed + delay >= _SAID_AFTER:
+                    _say(error.what, now, now - failed, policy.patience)
+            sleep(delay)
+
+
+def _say(what: str, now: float, elapsed: float, patience: float) -> None:
+    global _said
+    if not _said <= now < _said + _SAID_EVERY:
+        _said = now
+        logger.warning("%s; trying again for up to %.0f s (%.0f s so far)", what, patience, elapsed)
+
+
+_said = -float("inf")

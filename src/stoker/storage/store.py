@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.display import with_article
 from stoker.errors import ConfigError, StorageError
 from stoker.storage.fork_proxy import fork
-from stoker.storage.retry import RetryPolicy
+from stoker.storage.retry import STALL_TIMEOUT, Retries, RetryPolicy
 from stoker.storage.transfer.settings import split_transfer
 from stoker.storage.types import (
     Arrival,
@@ -40,7 +40,7 @@ class Store:
 
     Errors of all methods: :class:`ConfigError` for a key that leaves the root and for settings that make no
     sense, :class:`ObjectNotFoundError` where the object or its bucket is missing,
-    :class:`AccessDeniedError`, :class:`StorageTimeoutError` when the store stalls or retries are used up,
+    :class:`AccessDeniedError`, :class:`StorageTimeoutError` when the store stalls or fails for longer than the patience,
     :class:`StorageFullError`, and :class:`StorageError` for the rest. Each names the URL.
 
     Attributes:
@@ -55,7 +55,7 @@ class Store:
         options: StorageOptions | None = None,
         *,
         retry: RetryPolicy | None = None,
-        stall_timeout: float = 60.0,
+        stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
         self._location = parse_url(url)
         self.url = self._location.url
@@ -65,9 +65,10 @@ class Store:
             )
         self._options: dict[str, Any]
         self.transfer, self._options = split_transfer(self._location, options or {})
-        self._retry = retry or RetryPolicy()
-        if self.transfer.attempts is not None:
-            self._retry = replace(self._retry, attempts=self.transfer.attempts)
+        policy = retry or RetryPolicy()
+        if self.transfer.patience is not None:
+            policy = replace(policy, patience=self.transfer.patience)
+        self._retries = Retries(policy)
         if not 0 < stall_timeout < float("inf"):
             raise ConfigError(f"stall_timeout is {stall_timeout!r}: expected seconds above 0.")
         self.stall_timeout = stall_timeout
@@ -255,4 +256,4 @@ class Store:
             return ProxyStore(self.url, self, self.stall_timeout)
         from stoker.storage.remote.remote_store import RemoteStore
 
-        return RemoteStore(self._location, self._options, self._retry, self.stall_timeout, self.transfer)
+        return RemoteStore(self._location, self._options, self._retries, self.stall_timeout, self.transfer)

@@ -391,7 +391,7 @@ def _opening(one: Stream, defaults: StreamDefaults) -> dict[str, Any]:
             in_memory=defaults.in_memory,
         ),
         "storage_options": options,
-        "retry": RetryPolicy(attempts=retry + 1),
+        "retry": RetryPolicy(retry * timeout),
         "stall_timeout": timeout,
     }
 

@@ -39,7 +39,7 @@ class WriterOptions(TypedDict, total=False):
             but the format's own of 4 GiB. A shard holds at least one sample, however large.
         progress_bar: show on the terminal how many samples, shards and bytes are stored.
         max_workers: threads that compress, hash and store shards, default 3. Each holds one shard in memory.
-        retry: how often a failed request is tried again.
+        retry: minutes in which a failed request is tried again; 0: never.
         exist_ok: replace the dataset that is there. Its index is removed first, then its shards.
         append: add to the dataset that is there; without one, begin it.
         resume: continue where a killed writer of the same settings stopped; see ``samples_written``.

@@ -26,6 +26,7 @@ from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.local import remove_unfinished
+from stoker.storage.retry import STALL_TIMEOUT
 from stoker.storage.types import PutData
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput, read_mark
 from stoker.types import StorageOptions
@@ -326,8 +327,8 @@ def open_destination(
     if keep_local and local is None:
         raise ConfigError("keep_local=True needs a directory to keep the files in: out=(directory, URL)")
     if retry < 0:
-        raise ConfigError(f"retry={retry}: the number of times an upload is tried again, not negative")
-    policy = RetryPolicy(attempts=retry + 1)
+        raise ConfigError(f"retry={retry}: minutes in which an upload is tried again, not negative")
+    policy = RetryPolicy(retry * STALL_TIMEOUT)
     stores = []
     if local is not None and (keep_local or target is None):
         stores.append(open_store(local, storage_options if target is None else None, retry=policy))

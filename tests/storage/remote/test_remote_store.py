@@ -153,9 +153,9 @@ def test_large_uploads_come_whole_and_leave_no_parts(bucket: Bucket, tmp_path: P
 
 
 def test_pickles_work_elsewhere_and_hide_nothing_in_repr(bucket: Bucket) -> None:
-    store = open_store(bucket.url, bucket.storage_options, retry=RetryPolicy(attempts=2), stall_timeout=7)
+    store = open_store(bucket.url, bucket.storage_options, retry=RetryPolicy(patience=2), stall_timeout=7)
     store.put("a", b"x")
     again = pickle.loads(pickle.dumps(store))
     assert bucket.server.secret not in repr(again)
-    assert (again._retry.attempts, again.stall_timeout) == (2, 7)
+    assert (again._retries.policy.patience, again.stall_timeout) == (2, 7)
     assert again.get("a", max_bytes=1 << 30) == b"x"

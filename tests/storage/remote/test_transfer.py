@@ -1,4 +1,4 @@
-"""Several endpoints, objects that come and go in parts, and attempts, by ``storage_options``."""
+"""Several endpoints, objects that come and go in parts, and patience, by ``storage_options``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_server import serve, status
 
 from s3server import Bucket, CountingProxy
 from stoker.errors import ConfigError, MissingPackageError, StorageError, StorageTimeoutError
@@ -99,13 +100,13 @@ def test_a_request_goes_to_another_endpoint_where_one_is_down(bucket: Bucket, pr
     store.put("a", b"1")
     proxies[1].close()
     assert [open_store(bucket.url, over(bucket, proxies)).get("a", max_bytes=1) for _ in range(4)] == [b"1"] * 4
-    down = over(bucket, proxies, endpoint_number="1", attempts="2")
+    down = over(bucket, proxies, endpoint_number="1", patience="0.1")
     with pytest.raises(
-        StorageTimeoutError, match=rf"gave up after 2 attempts.* {proxies[1].endpoint}, which was asked last"
+        StorageTimeoutError, match=rf"gave up after .* attempts.* {proxies[1].endpoint}, which was asked last"
     ):
         open_store(bucket.url, down, retry=RetryPolicy(base_delay=0.01)).get("a", max_bytes=1)
     # Also where other threads take turns meanwhile: a second attempt is always at the other endpoint.
-    twice = open_store(bucket.url, over(bucket, proxies, attempts="2"), retry=RetryPolicy(base_delay=0.01))
+    twice = open_store(bucket.url, over(bucket, proxies, patience="9"), retry=RetryPolicy(base_delay=0.01))
     with ThreadPoolExecutor(8) as threads:
         assert set(threads.map(lambda _: twice.get("a", max_bytes=1), range(64))) == {b"1"}
 
@@ -120,7 +121,7 @@ def test_a_library_gets_the_settings_of_the_store_or_refuses_them(library: str) 
             "access_key_id": "a",
             "secret_access_key": "b",
             "library": library,
-            "attempts": 1,
+            "patience": 0,
         }
         with pytest.raises(StorageTimeoutError, match="gave up after 1 attempt"):
             open_store("s3://b", given, stall_timeout=0.3).get("a", max_bytes=1)  # a server that says nothing
@@ -128,6 +129,18 @@ def test_a_library_gets_the_settings_of_the_store_or_refuses_them(library: str) 
             open_store("s3://b", {**given, "proxy_url": "http://127.0.0.1:1"}).get("a", max_bytes=1)
     with pytest.raises(MissingPackageError, match="nolib is not installed: pip install nolib"):
         check_library("library", "nolib", ("nolib",))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("library", ["boto3", "minio"])
+@pytest.mark.parametrize("code", [429, 503])
+def test_a_library_shows_when_a_store_wants_to_be_asked_again(library: str, code: int) -> None:
+    pytest.importorskip(library)
+    body = b"<Error><Code>SlowDown</Code><Message>busy</Message></Error>"
+    with serve(status(code, body, "Retry-After: 100000\r\nContent-Type: application/xml\r\n")) as server:
+        given = {"endpoint": server.endpoint, "access_key_id": "a", "secret_access_key": "b", "library": library}
+        with pytest.raises(StorageTimeoutError, match=rf"{code} SlowDown.*gave up after 1 attempt"):
+            open_store("s3://bucket", {**given, "region": "us-east-1"}).get("a", max_bytes=1)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +154,10 @@ def test_a_library_gets_the_settings_of_the_store_or_refuses_them(library: str) 
         ("s3://b", {"endpoint_number": 1}, "which are not given"),
         ("s3://b", {"part_size": "100kb"}, "at least 1 MiB"),
         ("s3://b", {"part_requests": 0}, "at least 1"),
-        ("s3://b", {"attempts": "many"}, "many"),
+        ("s3://b", {"patience": "much"}, "expected seconds"),
         ("gs://b", {"endpoints": "http://a"}, r"\['endpoints'\] mean nothing for gs://b"),
         ("hf://datasets/a/b", {"part_size": "8MB"}, "mean nothing for hf://"),
-        ("/tmp/x", {"attempts": 3}, "mean nothing for /tmp/x"),
+        ("/tmp/x", {"patience": 3}, "mean nothing for /tmp/x"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(url: str, given: dict[str, Any], said: str) -> None:

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from typing import Any, Final
 
 from stoker.bench.clients.base import Client, ClientLocation, Data
+from stoker.bench.settings.workload import transfer_options
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import is_local, open_store
 from stoker.storage.remote.libraries import boto3_client, minio_client
@@ -28,13 +29,8 @@ class Obstore(Client):
 
     def __init__(self, location: ClientLocation) -> None:
         super().__init__(location)
-        given = {
-            "part_size": location.part_bytes,
-            "part_requests": location.part_requests,
-            "attempts": location.attempts,
-        }
-        options = {**location.options, **{name: value for name, value in given.items() if value is not None}}
-        self._store = open_store(location.url, options or None)
+        given = {name: getattr(location, name) for name in self.heeds}
+        self._store = open_store(location.url, {**location.options, **transfer_options(given)} or None)
 
     @classmethod
     def reads(cls, url: str) -> bool:

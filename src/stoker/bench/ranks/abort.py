@@ -15,7 +15,7 @@ from stoker.bench.results.results import collect, write_results
 from stoker.errors import StorageError
 from stoker.storage import RetryPolicy
 
-_SOON: Final = RetryPolicy(attempts=2, deadline=10.0)
+_SOON: Final = RetryPolicy(patience=10.0)
 """Of what is done after a failure, which may be that of the store."""
 
 

@@ -134,7 +134,7 @@ KEYS: Final[dict[str, Key]] = {
     "storage.storage_options.endpoint_url": Key(_STORE, said="obstore's endpoint"),
     "storage.storage_options.region": Key(_STORE),
     "storage.storage_options.s3_force_path_style": Key(_STORE, said="obstore's virtual_hosted_style_request, inverted"),
-    "storage.storage_options.s3_max_attempts": Key("storage.attempts", said="in at most 300 s"),
+    "storage.storage_options.s3_max_attempts": Key("storage.attempts", said="obstore: by time, a minute for each"),
     "storage.storage_options.storage_library": Key("storage.client", said="ML; see storage.storage_library"),
     "dataset.data_folder": Key("storage.url"),
     "dataset.format": Key("dataset.format", _format),

@@ -19,6 +19,7 @@ from stoker.bench.settings.workload_model import WIDTHS, CheckpointSettings, Mod
 from stoker.display import is_secret
 from stoker.errors import ConfigError
 from stoker.storage import is_local
+from stoker.storage.retry import STALL_TIMEOUT
 from stoker.storage.transfer.settings import LEAST_PART, LIBRARIES
 
 __all__ = [
@@ -42,6 +43,16 @@ __all__ = [
     "without_credentials",
 ]
 
+
+def transfer_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of requests as a store has them, whose patience is in seconds: a stall time for each further attempt."""
+    made = {_OPTION_NAMES.get(name, name): value for name, value in settings.items() if value is not None}
+    if "attempts" in made:
+        made["patience"] = (made.pop("attempts") - 1) * STALL_TIMEOUT
+    return made
+
+
+_OPTION_NAMES: Final = {"part_bytes": "part_size"}
 ENDPOINT_NAMES: Final = ("endpoint", "endpoint_url", "endpoint_url_s3")
 """Options that name one endpoint."""
 Stage = Literal["generate", "train", "evaluate", "checkpoint", "kv_cache", "vectors"]
@@ -117,7 +128,9 @@ class Storage(Section):
         least=LEAST_PART,
     )
     part_requests: int | None = setting(None, "requests of one object at once; null: 4", least=1)
-    attempts: int | None = setting(None, "tries of a request, the first counted; null: 6", least=1)
+    attempts: int | None = setting(
+        None, "tries of a request, the first counted; null: 6. obstore: by time, a minute for each", least=1
+    )
     settle_seconds: float = setting(0.0, "wait until all generated objects are listed, at most so long", least=0)
     options: dict[str, Any] = setting(
         dict, "credentials and settings by obstore's names, such as endpoint", secret=True
@@ -140,8 +153,7 @@ class Storage(Section):
         if is_local(url):
             return None
         made = dict(self.options if options is None else options)
-        names = {"part_bytes": "part_size"}
-        made |= {names.get(name, name): value for name, value in self.transfer.items()}
+        made |= transfer_options(self.transfer)
         if self.endpoints:
             made = {name: value for name, value in made.items() if name.removeprefix("aws_") not in ENDPOINT_NAMES}
             if self.endpoint_per == "rank":

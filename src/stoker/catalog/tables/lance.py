@@ -127,7 +127,7 @@ def find_lance(
     # Of its own Lance would wait for many minutes on a server that is silent: it does all of this several times.
     limits = {
         "timeout": milliseconds(stall_timeout / 2),
-        "client_max_retries": str(min(retry.attempts - 1, _MOST_RETRIES)),
+        "client_max_retries": str(_MOST_RETRIES if retry.patience else 0),
     }
     flat = flat_options(location, storage_options or {})
     return LanceTable.find(location.url, version, {**limits, **flat} if flat else flat)

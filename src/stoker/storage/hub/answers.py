@@ -6,12 +6,11 @@ from typing import Final
 
 from stoker.errors import AccessDeniedError, ObjectNotFoundError
 from stoker.storage.hub.address import HubAddress, HubLogin
-from stoker.storage.hub.http_client import Answer, seconds_to_wait
-from stoker.storage.remote.faults import Fault
-from stoker.storage.remote.response_bodies import AnswerError
+from stoker.storage.hub.http_client import Answer
+from stoker.storage.remote.faults import Fault, is_busy
+from stoker.storage.remote.response_bodies import AnswerError, seconds_to_wait
 
 _REFUSED_LOGIN: Final = "Invalid credentials in Authorization header"
-_LATER: Final = frozenset([408, 425, 429, 500, 502, 503, 504])
 _MOST_SHOWN: Final = 200
 
 
@@ -33,14 +32,14 @@ def refusal(answer: Answer, address: HubAddress, login: HubLogin, url: str, root
     said = (answer.headers.get("X-Error-Message") or "")[:_MOST_SHOWN]
     page = f"{login.endpoint}/datasets/{address.repo}"
     who = "a request without a token" if login.token is None else login.identity
-    if status in _LATER:
+    if is_busy(status):
         after = seconds_to_wait(answer.headers)
         detail = f"HTTP {status}{' too many requests' if status == 429 else ''}"
         if after:
             detail += f", and the Hub says to come back in {after:.0f} s"
         if status == 429 and login.token is None:
             detail += " (it allows more with a token: HF_TOKEN)"
-        return AnswerError(Fault("transient", detail), after or 0.0)
+        return AnswerError(Fault("transient", detail, answered=True), after or 0.0)
     if code == "GatedRepo":
         return AccessDeniedError(
             f"{url}: the dataset is gated, and {who} has no access. Accept its terms at {page}, and give a token "

@@ -9,15 +9,12 @@ from __future__ import annotations
 import base64
 import http.client
 import os
-import re
 import socket
 import ssl
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from email.message import Message
-from email.utils import parsedate_to_datetime
 from typing import Final, Self, TypeAlias
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -28,7 +25,6 @@ from stoker.storage.remote.response_bodies import BRIEF_STALLS, SLOWEST, AnswerE
 _Server: TypeAlias = tuple[str, str, int]
 
 _CHUNK: Final = 1 << 18
-_RATE_LIMIT: Final = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 
 
 class HTTPClient:
@@ -159,12 +155,12 @@ class Answer:
         while done < size:
             chunk = self._read(min(size - done, _CHUNK))
             if not chunk:
-                raise AnswerError(Fault("transient", f"{done} of {size} bytes arrived"))
+                raise AnswerError(Fault("transient", f"{done} of {size} bytes arrived", answered=True))
             done += len(chunk)
             yield chunk
             if done < size and time.monotonic() > end:
                 detail = f"{done} of {size} bytes arrived, slower than {SLOWEST} bytes/s after the stall time"
-                raise AnswerError(Fault("timeout", detail))
+                raise AnswerError(Fault("timeout", detail, answered=True))
         if self._response.length or self._read(1):
             raise AnswerError(Fault("other", f"more came than the {size} bytes that were asked for"))
 
@@ -205,22 +201,6 @@ class Answer:
         except (OSError, http.client.HTTPException, ValueError) as error:
             fault = _fault_of(error)
         raise AnswerError(fault)
-
-
-def seconds_to_wait(headers: Message) -> float | None:
-    """Seconds after which a server that refuses for now wants to be asked again; ``None`` where it does not say.
-
-    By ``RateLimit``, as the Hub has it, or by ``Retry-After``.
-    """
-    if match := _RATE_LIMIT.search(headers.get("RateLimit") or ""):
-        return float(match[1]) + 1.0  # the server cuts fractions off
-    text = (headers.get("Retry-After") or "").strip()
-    if text.isdecimal():
-        return float(text)
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time()) if text else None
-    except (ValueError, OverflowError):
-        return None
 
 
 def _fault_of(error: Exception) -> Fault:

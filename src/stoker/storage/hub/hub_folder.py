@@ -21,9 +21,9 @@ from stoker.storage.hub.address import HubAddress, HubLogin
 from stoker.storage.hub.answers import refusal
 from stoker.storage.hub.http_client import Answer, HTTPClient
 from stoker.storage.hub.listings import keep_listing, kept_listing, listed_file
-from stoker.storage.remote.faults import Fault, error_for, exhausted
+from stoker.storage.remote.faults import Fault, error_for, transient
 from stoker.storage.remote.response_bodies import AnswerError, copy_body, read_ranges
-from stoker.storage.retry import RetryPolicy, TransientError, run
+from stoker.storage.retry import Retries
 from stoker.storage.types import Arrival, BufferLike, Chunks, NewHash, ObjectInfo, at_hand, check_range, check_size
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class HubFolder:
         url: of the folder, for messages.
         address: of the folder.
         login: to the Hub.
-        retry: how often requests are repeated.
+        retries: repeats requests.
         stall_timeout: seconds without a byte after which a request fails.
         sha: names the commit that is read.
     """
@@ -86,12 +86,12 @@ class HubFolder:
         url: str,
         address: HubAddress,
         login: HubLogin,
-        retry: RetryPolicy,
+        retries: Retries,
         stall_timeout: float,
         sha: Callable[[], str],
     ) -> None:
         self._root = url
-        self._address, self._login, self._retry, self._sha = address, login, retry, sha
+        self._address, self._login, self._retries, self._sha = address, login, retries, sha
         self._client = HTTPClient(stall_timeout)
         self._known: dict[str, _Bytes] = {}
         self._lock = threading.Lock()
@@ -336,11 +336,11 @@ class HubFolder:
         """Raise what an answer of an error's status means."""
         if not ours and answer.status in (400, 401, 403, 404, 410):
             self._known.pop(key, None)  # the address expired
-            raise AnswerError(Fault("transient", f"HTTP {answer.status} from {urlsplit(url).hostname}"))
+            raise AnswerError(Fault("transient", f"HTTP {answer.status} from {urlsplit(url).hostname}", answered=True))
         raise refusal(answer, self._address, self._login, self._url(key), self._root)
 
     def _run(self, key: str, attempt: Callable[[int], T]) -> T:
-        """``attempt`` under the retry policy, its exceptions turned into stoker's."""
+        """``attempt``, repeated as the store's retries say, its exceptions turned into stoker's."""
         url = self._url(key)
 
         def translated(number: int) -> T:
@@ -349,10 +349,10 @@ class HubFolder:
             except AnswerError as error:
                 fault, after = error.fault, error.after
             if fault.retryable:
-                raise TransientError(lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed), after)
+                raise transient(fault, url, after)
             raise error_for(fault, url, host=self._address.repo, identity=self._login.identity)
 
-        return run(translated, self._retry)
+        return self._retries.run(translated)
 
     def _url(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root

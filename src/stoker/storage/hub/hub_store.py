@@ -70,4 +70,4 @@ class HubStore(Store):
 
     def _build(self) -> Backend:
         login = hub_login(self._options, os.environ, self.url)
-        return HubFolder(self.url, self._address, login, self._retry, self.stall_timeout, lambda: self.commit().sha)
+        return HubFolder(self.url, self._address, login, self._retries, self.stall_timeout, lambda: self.commit().sha)

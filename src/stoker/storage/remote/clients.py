@@ -1,4 +1,4 @@
-"""obstore's client of a bucket: its settings, its credentials, no retries of its own."""
+"""obstore's client of a bucket: its settings, its credentials, no retries of its own but of parts of uploads."""
 
 from __future__ import annotations
 
@@ -26,12 +26,17 @@ if TYPE_CHECKING:
 # A client's stall time counts from the start of a request until the answer begins, so requests that carry data use a client
 # that allows them longer, and they carry bounded amounts.
 _UPLOAD_PATIENCE = 4
+_MOST_RETRIES = 1000
+# Seconds in which obstore repeats a part of an upload itself, as the parts before it would be lost; then all are repeated.
+_PART_PATIENCE = 30.0
 
 _memory_stores: dict[str, Any] = {}
 
 
-def build_client(location: Location, spec: ClientSpec, client_overrides: Mapping[str, Any]) -> ObjectStore:
-    """An obstore client of the bucket.
+def build_client(
+    location: Location, spec: ClientSpec, client_overrides: Mapping[str, Any], patience: float = 0.0
+) -> ObjectStore:
+    """An obstore client of the bucket, which repeats requests for so many seconds.
 
     Raises:
         ConfigError: settings that obstore refuses, or boto3's refusal of a profile.
@@ -43,8 +48,11 @@ def build_client(location: Location, spec: ClientSpec, client_overrides: Mapping
         return memory
     common: dict[str, Any] = {
         "client_options": {**spec.client_options, **client_overrides},
-        # There is one retry policy, ours.
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(days=365)},
+        # There is one rule for retries, ours.
+        "retry_config": {
+            "max_retries": _MOST_RETRIES if patience else 0,
+            "retry_timeout": timedelta(seconds=patience) if patience else timedelta(days=365),
+        },
     }
     provider = _provider(spec)
     if provider is not None:
@@ -95,21 +103,21 @@ def _provider(spec: ClientSpec) -> Any:
 
 
 def endpoint_clients(
-    location: Location, spec: ClientSpec, stall_timeout: float, library: str | None = None
+    location: Location, spec: ClientSpec, stall_timeout: float, patience: float, library: str | None = None
 ) -> EndpointClients:
     """The clients of an endpoint: those that another store of the same bucket and settings has, where there is one.
 
     A client takes milliseconds to make, and has connections of its own; a dataset may be of a thousand streams of one bucket.
     """
     identity = (spec.credentials and astuple(spec.credentials), spec.profile, id(spec.credential_provider))
-    asked = (spec.config, spec.client_options, spec.client_given, spec.stall_timeout, stall_timeout, library)
+    asked = (spec.config, spec.client_options, spec.client_given, spec.stall_timeout, stall_timeout, patience, library)
     # obstore looks at variables of its own in the environment.
     environ = sorted(os.environ.items())
     key = repr((fork.generation(), location.kind, location.root, asked, identity, environ))
     with _lock:
         found = _shared.get(key)
         if found is None:
-            found = _shared[key] = EndpointClients(location, spec, stall_timeout, library)
+            found = _shared[key] = EndpointClients(location, spec, stall_timeout, patience, library)
         return found
 
 
@@ -125,8 +133,11 @@ os.register_at_fork(after_in_child=_renew_lock)
 class EndpointClients:
     """The clients of one endpoint, of which each has other limits in time."""
 
-    def __init__(self, location: Location, spec: ClientSpec, stall_timeout: float, library: str | None = None) -> None:
+    def __init__(
+        self, location: Location, spec: ClientSpec, stall_timeout: float, patience: float, library: str | None = None
+    ) -> None:
         self._location, self.spec, self._stall_timeout = location, spec, stall_timeout
+        self._patience = patience
         self.plain = build_client(location, spec, {})
         self._fetch = None if library is None else fetch_by(library, location.host, spec)
 
@@ -153,6 +164,12 @@ class EndpointClients:
     def upload(self) -> ObjectStore:
         """For requests that send data."""
         return self._with(read_timeout=_UPLOAD_PATIENCE)
+
+    @cached_property
+    def parts(self) -> ObjectStore:
+        """For uploads in parts: a part that fails is repeated, not all of them."""
+        limits = {"read_timeout": milliseconds(_UPLOAD_PATIENCE * self._stall_timeout)}
+        return build_client(self._location, self.spec, limits, min(self._patience, _PART_PATIENCE))
 
     @cached_property
     def brief(self) -> ObjectStore:

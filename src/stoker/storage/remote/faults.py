@@ -20,6 +20,7 @@ from stoker.errors import (
     StorageTimeoutError,
 )
 from stoker.storage.remote.redirects import is_refused
+from stoker.storage.retry import TransientError
 
 FaultKind: TypeAlias = Literal[
     "not_found",
@@ -87,7 +88,11 @@ _METADATA = (
     "/latest/api/token",
     "/metadata/identity",
 )
-_TRANSIENT_STATUS = frozenset([408, 425, 429, 500, 502, 503, 504, 509])
+
+
+def is_busy(status: int) -> bool:
+    """Whether a status of HTTP says that the same request can succeed later: 501, 505, 507 and 511 do not."""
+    return status in (408, 425, 429) or (500 <= status < 600 and status not in (501, 505, 507, 511))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +102,12 @@ class Fault:
     Attributes:
         kind: what went wrong.
         detail: the same in words, for messages; without secrets.
+        answered: the server did answer.
     """
 
     kind: FaultKind
     detail: str
+    answered: bool = False
 
     @property
     def retryable(self) -> bool:
@@ -128,7 +135,7 @@ def classify(error: BaseException) -> Fault:
     if code in _FULL_CODES or status == 507:
         return Fault("full", detail)
     if code in _TRANSIENT_CODES:
-        return Fault("transient", detail)
+        return Fault("transient", detail, answered=True)
     if code in _DENIED_CODES or status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError"):
         return Fault("denied", detail)
     if status == 404 or name in ("FileNotFoundError", "NotFoundError"):
@@ -137,10 +144,8 @@ def classify(error: BaseException) -> Fault:
         return Fault("range", detail)
     if status in (301, 307, 308) or "redirect without LOCATION" in text or code == "PermanentRedirect":
         return Fault("region", "the server redirects elsewhere, which means another region")
-    if status in _TRANSIENT_STATUS:
-        return Fault("transient", detail)
     if status is not None:
-        return Fault("other", detail)
+        return Fault("transient" if is_busy(status) else "other", detail, answered=True)
     return _without_status(name, text)
 
 
@@ -183,6 +188,16 @@ def error_for(fault: Fault, url: str, *, host: str, identity: str) -> StokerErro
             return ConfigError(f"{url}: {fault.detail}.")
         case "credentials" | "timeout" | "transient" | "other":
             return StorageError(f"{url}: {fault.detail}.", url=url)
+
+
+def transient(fault: Fault, url: str, after: float = 0.0, *asked: str) -> TransientError:
+    """A retryable fault, for :class:`~stoker.storage.retry.Retries`; of several endpoints, with that which was asked."""
+    return TransientError(
+        lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed, *asked),
+        after,
+        answered=fault.answered,
+        what=f"{url}: {fault.detail}",
+    )
 
 
 def exhausted(fault: Fault, url: str, attempts: int, elapsed: float, endpoint: str = "") -> StorageError:

@@ -13,7 +13,7 @@ from stoker.errors import ConfigError
 from stoker.policy import CONNECTIONS
 from stoker.storage.remote.faults import Fault
 from stoker.storage.remote.options import ClientSpec
-from stoker.storage.remote.response_bodies import AnswerError, ObjectAnswer
+from stoker.storage.remote.response_bodies import AnswerError, ObjectAnswer, seconds_to_wait
 
 _LEAST_READ: Final = 64 << 10
 _SETTINGS: Final = frozenset(
@@ -22,10 +22,15 @@ _SETTINGS: Final = frozenset(
 
 
 class LibraryError(Exception):
-    """A server's refusal, in the words of obstore's errors, by which :mod:`stoker.storage.remote.faults` reads it."""
+    """A server's refusal, in the words of obstore's errors, by which :mod:`stoker.storage.remote.faults` reads it.
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    Attributes:
+        after: seconds that the server asks to be left alone.
+    """
+
+    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str]) -> None:
         super().__init__(f"status: {status}, <Code>{code}</Code><Message>{message[:300]}</Message>")
+        self.after = seconds_to_wait({name.title(): value for name, value in headers.items()}) or 0.0
 
 
 Fetch = Callable[[str, tuple[int, int] | None, str], ObjectAnswer]
@@ -63,10 +68,12 @@ def _failures() -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - each package has its own
         told = getattr(error, "response", None)  # of botocore's errors and of minio's
         if isinstance(told, dict) and "Error" in told:
-            status = int(told.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            refusal = LibraryError(status, str(told["Error"].get("Code", "")), str(told["Error"].get("Message", "")))
+            answer, said = told.get("ResponseMetadata", {}), told["Error"]
+            status, headers = int(answer.get("HTTPStatusCode", 0)), answer.get("HTTPHeaders", {})
+            refusal = LibraryError(status, str(said.get("Code", "")), str(said.get("Message", "")), headers)
         elif told is not None and hasattr(told, "status"):
-            refusal = LibraryError(told.status, str(getattr(error, "code", "")), str(getattr(error, "message", "")))
+            code, text = (str(getattr(error, name, "")) for name in ("code", "message"))
+            refusal = LibraryError(told.status, code, text, getattr(told, "headers", {}))
         else:
             raise AnswerError(Fault("transient", f"the request failed ({type(error).__name__})")) from None
     raise refusal
@@ -174,7 +181,10 @@ def minio_client(spec: ClientSpec, connections: int = CONNECTIONS, *, attempts: 
     pool = urllib3.PoolManager(
         maxsize=connections,
         timeout=urllib3.Timeout(connect=min(10.0, spec.stall_timeout), read=spec.stall_timeout),
-        retries=urllib3.Retry(total=attempts - 1, status_forcelist=(500, 502, 503, 504), backoff_factor=0.2),
+        # Without a repetition a refusal is an answer, whose headers tell when to come back.
+        retries=urllib3.Retry(
+            total=attempts - 1, status_forcelist=(500, 502, 503, 504) if attempts > 1 else (), backoff_factor=0.2
+        ),
     )
     client: Any = minio.Minio(
         endpoint=endpoint.netloc,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from email.message import Message
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, Protocol
 
 from stoker.policy import SMALL_OBJECT
@@ -27,6 +30,7 @@ _CHUNK: Final = 96 << 10
 # Up to here every piece that arrives is looked at, so that one byte every few seconds is noticed at once; what is larger, and
 # still small, is waited for once, which costs less than a wait for each piece.
 _WATCHED: Final = 1 << 15
+_RATE_LIMIT: Final = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 # Ranges with less between them share a request.
 _GAP: Final = 1 << 20
 
@@ -92,9 +96,9 @@ def body(
         yield chunk
         if done < size and clock() > end:
             detail = f"{done} of {size} bytes arrived, slower than {SLOWEST} bytes/s after the stall time"
-            raise AnswerError(Fault("timeout", detail))
+            raise AnswerError(Fault("timeout", detail, answered=True))
     if done != size:
-        raise AnswerError(Fault("transient", f"{done} of {size} bytes arrived"))
+        raise AnswerError(Fault("transient", f"{done} of {size} bytes arrived", answered=True))
 
 
 def read_ranges(starts: Sequence[int], ends: Sequence[int], read: Callable[[int, int], BufferLike]) -> list[BufferLike]:
@@ -142,6 +146,22 @@ def copy_body(chunks: Iterator[bytes], into: memoryview, digest: Any = None) -> 
         if digest is not None:
             digest.update(chunk)
         done += len(chunk)
+
+
+def seconds_to_wait(headers: Mapping[str, str] | Message) -> float | None:
+    """Seconds after which a server that refuses for now wants to be asked again; ``None`` where it does not say.
+
+    By ``RateLimit``, as the Hub has it, or by ``Retry-After``.
+    """
+    if match := _RATE_LIMIT.search(headers.get("RateLimit") or ""):
+        return float(match[1]) + 1.0  # the server cuts fractions off
+    text = (headers.get("Retry-After") or "").strip()
+    if text.isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time()) if text else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _modified(meta: Mapping[str, Any]) -> int:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stoker.concurrency.request_observer import ServedBy, observer
 from stoker.errors import ConfigError, StokerError
 from stoker.storage.remote.clients import EndpointClients, endpoint_clients
-from stoker.storage.remote.faults import classify, error_for, exhausted, is_panic
+from stoker.storage.remote.faults import classify, error_for, is_panic, transient
 from stoker.storage.remote.options import client_spec, detect_cloud
 from stoker.storage.remote.response_bodies import AnswerError
-from stoker.storage.retry import RetryPolicy, TransientError, run
+from stoker.storage.retry import Retries, TransientError
 from stoker.storage.transfer.settings import Transfer
 from stoker.storage.url import UNSENDABLE, Location
 
@@ -33,24 +33,25 @@ class _Turn(threading.local):
 
 
 class RemoteRequests:
-    """Requests for the objects under one root of an object store, under the retry policy of the store."""
+    """Requests for the objects under one root of an object store, under the retries of the store."""
 
     def __init__(
         self,
         location: Location,
         options: Mapping[str, Any],
-        retry: RetryPolicy,
+        retries: Retries,
         stall_timeout: float,
         transfer: Transfer = Transfer(),  # noqa: B008 - frozen
     ) -> None:
         self._location = location
-        self._retry = retry
+        self._retries = retries
         self._stall_timeout = stall_timeout
         self._transfer = transfer
         several: list[Mapping[str, Any]] = [{**options, "endpoint": one} for one in transfer.used_endpoints]
         make = partial(client_spec, location, environ=os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
         self._clients = [
-            endpoint_clients(location, make(one), stall_timeout, transfer.library) for one in several or [options]
+            endpoint_clients(location, make(one), stall_timeout, retries.policy.patience, transfer.library)
+            for one in several or [options]
         ]
         self._spec = self._clients[0].spec
         # Processes that begin together do not all begin at the same endpoint.
@@ -71,6 +72,10 @@ class RemoteRequests:
         return self._next.upload
 
     @property
+    def _parts_client(self) -> ObjectStore:
+        return self._next.parts
+
+    @property
     def _brief_client(self) -> ObjectStore:
         return self._next.brief
 
@@ -81,7 +86,7 @@ class RemoteRequests:
         size_of: Callable[[T], int] | None = None,
         failed: BaseException | None = None,
     ) -> T:
-        """``attempt`` under the retry policy, its exceptions turned into stoker's.
+        """``attempt``, repeated as the store's retries say, its exceptions turned into stoker's.
 
         Args:
             key: the object.
@@ -103,21 +108,21 @@ class RemoteRequests:
             except (StokerError, TransientError):
                 raise
             except AnswerError as error:
-                fault = error.fault
+                fault, after = error.fault, error.after
             except BaseException as error:
                 if not (isinstance(error, Exception) or is_panic(error)):
                     raise
-                fault = classify(error)
+                fault, after = classify(error), getattr(error, "after", 0.0)
             # Outside of the except block, so that obstore's text, which may hold a signed URL, is not chained.
             url = self._url(key)
             if fault.retryable:
                 asked = self._transfer.used_endpoints[(turn + number) % len(self._clients) :][:1]
                 if (counts := observer()) is not None:
                     counts.repeat(*asked or ("",))
-                raise TransientError(lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed, *asked))
+                raise transient(fault, url, after, *asked)
             raise error_for(fault, url, host=self._location.host, identity=self._spec.identity)
 
-        return run(translated, self._retry)
+        return self._retries.run(translated)
 
     def _path(self, key: str) -> str:
         """The object's name for the client.

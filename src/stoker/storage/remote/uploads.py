@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.errors import StorageError
 from stoker.storage.files.file_errors import file_errors
@@ -14,6 +14,9 @@ from stoker.storage.files.regular import open_regular
 from stoker.storage.remote.retried_requests import RemoteRequests
 from stoker.storage.transfer.stream import Made, first_part
 from stoker.storage.types import Chunks
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 # Up to here by the client for requests that carry little, which have a bound on the whole.
 _SMALL_PUT = 1 << 20
@@ -38,9 +41,8 @@ class RemoteUploads(RemoteRequests):
         size = status.st_size
 
         def attempt(number: int) -> None:
-            client = self._brief_client if size <= _SMALL_PUT else self._upload_client
             obstore.put(
-                client,
+                self._client_for(size),
                 self._path(key),
                 Path(path),
                 use_multipart=size > _SINGLE_PUT,
@@ -79,20 +81,25 @@ class RemoteUploads(RemoteRequests):
         if size > _SINGLE_PUT:
             self._put_in_parts(key, data if len(parts) > 1 else parts[0], number)
         else:
-            client = self._brief_client if size <= _SMALL_PUT else self._upload_client
-            obstore.put(client, self._path(key), data, use_multipart=False)
+            obstore.put(self._client_for(size), self._path(key), data, use_multipart=False)
 
     def _put_in_parts(self, key: str, data: Any, number: int) -> None:
         import obstore
 
         obstore.put(
-            self._upload_client,
+            self._client_for(_SINGLE_PUT + 1),
             self._path(key),
             data,
             use_multipart=True,
             chunk_size=self._transfer.upload_part,
             max_concurrency=self._at_once(number),
         )
+
+    def _client_for(self, size: int) -> ObjectStore:
+        """The client that sends so many bytes; above a single request that for parts, once the store has answered."""
+        if size <= _SMALL_PUT:
+            return self._brief_client
+        return self._parts_client if size > _SINGLE_PUT and self._retries.answered else self._upload_client
 
     def _at_once(self, attempt: int) -> int:
         """Parts of an upload that share the line: a second attempt suspects that the line is slow."""

@@ -1,4 +1,4 @@
-"""Settings of how a store's bytes travel: its endpoints, the size and number of requests, and attempts."""
+"""Settings of how a store's bytes travel: its endpoints, the size and number of requests, and patience."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Transfer:
         part_size: most bytes that one request reads or uploads; ``None``: an object is read by one request, and uploaded
             in parts of 8 MiB.
         part_requests: requests of one object at once, where it comes or goes in parts.
-        attempts: tries of a request in all; ``None`` for those of the store's :class:`~stoker.storage.retry.RetryPolicy`.
+        patience: seconds in which a request is tried again; ``None`` for those of the store's
+            :class:`~stoker.storage.retry.RetryPolicy`.
         library: the package that fetches objects of S3; ``None`` for obstore, by which all else is done in any case.
         read_by: local files are read into memory: ``"direct"`` by ``O_DIRECT``, around the page cache, ``"buffered"`` through
             it; ``None``: they are mapped.
@@ -48,7 +49,7 @@ class Transfer:
     endpoint_number: int | None = None
     part_size: int | None = None
     part_requests: int = _USUAL_REQUESTS
-    attempts: int | None = None
+    patience: float | None = None
     library: str | None = None
     read_by: Literal["direct", "buffered"] | None = None
 
@@ -74,7 +75,7 @@ def split_transfer(location: Location, options: Mapping[str, Any]) -> tuple[Tran
     rest = dict(options)
     given = {name: rest.pop(name) for name in _READ if name in rest}
     given = {name: _READ[name](name, value) for name, value in given.items() if value is not None}
-    allowed = _MEANT.get(location.kind, ("part_size", "part_requests", "attempts"))
+    allowed = _MEANT.get(location.kind, ("part_size", "part_requests", "patience"))
     useless = [name for name in given if name not in allowed]
     if useless:
         raise ConfigError(f"storage_options {useless} mean nothing for {location.url}: leave them out")
@@ -139,6 +140,16 @@ def _count(name: str, value: Any, least: int = 1) -> int:
     return found
 
 
+def _seconds(name: str, value: Any) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise ConfigError(f"storage_options[{name!r}] is {value!r}: expected seconds, such as 300; 0 never tries again")
+    return found
+
+
 def check_library(name: str, value: Any, known: Sequence[str] = LIBRARIES) -> str | None:
     """The package that a setting names; ``None`` for obstore.
 
@@ -168,13 +179,13 @@ _READ: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "endpoint_number": partial(_count, least=0),
     "part_size": _part_size,
     "part_requests": _count,
-    "attempts": _count,
+    "patience": _seconds,
     "library": check_library,
     "read_by": _read_by,
 }
 _MEANT: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": tuple(name for name in _READ if name != "read_by"),
-    "hf": ("attempts",),
+    "hf": ("patience",),
     "file": ("read_by", "part_size", "part_requests"),
 }
 """Settings that a kind of store understands; others understand those that are not of S3 alone."""
