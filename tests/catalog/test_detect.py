@@ -40,11 +40,22 @@ def lay(root: Path, *names: str) -> Path:
         (("shard.00000.npy", "shard.00000.npy.meta"), Detected("shards")),
         (("shard.00000.npy",), Detected("files", "npy")),
         (("train.idx", "train.bin"), Detected("files", "megatron")),
+        (("a.tar", "a.idx", "b.tar", "b.idx"), Detected("files", "tar")),
+        (("a.tar", "a.tar.idx"), Detected("files", "tar")),
+        (("a.tfrecord", "a.idx", "b.index", "b.tfindex"), Detected("files", "tfrecord")),
+        (("a.tfrecord-00000-of-00002", "features.json", "a.labels.txt"), Detected("files", "tfrecord")),
+        (("a.parquet-00000-of-00002",), Detected("files", "parquet")),
+        (("a.TFRecord.GZ-00000-of-00002",), Detected("files", "tfrecord")),
         (("a.wav", "b.flac"), Detected("files", "files")),
     ],
 )
 def test_names_tell(names: tuple[str, ...], found: Detected, tmp_path: Path) -> None:
     assert detect(lay(tmp_path, *names)) == found
+
+
+def test_an_index_of_tokens_beside_tars_is_data(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="several formats"):
+        detect(lay(tmp_path, "a.tar", "b.idx", "b.bin"))
 
 
 def test_an_index_goes_before_all_else(tmp_path: Path) -> None:

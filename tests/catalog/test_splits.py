@@ -109,6 +109,18 @@ def test_the_layout_of_the_hub_is_refused(tmp_path: Path) -> None:
     assert StreamingDataset(remote=names, format="parquet").size == 6
 
 
+def test_files_with_the_numbers_of_tensorflow_are_of_splits(tmp_path: Path) -> None:
+    for name in ("x-train.parquet-00000-of-00002", "x-train.parquet-00001-of-00002", "x-test.parquet-00000-of-00001"):
+        parquet(tmp_path / name)
+    told = r"splits x-test, x-train side by side.*x-train\*\.parquet\* .*split=\"train\""
+    with pytest.raises(ConfigError, match=told):
+        StreamingDataset(tmp_path)
+    assert StreamingDataset(tmp_path, split="train").size == 6
+    assert StreamingDataset(tmp_path, split="test").size == 3
+    assert StreamingDataset(f"{tmp_path}/x-train*.parquet*").size == 6
+    assert StreamingDataset(f"{tmp_path}/x-test.parquet-00000-of-00001").size == 3
+
+
 def test_folders_of_parquet_splits_are_refused(tmp_path: Path) -> None:
     for name in ("train", "validation", "unsupervised"):
         parquet(tmp_path / name / "0.parquet")

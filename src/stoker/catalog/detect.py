@@ -17,6 +17,7 @@ from stoker.catalog.unindexed.files_location import Files, check_exists, is_patt
 from stoker.catalog.unindexed.huggingface import SAVED_NAMES
 from stoker.display import counted, redact_url
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
+from stoker.formats.common.compression import typed_name
 from stoker.formats.format import Format
 from stoker.formats.one_file import BYTES_OF_ALL, FILES, IMAGES, OTHER_PICTURES
 from stoker.formats.registry import format_names, format_of_bytes, get_format, other_formats
@@ -34,7 +35,7 @@ _MOST_NAMED: Final = 5
 _HEAD: Final = 16
 # Files that lie beside data anywhere and hold none.
 _COMPANION: Final = re.compile(
-    r"(?:readme|licen[sc]e|notice|copying|citation|changelog|checksums?)(?:\..*)?|thumbs\.db|desktop\.ini|.*\.(?:md|rst|md5|sha1|sha256|sha512|crc|log)",
+    r"(?:readme|licen[sc]e|notice|copying|citation|changelog|checksums?)(?:\..*)?|thumbs\.db|desktop\.ini|.*\.(?:md|rst|md5|sha1|sha256|sha512|crc|log|index|tfindex)",
     re.IGNORECASE,
 )
 # Texts of images, as Hugging Face's datasets has them next to these.
@@ -124,7 +125,7 @@ def detect(given: Files, storage_options: StorageOptions | None = None) -> Detec
     if is_local(text) is not None or is_pattern(text):
         refuse_shard_files(text)
     source = source_of(text)
-    if source.pattern is not None and not text.lower().endswith(tuple(suffixes_of_formats())):
+    if source.pattern is not None and not typed_name(text).endswith(tuple(suffixes_of_formats())):
         store = open_store(source.root, None if is_local(source.root) is not None else storage_options)
         matches = re.compile(source.pattern).fullmatch
         names = (item.key for item in store.list() if matches(item.key) and not is_hidden(item.key))
@@ -158,7 +159,7 @@ def detect(given: Files, storage_options: StorageOptions | None = None) -> Detec
 def _seen(store: Store, listing: Sequence[ObjectInfo]) -> str:
     """A hint for the error where names tell no format, by how the first file begins; empty where that tells none."""
     file = next((item for item in listing if not is_hidden(item.key)), None)
-    if file is None or file.key.lower().endswith(tuple(suffixes_of_formats())):
+    if file is None or typed_name(file.key).endswith(tuple(suffixes_of_formats())):
         return ""
     name = format_of_bytes(bytes(store.get_range(file.key, 0, min(_HEAD, file.size)))) if file.size else None
     return f". {file.key} begins as a file of format={name!r} does" if name is not None else ""
@@ -180,7 +181,9 @@ def detect_named(text: str) -> Detected | None:
 
 def detect_object(url: str) -> Detected | None:
     """Detect a remote object's format by its name, where listing finds nothing; ``None`` where the name does not tell."""
-    if is_local(url) is not None or not url.lower().endswith((*suffixes_of_formats(), *_suffixes_of(other_formats()))):
+    if is_local(url) is not None or not typed_name(url).endswith(
+        (*suffixes_of_formats(), *_suffixes_of(other_formats()))
+    ):
         return None
     return _metadata_of(url) or Detected("files", _chosen([url], url))
 
@@ -263,21 +266,26 @@ def _chosen(names: Iterable[str], where: str) -> str:
     stems: dict[bool, set[str]] = {True: set(), False: set()}  # of data and of what describes it
     count = 0
     for count, name in enumerate(names, 1):
-        suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), None)
+        typed = typed_name(name)
+        suffix = next((suffix for suffix in known if typed.endswith(suffix)), None)
         if suffix is None and not all_known and not _COMPANION.fullmatch(name.rpartition("/")[2]):
             others = other_formats()
             all_known, known = True, {**_suffixes_of(others), **known}
             forms += others
             describing.update(suffix for form in forms for suffix in form.describing)
-            suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), None)
+            suffix = next((suffix for suffix in known if typed.endswith(suffix)), None)
         if suffix is not None:
             counts = suffix not in describing and name.rpartition("/")[2] != _IMAGE_METADATA
             if name.rpartition("/")[2] not in SAVED_NAMES:
                 (data if counts else described)[known[suffix]] += 1
             if count <= _PEEK:
-                stems[counts].add(name[: -len(suffix)])
+                stems[counts].add(name[: len(typed) - len(suffix)])
         elif not _COMPANION.fullmatch(name.rpartition("/")[2]):
-            unknown[os.path.splitext(name)[1].lower() or "no suffix"] += 1
+            unknown[os.path.splitext(typed)[1] or "no suffix"] += 1
+    # An .idx without a .bin belongs to other data, as DALI and Megatron-Energon leave it beside tars.
+    for form in forms:
+        if len(data) > 1 and form.beside and not any(unknown[end] for end in form.beside):
+            del data[form.name]
     beside = described if data else Counter()
     found = data or described
     # Files that belong to others, as a .bin to its .idx, by their endings.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from stoker.errors import ConfigError
+from stoker.formats.common.compression import typed_name
 
 _SPLIT_OF: Final[Mapping[str, str]] = {
     "train": "train",
@@ -28,8 +29,11 @@ _SPLIT_OF: Final[Mapping[str, str]] = {
 _WORD: Final = "|".join(_SPLIT_OF)
 # `train`, `val2017`.
 _FOLDER: Final = re.compile(rf"({_WORD})(?:[-_]?[0-9]+)?", re.IGNORECASE)
-# `train.jsonl`, `train-00000-of-00002.parquet`, `imagenet-val-000001.tar`, `wiki.test.jsonl.gz`; not `test_tube.jpg`.
-_FORM: Final = r"(?P<before>.*[-_.])?(?P<word>{words})(?:[-_.]?[0-9].*)?(?:\.[a-z][a-z0-9]*){{1,2}}"
+# `train.jsonl`, `train-00000-of-00002.parquet`, `imagenet-val-000001.tar`, `wiki.test.jsonl.gz`,
+# `mnist-train.tfrecord-00000-of-00002`; not `test_tube.jpg`.
+_FORM: Final = (
+    r"(?P<before>.*[-_.])?(?P<word>{words})(?:[-_.]?[0-9].*)?(?:\.[a-z][a-z0-9]*){{1,2}}(?:-[0-9]+-of-[0-9]+)?"
+)
 _FILE: Final = re.compile(_FORM.format(words=_WORD), re.IGNORECASE)
 
 
@@ -55,7 +59,8 @@ def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False,
     for key in keys:
         folder, _, name = key.rpartition("/")
         parents.add(folder)
-        ends.add(name[name.rfind(".") :] if "." in name else "")
+        typed = name[: len(typed_name(name))]
+        ends.add(typed[typed.rfind(".") :] + "*" * (typed != name) if "." in typed else "")
         if not folders_only and (match := _FILE.fullmatch(name)):
             found = files[folder, match["before"] or ""]
             found.setdefault(_SPLIT_OF[match["word"].lower()], name[: match.end("word")])

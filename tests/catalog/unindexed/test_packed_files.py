@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import multiprocessing
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,18 @@ def test_they_are_streamed_shuffled_and_resumed(
     resumed.load_state_dict(again.state_dict())
     assert head + numbers(resumed) == shuffled
     assert sorted(path.name for path in folder.rglob("*")) == before  # a data set is not written to
+
+
+def test_files_with_the_numbers_of_tensorflow_do_not_share_what_comes_out_of_them(tmp_path: Path) -> None:
+    for number in range(2):
+        path = tmp_path / f"x.jsonl.gz-0000{number}-of-00002"
+        path.write_bytes(gzip.compress(json_file(range(10 + number * 10, 20 + number * 10)), 0, mtime=0))
+        os.utime(path, (1, 1))  # of one size and time
+    assert len({path.stat().st_size for path in tmp_path.iterdir()}) == 1
+    assert numbers(StreamingDataset(tmp_path)) == list(range(10, 30))
+    (tmp_path / "x.jsonl-00000-of-00002").write_bytes(json_file(range(9)))
+    with pytest.raises(ConfigError, match=r"x\.jsonl\.gz-00000-of-00002 lies beside x\.jsonl-00000-of-00002"):
+        StreamingDataset(tmp_path)
 
 
 def test_samples_are_the_same_as_of_files_that_are_not_compressed(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from stoker.concurrency.threads import Threads
 from stoker.display import counted
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.common.checks import check_basename
+from stoker.formats.common.compression import typed_name
 from stoker.formats.format import Format
 from stoker.formats.one_file import BYTES_OF_ALL, IMAGES, OTHER_PICTURES
 from stoker.formats.registry import get_format
@@ -88,7 +89,7 @@ def as_file(source: FilesLocation, open_root: Callable[[str], Store], reader: Fo
     """
     head, _, name = source.root.rpartition("/")
     named = source.keys is not None or source.pattern is not None or is_local(source.root) is not None
-    if named or head.endswith("/") or not name.lower().endswith(reader.file_suffixes):
+    if named or head.endswith("/") or not typed_name(name).endswith(reader.file_suffixes):
         return source
     return FilesLocation(head, keys=(name,)) if open_root(head).exists(name) else source
 
@@ -143,7 +144,7 @@ def find_files(
             saved.append(key)
         if reader.beside and key.lower().endswith(reader.beside):
             listed[key] = file
-        counts = matches(key) if matches else not suffixes or key.lower().endswith(suffixes)
+        counts = matches(key) if matches else not suffixes or typed_name(key).endswith(suffixes)
         if is_hidden(key) or not counts or key == INDEX_NAME:
             others += 1
             other_images += not counts and key.lower().endswith(images) and not is_hidden(key)
@@ -172,7 +173,7 @@ def find_files(
     if source.pattern is None and not others and is_local(source.root) is None:
         # Only a listing tells a file from a directory that is named like one, as Spark names them.
         head, _, name = source.root.rpartition("/")
-        if not head.endswith("/") and (not suffixes or name.lower().endswith(suffixes)):
+        if not head.endswith("/") and (not suffixes or typed_name(name).endswith(suffixes)):
             return _with_beside(FilesLocation(head, keys=(name,)), open_root(head), [ObjectInfo(name, -1)], reader)
     if not others:
         raise ObjectNotFoundError(no_files(source.root), url=source.root)

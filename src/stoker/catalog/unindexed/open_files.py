@@ -34,7 +34,7 @@ from stoker.catalog.unindexed.partitions import kinds_of, partitions_of
 from stoker.catalog.unindexed.plain_files import are_plain, plain_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.base import ShardInfo
-from stoker.formats.common.compression import codec_of
+from stoker.formats.common.compression import codec_of, unpacked_name
 from stoker.formats.common.file_shards import UnindexedFile, packed_file, whole_file
 from stoker.formats.common.inspect_header import Partition, check_names, only_settings
 from stoker.formats.format import Format
@@ -377,7 +377,7 @@ def _packed_files(reader: Format, found: SourceFiles, settings: CacheSettings) -
     packed = [file for file in found.files if codec_of(file.key) is not None] if reader.packed else []
     keys = {file.key for file in found.files} if packed else set()
     for file in packed:
-        where, plain = found.store.url_of(file.key), os.path.splitext(file.key)[0]
+        where, plain = found.store.url_of(file.key), unpacked_name(file.key)
         if plain in keys:
             raise ConfigError(
                 f"{where} lies beside {plain}, and its samples would come twice: remove one, or name the files to read by a "

@@ -7,6 +7,8 @@ exactly that many bytes came out: a small file that claims to be a huge one cost
 from __future__ import annotations
 
 import io
+import os
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from stoker.types import HeldBytes
 
 PACKED: Final[Mapping[str, str]] = {".gz": "gz", ".zst": "zstd"}
 """Ends of the names of files that others compressed, and their codecs."""
+_NUMBERS: Final = re.compile(r"-[0-9]{5,}-of-[0-9]{5,}$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +251,21 @@ def parse_compression(text: str) -> Compression:
 
 def codec_of(name: str) -> str | None:
     """The codec that the end of a file's name tells; ``None`` for none."""
-    return next((codec for suffix, codec in PACKED.items() if name.lower().endswith(suffix)), None)
+    name = typed_name(name)
+    return next((codec for suffix, codec in PACKED.items() if name.endswith(suffix)), None)
+
+
+def typed_name(name: str) -> str:
+    """A file's name in lower case, of which the end tells the format: without TensorFlow's numbers, ``-00000-of-00002``."""
+    name = name.lower()
+    return _NUMBERS.sub("", name) if "-of-" in name else name
+
+
+def unpacked_name(name: str) -> str:
+    """The name of a compressed file's contents."""
+    numbers = _NUMBERS.search(name)
+    end = numbers[0] if numbers else ""
+    return os.path.splitext(name.removesuffix(end))[0] + end
 
 
 def compression_names() -> list[str]:

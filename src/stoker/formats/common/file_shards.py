@@ -10,7 +10,7 @@ from typing import Any
 from stoker.digests import blake2b
 from stoker.errors import CorruptDataError
 from stoker.formats.base import NO_HASHES, UNKNOWN, FileInfo, FilePart, ShardInfo
-from stoker.formats.common.compression import codec_of
+from stoker.formats.common.compression import codec_of, unpacked_name
 from stoker.storage import ObjectInfo
 from stoker.storage.versions import stable_version
 from stoker.types import Array, Ids
@@ -156,7 +156,7 @@ def packed_file(file: ObjectInfo, size: int = UNKNOWN, start: int = 0, end: int 
         start: first byte of the window.
         end: the byte after its last.
     """
-    stem, suffix = os.path.splitext(os.path.splitext(file.key)[0])
+    stem, suffix = os.path.splitext(unpacked_name(file.key))
     part = FilePart(file.key, size, "", (start,), (end,), in_place=True)
     return FileInfo(f"{stem}.{_mark(file)}{suffix}", end - start, NO_HASHES, part), whole_file(file, in_place=False)
 
