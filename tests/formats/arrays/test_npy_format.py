@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import time
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,6 +110,29 @@ def test_a_header_is_that_of_numpy() -> None:
     for dtype, shape in ((np.dtype("<f4"), (3, 2)), (np.dtype(">i2"), (12345,)), (np.dtype("?"), (0, 7, 1))):
         array = np.zeros(shape, dtype)
         assert npy_header(dtype, shape) + array.tobytes() == saved(array)
+
+
+def python_2(descr: str, shape: str, values: np.ndarray[Any, Any]) -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text = text.ljust(-(-(len(text) + 11) // 64) * 64 - 11) + b"\n"
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text + values.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:Reading `.npy`")
+def test_headers_of_python_2_are_read(tmp_path: Path) -> None:
+    values = np.arange(12.0).reshape(4, 3)
+    data = python_2("'<f8'", "(4L, 3L)", values)
+    assert np.array_equal(np.load(io.BytesIO(data)), values)
+    assert np.array_equal(opened(data).read(np.arange(4))["data"], values)
+    fields = np.zeros(4, [("1L", "<i4"), ('4L", 5L', "<f4", (2,))])
+    fields["1L"] = np.arange(4)
+    data = python_2("""[('1L', '<i4'), ('4L", 5L', '<f4', (2L,))]""", "(4L,)", fields)
+    found = opened(data).read(np.arange(4))
+    assert (found["1L"].tolist(), found['4L", 5L'].shape) == ([0, 1, 2, 3], (4, 2))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", python_2("'<f8'", "(4L, 3L)", values))
+    found = opened((tmp_path / "a.npz").read_bytes(), "npz").read(np.arange(4))
+    assert np.array_equal(found["x"], values)
 
 
 def test_views_are_of_the_file() -> None:

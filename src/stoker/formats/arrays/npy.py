@@ -46,6 +46,8 @@ _PLAIN: Final = re.compile(
         "N", "(?:0|[1-9][0-9]{0,18})"
     )
 )
+# Text, and the whole numbers between: Python 2 wrote long ones as 4L.
+_NUMBERS_OF_PYTHON_2: Final = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|([0-9])L\b""")
 
 
 class _Parsing:
@@ -106,7 +108,7 @@ def _literals(raw: bytes, coding: str) -> tuple[np.dtype[Any], Any, Any]:
         shape = tuple(int(number) for number in plain[3].replace(",", " ").split())
         return np.dtype(plain[1]), shape, plain[2] == "True"
     with _Parsing.lock:
-        header = ast.literal_eval(text)
+        header = ast.literal_eval(_NUMBERS_OF_PYTHON_2.sub(lambda match: match[1] or match[2], text))
     return np.lib.format.descr_to_dtype(header["descr"]), header["shape"], header["fortran_order"]
 
 
