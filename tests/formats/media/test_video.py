@@ -55,6 +55,32 @@ def test_a_clip_is_those_frames_of_the_whole_file(files: dict[str, bytes], kind:
     assert facts.frames in (FRAMES, None)
 
 
+REORDERED = {
+    "avi of XviD's kind": ("avi", "mpeg4", {"g": "12", "bf": "2"}),
+    "avi of H.264": ("avi", "libx264", {"g": "12", "bf": "0", "preset": "ultrafast"}),
+    "avi of H.264 with B-frames": ("avi", "libx264", {"g": "12", "bf": "2"}),
+    "avi of H.264 with open groups": ("avi", "libx264", {"x264-params": "keyint=10:bframes=3:open-gop=1"}),
+    "avi of MPEG-1": ("avi", "mpeg1video", {"g": "12", "bf": "2"}),
+    "asf of H.264": ("asf", "libx264", {"g": "12", "bf": "2"}),
+    "nut": ("nut", "mpeg4", {"g": "12", "bf": "2"}),
+    "program stream of MPEG-1": ("mpeg", "mpeg1video", {"g": "12", "bf": "2"}),
+    "program stream of MPEG-2": ("mpeg", "mpeg2video", {"g": "12", "bf": "2"}),
+    "program stream of H.264": ("vob", "libx264", {"g": "12", "bf": "2"}),
+    "elementary stream": ("mpeg2video", "mpeg2video", {"g": "12", "bf": "2"}),
+}
+
+
+@pytest.mark.parametrize("kind", REORDERED)
+def test_frames_whose_times_are_not_told_or_wrong_are_in_their_order(kind: str) -> None:
+    """The first frame of AVI is at 1/30 s, after the beginning by its header; FFmpeg's times of others are guesses."""
+    data = video_file(*REORDERED[kind], frames=50)
+    every, video = all_frames(data), Video(data)
+    assert len({frame.tobytes() for frame in every}) == len(every) == 50
+    for first in [*range(0, 48, 5), 1, 12, 13, 14, 15, 47]:
+        assert np.array_equal(video.clip(first / RATE, 3), every[first : first + 3]), first
+    assert np.array_equal(video.clip(0, 25, fps=RATE / 2), every[::2])
+
+
 def test_the_frame_is_the_one_that_is_shown(files: dict[str, bytes]) -> None:
     data = files["mp4 with B-frames"]
     every, video = all_frames(data), Video(data)

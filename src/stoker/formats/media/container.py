@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, Final, Literal, NoReturn
@@ -21,6 +22,14 @@ _CONTAINERS: Final = (
     "mjpeg,mov,mp3,mpc,mpc8,mpeg,mpegts,mpegvideo,mxf,nut,obu,ogg,rm,tak,tta,vc1,voc,vvc,w64,wav,wtv,wv,"
     "yuv4mpegpipe"
 )
+# Those whose headers tell the time of the first frame. Of others it is not told, or that of the first packet, whose frame may
+# come later (AVI), or never (MPEG-TS that was cut out of a longer one).
+_TELL_BEGIN: Final = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
+# MPEG program and elementary streams, and codecs in containers that know times of decoding alone: FFmpeg guesses the times of
+# pictures, also wrongly. So these follow each other, from the first one on; only where many are left out a told time counts.
+_GUESSED: Final = ("mpeg", "mpegvideo")
+_GUESSED_OF: Final = {"avi": ("h264", "hevc", "mpeg1video"), "asf": ("h264", "hevc")}
+_LEFT_OUT: Final = 16
 # Of protocols none, for those that open them past the callback, as RTP does.
 _BOUND: Final = {"format_whitelist": _CONTAINERS, "protocol_whitelist": ""}
 
@@ -37,7 +46,7 @@ class OpenStream:
         where: names the file in errors.
         stream: PyAV's stream. Another after :meth:`restart`.
         tick: seconds of a unit in which its times are told.
-        origin: time of its first frame, in ticks.
+        origin: time of its first frame, in ticks, by the header.
         seconds: how long it is; ``None`` where the file does not say.
 
     Raises:
@@ -58,11 +67,12 @@ class OpenStream:
             raise self._no_times()
         self.tick = Fraction(self.stream.time_base)
         self.origin: int = self.stream.start_time or 0
+        # What was written into a pipe may tell 0.
         ticks, whole = self.stream.duration, self._container.duration
-        if ticks is not None:
+        if ticks:
             self.seconds: float | None = float(ticks * self.tick)
         else:
-            self.seconds = None if whole is None else whole / self.av.time_base
+            self.seconds = whole / self.av.time_base if whole else None
 
     def _open(self) -> None:
         self._file.at, self._fresh = 0, True
@@ -81,6 +91,8 @@ class OpenStream:
         if self.stream is None:
             self._container.close()
             raise CorruptDataError(f"{self.where}: the file holds no {self._one}")
+        codec = self.stream.codec_context.name
+        self._guessed = self._kind == "video" and (self.format in _GUESSED or codec in _GUESSED_OF.get(self.format, ()))
         # One of many that are decoded side by side, each by its own thread.
         self.stream.codec_context.thread_count = 1
         # Otherwise many decoders put something else in the place of damaged pictures without a word.
@@ -97,6 +109,11 @@ class OpenStream:
         return name
 
     @property
+    def tells_begin(self) -> bool:
+        """Whether :attr:`origin` is to be believed."""
+        return self.format in _TELL_BEGIN
+
+    @property
     def alone(self) -> bool:
         """Whether the file has no other stream."""
         return len(self._container.streams) == 1
@@ -110,11 +127,14 @@ class OpenStream:
         self._file.announce(start, end)
 
     def seek(self, tick: int) -> bool:
-        """Make :meth:`frames` begin at or before a time, as far as the file's index tells; false where it can not search.
+        """Make :meth:`frames` begin at or before a time, as far as the file's index tells; false where it can not search,
+        or no frame would have a time then.
 
         Raises:
             StorageError: the file can not be read.
         """
+        if self._guessed:
+            return False
         self._fresh = False
         try:
             self._container.seek(tick, stream=self.stream)
@@ -140,6 +160,7 @@ class OpenStream:
         key: int | None = None
         early = after_seek
         owed: int | None = None
+        follows: int | None = None
         try:
             for packet in self._container.demux(self.stream):
                 if key is None and packet.is_keyframe:
@@ -154,12 +175,17 @@ class OpenStream:
                         raise
                     found, owed = [], owed if early else packet.pts
                 for frame in found:
+                    if self._guessed and follows is not None:
+                        away = math.inf if frame.pts is None else (frame.pts - follows) / (frame.duration or 1)
+                        if not (abs(away) < 0.5 or _LEFT_OUT < away < math.inf):
+                            frame.pts = follows
                     if frame.pts is None:
                         raise self._no_times()
                     if owed is not None and frame.pts >= owed:
                         if frame.pts > owed:
                             raise CorruptDataError(f"{self.where}: a frame does not decode")
                         owed = None
+                    follows = frame.pts + frame.duration
                     yield frame
         except self.av.FFmpegError as error:
             raise self.failed(error) from error

@@ -146,7 +146,8 @@ class _Decoder:
 
     def __init__(self, source: MediaSource) -> None:
         self._file = OpenStream(source, "video")
-        self._tick, self._origin, stream = self._file.tick, self._file.origin, self._file.stream
+        self._tick, stream = self._file.tick, self._file.stream
+        self._first: int | None = self._file.origin if self._file.tells_begin else None
         rate = stream.average_rate or stream.guessed_rate
         self._frame_ticks = 1 / (rate * self._tick) if rate else Fraction(1)
         self._slack = min(_ROUNDED / self._tick, self._frame_ticks / 4)
@@ -164,6 +165,14 @@ class _Decoder:
     def close(self) -> None:
         """See :class:`~stoker.formats.media.open_decoders.Closable`."""
         self._file.close()
+
+    @property
+    def _origin(self) -> int:
+        """Time of the first frame, in ticks."""
+        if self._first is None:
+            self._file.restart()
+            self._first = next((frame.pts for frame in self._file.frames()), self._file.origin)
+        return self._first
 
     def clip(self, start: Fraction, frames: int, fps: Fraction | None) -> NDArray[np.uint8]:
         """See :meth:`Video.clip`."""
