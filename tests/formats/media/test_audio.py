@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -57,6 +60,86 @@ def test_sounds_of_a_single_page_are_exact_and_end_where_they_end(subtype: str, 
         assert np.allclose(found, every[first:], atol=2e-3), first
     with pytest.raises(ClipError, match="beyond the end of the sound"):
         sound.clip(0, (samples + 1) / 48000)
+
+
+@pytest.mark.parametrize(
+    ("rate", "samples", "level"), [(16000, 16001, 0.3), (44100, 100_000, 1e-4), (8000, 30_000, 0.3)]
+)
+def test_vorbis_in_one_page_is_read_to_its_end(rate: int, samples: int, level: float) -> None:
+    """FFmpeg takes its first packet for one that gives samples, and cuts as many off at the end."""
+    data = sound_file((np.sin(np.arange(samples) / 9) * level).astype(np.float32)[:, None], rate, "OGG", "VORBIS")
+    assert data.count(b"OggS") == 3  # two of headers
+    every, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    sound = Audio(data)
+    assert sound.facts.duration == samples / rate
+    assert np.allclose(sound.clip(0, samples / rate), every, atol=2e-3)
+    assert np.allclose(sound.clip((samples - 100) / rate, 100 / rate), every[-100:], atol=2e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_vorbis_has_no_gaps_where_a_page_ends_with_short_blocks(seed: int) -> None:
+    """FFmpeg's times have some there: of these sounds each."""
+    rate, samples = ((48000, 43525), (48000, 44790), (22050, 16740), (44100, 19653))[seed]
+    rng = np.random.default_rng(seed)
+    tone = np.sin(np.arange(samples) / 9) * 0.3
+    for _ in range(12):
+        noisy = (tone + rng.random(samples) * 0.04).astype(np.float32)
+        data = sound_file(noisy[:, None], rate, "OGG", "VORBIS")
+        every, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+        assert np.allclose(Audio(data).clip(0, samples / rate), every, atol=2e-3)
+
+
+def _with_size(data: bytes, at: int, size: int, order: Literal["little", "big"], width: int = 4) -> bytes:
+    return data[:at] + (size % (1 << 8 * width)).to_bytes(width, order) + data[at + width :]
+
+
+def _unknown_flac() -> bytes:
+    data = bytearray(sound_file(sweep()))
+    data[21] &= 0xF0  # the number of samples, of 36 bits
+    data[22:26] = bytes(4)
+    return bytes(data)
+
+
+def _unknown(kind: str, mark: bytes, size: int, order: Literal["little", "big"] = "little", width: int = 4) -> bytes:
+    data = sound_file(sweep(), kind=kind, subtype="PCM_16")
+    return _with_size(data, data.index(mark) + len(mark), size, order, width)
+
+
+def _unknown_au(size: int) -> bytes:
+    soundfile.write(file := io.BytesIO(), sweep(), 16000, format="AU", subtype="PCM_16", endian="BIG")
+    return _with_size(file.getvalue(), 8, size, "big")
+
+
+W64_DATA = bytes.fromhex("64617461F3ACD3118CD100C04F8EDB8A")
+PIPED: dict[str, Callable[[], bytes]] = {
+    "flac": _unknown_flac,
+    **{f"wav {size:x}": partial(_unknown, "WAV", b"data", size) for size in (0, 0x7FFFFFFF, 0xFFFFFFFF)},
+    **{f"au {size:x}": partial(_unknown_au, size) for size in (0x7FFFFFFF, 0xFFFFFFFF)},
+    **{f"aiff {size:x}": partial(_unknown, "AIFF", b"SSND", size, "big") for size in (0, 0xFFFFFFFF)},
+    **{f"caf {size}": partial(_unknown, "CAF", b"data", size, "big", 8) for size in (0, -1)},
+    **{f"w64 {size}": partial(_unknown, "W64", W64_DATA, size, "little", 8) for size in (0, -1)},
+}
+
+
+@pytest.mark.parametrize("kind", PIPED)
+def test_a_sound_whose_header_was_written_before_its_length_was_known(kind: str) -> None:
+    data = PIPED[kind]()
+    sound = Audio(data)
+    assert sound.facts.duration in (None, 2.0)
+    assert sound.facts.samples in (None, 32000)
+    every, _ = soundfile.read(io.BytesIO(sound_file(sweep(), kind="WAV", subtype="PCM_16")), dtype="float32")
+    for first, count in ((0, 32000), (12345, 8000), (31000, 1000)):
+        assert np.allclose(sound.clip(first / 16000, count / 16000), every[first : first + count], atol=1e-4)
+    with pytest.raises(ClipError, match=r"which lasts 2\.0000 s"):
+        sound.clip(1.5, 1)
+    with pytest.raises(ClipError, match=r"end of the sound(, which lasts 2\.0000 s)?: begin earlier"):
+        sound.clip(50, 1)
+
+
+def test_an_empty_sound_has_no_samples() -> None:
+    assert Audio(sound_file(sweep(seconds=0), kind="WAV")).facts.samples == 0
+    with pytest.raises(CorruptDataError):
+        _ = Audio(_unknown_au(0)).facts  # a length of 0, and samples
 
 
 @pytest.mark.parametrize(("container", "codec"), [("mp4", "aac"), ("adts", "aac"), ("mp4", "alac")])

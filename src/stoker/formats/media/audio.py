@@ -20,8 +20,12 @@ from stoker.formats.media.source import MediaData, MediaSource, RangedFile, medi
 from stoker.types import StorageOptions
 
 # Files that libsndfile reads, by how they begin; all others are FFmpeg's.
-_SNDFILE: Final = (b"fLaC", b"RIFF", b"RF64", b"FORM", b".snd", b"caff")
+_SNDFILE: Final = (b"fLaC", b"RIFF", b"RF64", b"riff", b"FORM", b".snd", b"caff")
+# The number of samples that libsndfile tells where a file does not; or it tells 0; or it refuses it, of CAF.
+_UNTOLD: Final = 2**63 - 1
+_UNTOLD_REFUSED: Final = b"caff"
 _OPUS: Final = b"OpusHead"
+_VORBIS: Final = b"\x01vorbis"
 _EXTRA: Final = "stoker[audio]"
 # Input samples beside a clip that the filter of a resampler looks at, where it raises the rate.
 _FILTER: Final = 1024
@@ -29,8 +33,10 @@ _FILTER: Final = 1024
 _LEAD: Final = 1.0
 # Most samples of a sound in Opus that is decoded as a whole: a page holds a second.
 _SHORT: Final = 48_000
-# Most samples of a packet of Vorbis.
-_PACKET: Final = 8192
+# Samples by which FFmpeg's times of Vorbis in Ogg may be wrong: half a block, where blocks become short at the end of a page.
+_PACKET: Final = 4096
+# Most bytes of the header of a page of Ogg.
+_PAGE_HEAD: Final = 27 + 255
 # Seconds by which the times of frames may be rounded without there being a gap.
 _ROUNDED: Final = 0.002
 
@@ -161,8 +167,32 @@ class _Decoder(Protocol):
 def _open(source: MediaSource) -> _Decoder:
     begins = source.read(0, min(64, source.size))
     # libsndfile's seek is not exact in Vorbis (its issue 885) nor in MP3 (where a frame needs bits of many before it).
-    plain = begins.startswith(_SNDFILE) or _OPUS in begins
-    return _SndFile(source) if plain else _FFmpeg(source)
+    # Of Vorbis in a single page FFmpeg tells wrong times, and cuts the end off; it is so short that none must seek.
+    plain = begins.startswith(_SNDFILE) or _OPUS in begins or (_VORBIS in begins and _in_one_page(source))
+    if not plain:
+        return _FFmpeg(source)
+    try:
+        found = _SndFile(source)
+    except CorruptDataError:
+        if not begins.startswith(_UNTOLD_REFUSED):
+            raise
+        return _FFmpeg(source)
+    if 0 < found.samples < _UNTOLD:
+        return found
+    # It was written into a pipe, or is empty.
+    other = _FFmpeg(source)
+    return other if found.samples or other.has_samples() else found
+
+
+def _in_one_page(source: MediaSource) -> bool:
+    """Whether the first page of an Ogg that has samples is the last one."""
+    at = 0
+    while at < source.size:
+        head = source.read(at, min(at + _PAGE_HEAD, source.size)).ljust(_PAGE_HEAD, b"\0")
+        at += 27 + head[26] + sum(head[27 : 27 + head[26]])
+        if head[6:14] != bytes(8):  # what the header pages have as the number of their last sample
+            break
+    return at >= source.size
 
 
 def _resampled(
@@ -180,9 +210,10 @@ def _resampled(
 
 
 def _too_short(where: str, end: int, samples: int, rate: int) -> ClipError:
+    lasts = f", which lasts {samples / rate:.4f} s" if samples else ""
     return ClipError(
-        f"{where}: a clip that ends at {end / rate:.4f} s reaches beyond the end of the sound, which lasts "
-        f"{samples / rate:.4f} s: begin earlier, or take less"
+        f"{where}: a clip that ends at {end / rate:.4f} s reaches beyond the end of the sound{lasts}: begin earlier, or take "
+        "less"
     )
 
 
@@ -198,10 +229,10 @@ class _SndFile:
         except self._library.LibsndfileError as error:
             raise self._failed(error) from error
         found = self._open
-        self._samples: int = found.frames
-        # libsndfile's seek ends at other samples in Opus of a single page. So of short sounds all is decoded at once.
-        short = found.subtype == "OPUS" and found.frames <= _SHORT
-        self._whole = self._read(0, self._samples) if short else None
+        self.samples: int = found.frames
+        # libsndfile's seek ends at other samples in sounds of a single page. So of short ones all is decoded at once.
+        short = found.subtype == "VORBIS" or (found.subtype == "OPUS" and found.frames <= _SHORT)
+        self._whole = self._read(0, self.samples) if short else None
         self.facts = AudioFacts(
             found.frames / found.samplerate, found.samplerate, found.channels, found.frames, found.format
         )
@@ -210,8 +241,8 @@ class _SndFile:
         self._open.close()
 
     def read(self, first: int, end: int) -> NDArray[np.float32]:
-        if end > self._samples:
-            raise _too_short(self._where, end, self._samples, self.facts.rate)
+        if end > self.samples:
+            raise _too_short(self._where, end, self.samples, self.facts.rate)
         return self._read(first, end) if self._whole is None else self._whole[first:end].copy()
 
     def _read(self, first: int, end: int) -> NDArray[np.float32]:
@@ -221,13 +252,13 @@ class _SndFile:
         except self._library.LibsndfileError as error:
             raise self._failed(error) from error
         if len(found) < end - first:
-            raise self._failed(f"it has {self._samples} samples by its header, and ends after {first + len(found)}")
+            raise self._failed(f"it has {self.samples} samples by its header, and ends after {first + len(found)}")
         return found
 
     def read_around(self, first: int, end: int, needed: int) -> NDArray[np.float32]:
-        if needed > self._samples:
-            raise _too_short(self._where, needed, self._samples, self.facts.rate)
-        begin, stop = max(0, first), min(end, self._samples)
+        if needed > self.samples:
+            raise _too_short(self._where, needed, self.samples, self.facts.rate)
+        begin, stop = max(0, first), min(end, self.samples)
         return np.pad(self.read(begin, stop), ((begin - first, end - stop), (0, 0)))
 
     def _failed(self, problem: object) -> StokerError:
@@ -241,7 +272,10 @@ class _FFmpeg:
     def __init__(self, source: MediaSource) -> None:
         self._file = OpenStream(source, "audio")
         codec = self._file.stream.codec_context
-        self.facts = AudioFacts(self._file.seconds, codec.sample_rate, codec.channels, None, codec.name)
+        seconds = self._file.seconds
+        if seconds and codec.name.startswith("pcm_") and seconds * codec.bit_rate > 8 * source.size:
+            seconds = None  # a header that was written before the samples
+        self.facts = AudioFacts(seconds, codec.sample_rate, codec.channels, None, codec.name)
         # Ogg's last page tells how many of the decoded samples count.
         ogg = self._file.format == "ogg" and self._file.seconds is not None and self._file.alone
         self._last = round((self._file.seconds or 0) * codec.sample_rate) if ogg else None
@@ -252,11 +286,17 @@ class _FFmpeg:
     def read(self, first: int, end: int) -> NDArray[np.float32]:
         return self.read_around(first, end, end)
 
+    def has_samples(self) -> bool:
+        """Whether there is any."""
+        return self._decode(0, 1)[1] > 0
+
     def read_around(self, first: int, end: int, needed: int) -> NDArray[np.float32]:
         begin = max(0, first)
         found, samples = self._decode(begin, end)
         if samples < needed:  # which only decoding tells
-            raise _too_short(self._file.where, needed, samples, self.facts.rate)
+            # Nothing, where it was sought for beyond the end.
+            told = samples or round((self.facts.duration or 0) * self.facts.rate)
+            raise _too_short(self._file.where, needed, told, self.facts.rate)
         return np.pad(found, ((begin - first, 0), (0, 0)))
 
     def _decode(self, first: int, end: int) -> tuple[NDArray[np.float32], int]:
@@ -269,14 +309,11 @@ class _FFmpeg:
         if lead <= 0 or file.format == "ogg" or not file.seek(file.origin + math.floor(lead / rate / file.tick)):
             file.restart()
         at: int | None = None
-        late = 0
+        near = _PACKET if file.format == "ogg" else _ROUNDED * rate
         for frame in file.frames():
-            told = self._number(frame) - late
-            if at is None and file.format == "ogg" and 0 < told <= _PACKET:
-                # Of a sound in a single page FFmpeg takes the first packet, which gives no samples, for one that does.
-                late, told = told, 0
+            told = self._number(frame)
             # A container may round times: what follows closely follows at once.
-            begin = told if at is None or abs(told - at) > _ROUNDED * rate else at
+            begin = told if at is None or abs(told - at) > near else at
             at = begin + frame.samples
             if self._last is not None:
                 at = max(begin, min(at, self._last))
