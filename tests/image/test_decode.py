@@ -81,6 +81,28 @@ def test_pictures_are_turned_as_exif_says(decoder: Decoder, orientation: int) ->
         assert (picture.height, picture.width) == expected(data).shape[:2]
 
 
+@pytest.mark.parametrize("compression", [None, "tiff_lzw", "tiff_adobe_deflate"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_tiff_is_turned_once(compression: str | None, orientation: int) -> None:
+    """Pillow turns it when it loads it, after which it has no orientation."""
+    same = encoded(photo(24, 40), "PNG", exif=exif(orientation))
+    data = encoded(photo(24, 40), "TIFF", exif=exif(orientation), compression=compression)
+    picture = open_picture(data, "RGB", "auto", strict=True)
+    assert (picture.height, picture.width) == expected(same).shape[:2]
+    assert np.array_equal(picture.pixels(), expected(same))
+    image = Image.open(BytesIO(data))
+    assert np.array_equal(decode(image), expected(same))
+    assert np.array_equal(decode(image), expected(same))  # it is loaded now
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_avif_is_turned_once(orientation: int) -> None:
+    data = encoded(photo(24, 40), "AVIF", exif=exif(orientation), quality=100, subsampling="4:4:4")
+    same = encoded(photo(24, 40), "PNG", exif=exif(orientation))
+    assert np.allclose(decode(data).astype(int), expected(same), atol=6)
+
+
 def test_an_orientation_is_found_behind_other_headers() -> None:
     profile = bytes(200_000)  # comes in several segments
     data = encoded(photo(24, 40), icc_profile=profile, exif=exif(8))

@@ -96,8 +96,7 @@ class Picture:
         self.height, self.width = size[::-1] if turned else size
         self.shrinks = shrinks
         self._turn, self._read, self._kind = _TURNED.get(orientation), read, kind
-        if size[0] * size[1] > MAX_PIXELS:
-            raise ImageError(f"{kind} of {self.width} x {self.height} pixels: more than {MAX_PIXELS} are not decoded")
+        _check_size(*size, kind)
 
     def pixels(self, shrink: int = 1) -> Array:
         """Its pixels: uint8, shape ``(⌈height / shrink⌉, ⌈width / shrink⌉, channels)``; may be a view.
@@ -107,6 +106,11 @@ class Picture:
         """
         found = self._read(shrink)
         return found if self._turn is None else self._turn(found)
+
+
+def _check_size(height: int, width: int, kind: str) -> None:
+    if height * width > MAX_PIXELS:
+        raise ImageError(f"{kind} of {width} x {height} pixels: more than {MAX_PIXELS} are not decoded")
 
 
 def open_picture(data: Any, mode: Mode, decoder: Decoder, *, strict: bool) -> Picture:
@@ -208,6 +212,10 @@ def _opened_by_pillow(source: Any, mode: Mode, kind: str, *, turned: bool = True
         turned: whether its orientation counts.
     """
     image = _open(source, kind)
+    if image.format == "TIFF":  # which Pillow turns as it loads it, and then tells no orientation
+        _check_size(image.height, image.width, kind)
+        with _Damage(kind):
+            image.load()
     jpeg = image.format == "JPEG" and source is not image
     orientation = _orientation(image, kind) if turned else 1
 
