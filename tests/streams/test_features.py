@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from s3server import Bucket
 from stoker import StreamingDataset
@@ -114,6 +114,20 @@ def test_images_are_decoded_in_lists_and_where_there_is_none() -> None:
         DecodeImages("a")({"c": 1})
     with pytest.raises(ConfigError, match="names of the columns"):
         DecodeImages()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_datasets_turns_them(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = np.arange(16 * 24 * 3, dtype=np.uint16).reshape(16, 24, 3).astype(np.uint8)
+    for kind in ("PNG", "TIFF", "JPEG", "WEBP"):
+        Image.fromarray(pixels).save(file := io.BytesIO(), kind, exif=exif, lossless=True)
+        decoded = DecodeImages("a")({"a": {"bytes": file.getvalue(), "path": None}})["a"]
+        assert decoded.size == ((24, 16) if orientation < 5 else (16, 24)), kind
+        Image.fromarray(pixels).save(same := io.BytesIO(), "PNG", exif=exif)
+        if kind != "JPEG":
+            assert np.array_equal(np.asarray(decoded), np.asarray(ImageOps.exif_transpose(Image.open(same)))), kind
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])

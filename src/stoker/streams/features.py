@@ -18,7 +18,7 @@ from stoker.catalog.unindexed.find_files import find_files
 from stoker.catalog.unindexed.huggingface import DICT_NAME, refuse_dict
 from stoker.catalog.unindexed.inspect_headers import StoreSource
 from stoker.catalog.unindexed.open_files import unindexed_format
-from stoker.errors import ConfigError, CorruptDataError
+from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.kinds import column_kinds
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.parquet.footer.footer import read_footer
@@ -32,11 +32,12 @@ logger = logging.getLogger(__name__)
 _INFO: Final = "dataset_info.json"
 _KEY: Final = b"huggingface"
 _MOST: Final = 64 << 20
+_ORIENTATION: Final = 0x0112
 _FILE: Final = re.compile(r"struct<bytes: (?:large_)?binary, path: (?:large_)?string>")
 
 
 class DecodeImages:
-    """A transform that opens the images of columns that ``datasets`` stored as ``Image``.
+    """A transform that opens the images of columns that ``datasets`` stored as ``Image``, turned as EXIF says.
 
     Args:
         columns: names of the columns. A value is a struct of a file's ``bytes`` and ``path``, a list of such, or null.
@@ -83,8 +84,15 @@ def _open(value: Any, name: str) -> Any:
             f"column {name!r} has the path {value['path']!r} of a file, and not its bytes: save the files in the dataset"
         )
     try:
-        return get_encoding("png").decode(data)  # which opens whatever Pillow knows
-    except (OSError, ValueError, SyntaxError) as error:
+        image = get_encoding("png").decode(data)  # which opens whatever Pillow knows
+        if image.getexif().get(_ORIENTATION, 1) == 1:
+            return image
+        from PIL.ImageOps import exif_transpose
+
+        return exif_transpose(image)
+    except (StokerError, MemoryError):
+        raise
+    except Exception as error:  # Pillow raises nearly anything for a damaged picture
         raise CorruptDataError(f"column {name!r} does not decode as an image: {error}") from error
 
 
