@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.coordination.agent import Agent
+from stoker.coordination.errors import CommitRefusedError
 from stoker.coordination.history.codec import decode, encode
 from stoker.coordination.history.records import CoordinationSettings, Epoch, Lane, Process, SplitRecord
 from stoker.coordination.holdings import Holding
@@ -80,6 +81,8 @@ class _Process:
         self.working: Holding | None = None
         self.producing = False
         self.done = False
+        self.results: dict[int, int] = {}  # what was made of each position, and kept: the token of its delivery
+        self.flushes = random.Random(number)
 
     def local(self, time: float) -> float:
         return self.clock_offset + time * self.clock_rate
@@ -134,8 +137,7 @@ class _Process:
         agent = self.agent
         if agent is None or self.producing:
             return
-        if self.working is not None and self.working.lost:
-            self.working = None
+        self.leave_lost()
         if self.working is None:
             self.working = agent.take()
         if self.working is not None:
@@ -158,10 +160,14 @@ class _Process:
             # Who is not stopped knows in time that others may have its splits. (Who is stopped can not.)
             lane = world.lane(holding.lane)
             assert split.token in [s.token for s in lane.splits], f"{split} delivered without a lease"
+        if self.flushes.random() < 0.1:
+            self.flush()
         agent.held.deliver(holding, stop)
+        self.results.update(dict.fromkeys(range(start, stop), split.token))
         world.checker.deliver((self.rank, self.member.incarnation, split.token, holding.lane), start, stop)
         if world.random.random() < world.poison and not world.calm:
             agent.held.give_up(holding, "bad sample")
+            self.discard_unasked(holding)
             self.working = None
         elif stop == split.end or world.random.random() < 0.7:
             agent.held.commit(holding, stop)
@@ -170,9 +176,39 @@ class _Process:
         self.wake()
         self.consume()
 
-    def consume_later(self) -> None:
+    def leave_lost(self) -> None:
         if self.working is not None and self.working.lost:
+            self.discard_unasked(self.working)
             self.working = None
+
+    def discard_unasked(self, holding: Holding) -> None:
+        """Throw away what was made and not asked to be committed. Of the rest, a refusal says so."""
+        for position in range(holding.wanted, holding.delivered):
+            self.results.pop(position, None)
+
+    def flush(self) -> None:
+        """Throw away what was made of refused deliveries, as a consumer that keeps results by position does."""
+        assert self.agent is not None
+        held = self.agent.held
+        refusal, held.refused = CommitRefusedError(tuple(held.refused)), []
+        for one in refusal.refused:
+            for position in range(one.begin, one.end):
+                if refusal.covers(position):
+                    assert self.results.pop(position) == one.token, f"{one} is not the delivery that was made last"
+
+    def check_results(self) -> None:
+        """What is kept is what this process has committed, but for what it has not heard of yet."""
+        if self.agent is None:
+            return
+        self.leave_lost()
+        self.flush()
+        open_ = {p for holding in self.agent.held for p in range(holding.committed, holding.delivered)}
+        committed = self.world.checker.committed
+        mine = {p for p, owner in enumerate(committed) if owner == (self.rank, self.member.incarnation)}
+        assert mine - open_ == self.results.keys() - open_, "results were lost, or kept that are others'"
+
+    def consume_later(self) -> None:
+        self.leave_lost()
         if not self.producing and self.working is not None:
             self.producing = True
             self.world.at(self.world.time + 0.05, "produce", self)
@@ -307,6 +343,9 @@ class World:
             self.time, _, kind, what = heapq.heappop(self._queue)
             assert self.time < limit, f"not finished after {limit} s: {self.checker.count} of {total} committed"
             happen[kind](what)
+        for process in self.processes:
+            if process.alive:
+                process.check_results()
         history = self.history
         history.delivered = sum(self.checker.times)
         history.commits = self.checker.commits

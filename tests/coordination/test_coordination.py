@@ -35,6 +35,7 @@ from stoker.coordination import (
     client,
     open_store,
 )
+from stoker.coordination.run import RunRecords
 from stoker.errors import ConfigError, StateError
 from support import run_script
 
@@ -276,7 +277,8 @@ class Killing(World):
     def _apply(self, operation: Any) -> Any:
         answer = super()._apply(operation)
         if self.time > self.killed and self.taken is None:
-            first = min([(split.begin, split.rank) for split in self.lane(0).splits], default=(0, 0))
+            out = [split for split in self.lane(0).splits if split.cursor < split.end]
+            first = min([(split.begin, split.rank) for split in out], default=(0, 0))
             if first[1]:
                 self.taken = (self.time, first[1], first[0], self.checker.committed.index(None))
         return answer
@@ -363,6 +365,36 @@ def test_waiting_for_commits_says_which_were_refused(url: str, clock: LeaseClock
         assert [(range_.begin, range_.end) for range_ in refused.value.refused] == [(split.begin, split.begin + 3)]
         assert (split.lost, split.committed) == (True, split.begin)
         one.flush()  # told once
+
+
+def test_a_refusal_is_of_a_delivery_and_not_of_the_same_positions_under_a_later_lease(
+    url: str, clock: LeaseClock
+) -> None:
+    with with_split(url, patience=1e9) as (store, one, split):
+        store.down = True
+        split.deliver(split.begin + 3)
+        split.commit(split.begin + 3)  # which can not be told to the engine
+        with make(url, 1) as other:
+            other.begin_epoch(0)
+            records = RunRecords(open_store(url), "run")
+            with clock.passing():
+                _until(lambda: all(one.rank for lane in records.lanes(other.epoch) for one in lane.splits))
+            store.down = False
+            _until(lambda: split.lost)
+            again = one.next_split(timeout=PATIENCE)
+            assert again is not None
+            assert (again.begin, again.token > split.token) == (split.begin, True)
+            again.deliver(again.begin + 1)
+            again.commit(again.begin + 1)
+            with pytest.raises(CommitRefusedError, match="delivered to this worker again since") as refused:
+                one.flush()
+            begin = split.begin
+            assert [one[:2] + one[3:] for one in refused.value.refused] == [
+                (begin, begin + 1, split.token, True),
+                (begin + 1, begin + 3, split.token, False),
+            ]
+            assert [p for p in range(1000) if refused.value.covers(p)] == [begin + 1, begin + 2]
+            assert again.committed == begin + 1
 
 
 def test_an_engine_that_stays_away_is_an_error_that_names_it(url: str, clock: LeaseClock) -> None:

@@ -80,7 +80,7 @@ class LaneMachine(RuleBasedStateMachine):
         cursor = data.draw(st.integers(split.begin, split.end))
         now = next((s for s in self.lane.splits if s.token == split.token), None)
         after = commit(self.lane, split.rank, split.incarnation, split.token, cursor)
-        assert (after is None) == (now is None)
+        assert (after is None) == (now is None or cursor > now.end)
         if after is not None and now is not None:
             for position in range(now.cursor, cursor):
                 assert position not in self.committed
@@ -105,6 +105,8 @@ class LaneMachine(RuleBasedStateMachine):
         self.lane = give_back(
             self.lane, split, "why", lost=lost, delivered=delivered, attempts=self.attempts, blame=blame
         )
+        kept = [one.cursor for one in self.lane.splits if one.token == split.token]
+        assert kept == ([split.cursor] if split.begin < split.cursor < split.end else [])
         assert self.lane.again - before[0] == delivered - split.cursor
         assert self.lane.exposed - before[1] == (split.end if lost else delivered) - split.cursor
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -241,14 +243,15 @@ def test_explicit_commits_alone_count(engine: str) -> None:
         assert sorted(had[:10] + rest) == list(range(100))
 
 
+class AMinuteLater:
+    """Stands for the module ``time`` where it is asked how long the worker has waited."""
+
+    @staticmethod
+    def monotonic() -> float:
+        return time.monotonic() + 60.0
+
+
 def test_waiting_for_what_only_a_commit_can_bring_is_an_error(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class AMinuteLater:
-        """Stands for the module ``time`` where it is asked how long the worker has waited."""
-
-        @staticmethod
-        def monotonic() -> float:
-            return time.monotonic() + 60.0
-
     monkeypatch.setattr(leased_module, "time", AMinuteLater)
     with loader(engine, samples=50, commit="explicit") as worker, pytest.raises(ConfigError, match="call commit"):
         list(worker)
@@ -412,6 +415,150 @@ def test_refused_commits_in_the_background_are_counted_and_logged(
     assert first.get_stats().commits_refused == 1
     assert "positions [0, 1) of the epoch were delivered, not committed, and are others' now" in caplog.text
     first.close()
+
+
+def out(engine: str, rank: int) -> int:
+    """Samples that a rank has leased and not committed."""
+    records = RunRecords(open_store(engine), "stoker")
+    epoch = records.epoch(0)
+    assert epoch is not None
+    return sum([one.end - one.cursor for lane in records.lanes(epoch) for one in lane.splits if one.rank == rank])
+
+
+def test_nothing_that_was_leased_after_a_loss_is_delivered_before_it_was_said(engine: str, clock: LeaseClock) -> None:
+    first = loader(engine, 0, 2, samples=60, commit="explicit")
+    lost = numbers([first.next() for _ in range(2)])
+    with loader(engine, 1, 2, samples=60, commit="explicit") as other:
+        with standing_still(first, clock):
+            other.next()
+            until(lambda: not out(engine, 0))
+        for _ in range(2):  # until it is told
+            with pytest.raises(ConfigError, match=r"positions \[0, 2\) were lost.*Call commit\(\)"):
+                first.next()
+        with pytest.raises(CommitRefusedError) as refused:
+            first.commit()
+        assert [position for position in range(60) if refused.value.covers(position)] == lost
+        assert numbers([first.next() for _ in range(2)]) == lost  # its own again
+        first.commit()
+        assert [entry[:3] for entry in first.assignment()["entries"]] == [[0, 2, 0]]
+    first.close()
+
+
+def test_a_refusal_is_kept_until_the_engine_says_whose_the_positions_are(
+    engine: str, clock: LeaseClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = loader(engine, 0, 2, samples=60, commit="explicit")
+    lost = numbers([first.next()])
+    assert sorted(taken_over(engine, first, clock)) == list(range(60))
+    with monkeypatch.context() as patch:
+        patch.setattr(RunRecords, "owners", lambda *_: raise_(EngineError("gone")))
+        first._worker.source._coordination._driver._patience = 0.0  # type: ignore[attr-defined]
+        with pytest.raises(EngineError):
+            first.commit()
+    with pytest.raises(CommitRefusedError) as refused:
+        first.commit()
+    assert [position for position in range(60) if refused.value.covers(position)] == lost
+    first.close()
+
+
+def raise_(error: Exception) -> Any:
+    raise error
+
+
+def test_what_was_delivered_of_a_split_that_is_given_back_is_refused(engine: str) -> None:
+    def transform(sample: Any) -> Any:
+        if int(sample["id"]) == 4 and not failed:
+            failed.append(4)
+            raise OSError("not now")
+        return sample
+
+    failed: list[int] = []
+    with loader(engine, samples=60, transform=transform, commit="explicit", batch_size=2) as worker:
+        had = numbers([worker.next() for _ in range(2)])
+        with pytest.raises(TransformError):
+            worker.next()
+        with pytest.raises(CommitRefusedError) as refused:
+            worker.commit()
+        assert [position for position in range(60) if refused.value.covers(position)] == had == [0, 1, 2, 3]
+        assert sorted(kept_of(worker, 3, set(), lambda: None)) == list(range(60))
+
+
+def kept_of(
+    worker: StreamingShardLoader,
+    every: int,
+    stops: set[int],
+    stop: Callable[[], None],
+    *,
+    refusals: list[int] | None = None,
+) -> dict[int, int]:
+    """The results by position that a worker keeps which commits every few samples and is stopped after some."""
+    kept: dict[int, int] = {}
+
+    def commit() -> None:
+        try:
+            worker.commit()
+        except CommitRefusedError as error:
+            for position in [position for position in kept if error.covers(position)]:
+                del kept[position]
+                if refusals is not None:
+                    refusals.append(position)
+
+    for number in count(1):
+        try:
+            item = worker.next()
+        except ConfigError:
+            commit()
+            continue
+        if item is None:
+            break
+        kept.update(zip(worker.last_positions(), numbers([item]), strict=True))
+        if number in stops:
+            stop()
+        if number % every == 0:
+            commit()
+    commit()
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_results_that_are_kept_are_those_of_the_record(
+    engine: str, clock: LeaseClock, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leased_module, "time", AMinuteLater)
+    draw = random.Random(seed)
+    batch_size = draw.choice((None, None, 3))
+    often = QUICK._replace(attempts=99)  # a stop is no reason to set samples aside
+    config: dict[str, Any] = {"commit": "explicit", "batch_size": batch_size, "samples": 90, "coordination": often}
+    workers = [loader(engine, rank, 2, prefetch_buffer_size=draw.choice((1, 8, 64)), **config) for rank in range(2)]
+    told = [(draw.randint(2, 9), {draw.randint(1, 40 // (batch_size or 1)) for _ in range(3)}) for _ in workers]
+    alone = threading.Lock()
+    refusals: list[int] = []
+    kept: list[dict[int, int]] = [{}, {}]
+    errors: list[BaseException] = []
+
+    def stop(rank: int) -> None:
+        with alone, standing_still(workers[rank], clock):
+            until(lambda: not out(engine, rank))
+
+    def work(rank: int) -> None:
+        try:
+            kept[rank] = kept_of(workers[rank], *told[rank], partial(stop, rank), refusals=refusals)
+        except BaseException as error:  # shown by the test's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    if errors:
+        raise errors[0]
+    assert refusals, "no stop has cost a result"
+    owner = {p: entry[2] for entry in workers[0].assignment()["entries"] for p in range(entry[0], entry[1])}
+    assert sorted(owner) == list(range(90))
+    for rank in range(2):
+        assert kept[rank] == {position: position for position, whose in owner.items() if whose == rank}
+        workers[rank].close()
 
 
 def test_health_is_right_after_the_end_of_an_epoch_and_in_the_next(engine: str) -> None:

@@ -41,14 +41,16 @@ class LeasedSplit:
     Attributes:
         begin: first position.
         end: one past the last.
+        token: of the lease: of all that have these positions one after the other, each has a larger one.
     """
 
-    __slots__ = ("_holding", "_owner", "begin", "end")
+    __slots__ = ("_holding", "_owner", "begin", "end", "token")
 
     @checked
     def __init__(self, owner: Coordination, holding: Holding) -> None:
         self.begin = holding.split.begin
         self.end = holding.split.end
+        self.token = holding.split.token
         self._owner = owner
         self._holding = holding
 
@@ -303,8 +305,8 @@ class Coordination:
         """Wait until all that was asked for is committed, or refused.
 
         Raises:
-            CommitRefusedError: leases were lost before that, of what was asked for since the last call; names the positions
-                and who has them.
+            CommitRefusedError: leases were lost before that, of what was asked for since the last call; names the positions,
+                who has them, and which of them were delivered to this worker again since.
             WaitTimeoutError: not after ``timeout`` seconds.
             EngineError: the engine has not answered for ``patience`` seconds; names the positions of which it is not known
                 whether they are committed. Call it again when the engine answers: what it has is read first.
@@ -326,18 +328,18 @@ class Coordination:
                 url=error.url,
             ) from error
         with self._driver.changed:
-            refused, agent.held.refused = agent.held.refused, []
+            refused = agent.held.refused.copy()
         if refused:
-            raise CommitRefusedError(self.refused_ranges(refused))
+            refusal = CommitRefusedError(self.with_owners(refused))
+            with self._driver.changed:  # only now: the engine has said whose they are
+                del agent.held.refused[: len(refused)]
+            raise refusal
 
-    def refused_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[RefusedRange, ...]:
-        """Positions ``(begin, end)`` of leases that were lost, with who has them now."""
-        epoch = self.epoch
+    def with_owners(self, refused: Sequence[RefusedRange]) -> tuple[RefusedRange, ...]:
+        """What was refused, with who has it now."""
+        ask, epoch = self._records.owners, self.epoch
         return tuple(
-            [
-                RefusedRange(begin, end, self._driver.insist(partial(self._records.owners, epoch, begin, end)))
-                for begin, end in ranges
-            ]
+            [one._replace(owners=self._driver.insist(partial(ask, epoch, one.begin, one.end))) for one in refused]
         )
 
     def wait_finished(self, timeout: float | None = None) -> None:
@@ -411,7 +413,7 @@ class Coordination:
             self._driver.wake()
         self._driver.stop(self._patience if timeout is None else timeout)
         if self._agent.held.refused:
-            ranges = ", ".join([f"[{begin}, {end})" for begin, end in self._agent.held.refused])
+            ranges = ", ".join([f"[{one.begin}, {one.end})" for one in self._agent.held.refused])
             _log.warning(
                 "run %r, rank %d: the commits of positions %s of epoch %d were refused, as their leases were lost",
                 self._records.keys.run,

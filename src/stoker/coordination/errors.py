@@ -67,14 +67,31 @@ class RefusedRange(NamedTuple):
         begin: first position.
         end: one past the last.
         owners: the owners of its parts at the time of asking.
+        token: :attr:`LeasedSplit.token` of the lease under which they were delivered.
+        again: whether this worker has had them delivered again since, under a later lease.
     """
 
     begin: int
     end: int
-    owners: tuple[Owner, ...]
+    owners: tuple[Owner, ...] = ()
+    token: int = 0
+    again: bool = False
 
     def __str__(self) -> str:
-        return f"[{self.begin}, {self.end}) ({'; '.join(map(str, self.owners)) or 'others have them'})"
+        again = "delivered to this worker again since; " if self.again else ""
+        return f"[{self.begin}, {self.end}) ({again}{'; '.join(map(str, self.owners)) or 'others have them'})"
+
+    def parts(self, begin: int, end: int) -> list[RefusedRange]:
+        """Its parts, where the positions ``[begin, end)`` are delivered again."""
+        low, high = max(self.begin, begin), min(self.end, end)
+        if self.again or low >= high:
+            return [self]
+        parts = (
+            self._replace(end=low),
+            self._replace(begin=low, end=high, again=True),
+            self._replace(begin=high),
+        )
+        return [part for part in parts if part.begin < part.end]
 
 
 class EngineReplacedError(EngineRegressedError):
@@ -87,10 +104,11 @@ class EngineReplacedError(EngineRegressedError):
 class CommitRefusedError(LeaseLostError):
     """Some of what was to be committed was not: its lease was lost, and others have it or will. Discard what was made of it.
 
-    All else that was to be committed is committed.
+    All else that was to be committed is committed. What is refused is a delivery: the same positions may have come to this
+    worker again, under a later lease, which is another delivery.
 
     Attributes:
-        refused: what was refused, by position.
+        refused: what was refused, by position and lease.
     """
 
     def __init__(self, refused: tuple[RefusedRange, ...]) -> None:
@@ -104,8 +122,8 @@ class CommitRefusedError(LeaseLostError):
         return CommitRefusedError, (self.refused,)
 
     def covers(self, position: int) -> bool:
-        """Whether the commit of a position was refused."""
-        return any(one.begin <= position < one.end for one in self.refused)
+        """Whether the last delivery of a position to this worker was refused: what was made of it is to be discarded."""
+        return any(one.begin <= position < one.end and not one.again for one in self.refused)
 
 
 class RankTakenError(ConfigError):

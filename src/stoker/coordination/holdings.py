@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from stoker.coordination.errors import RefusedRange
 from stoker.coordination.history.records import Held, Lane, SplitRecord
 from stoker.coordination.membership import ProtocolClock
 
@@ -46,7 +47,7 @@ class Holdings:
         delivered: samples delivered.
         committed: samples whose commit is acknowledged.
         again: samples delivered whose split was lost before they were committed.
-        refused: positions ``(begin, end)`` that the consumer has asked to commit, and that others have.
+        refused: what the consumer has asked to commit, and what others have.
         leases: splits leased so far.
         turns: one past the highest turn of a split that it had.
         rate: samples a second that the consumer processes; 0 if not known yet.
@@ -55,7 +56,7 @@ class Holdings:
     def __init__(self, clock: ProtocolClock) -> None:
         self.ready: deque[Holding] = deque()
         self.delivered = self.committed = self.again = self.leases = self.turns = 0
-        self.refused: list[tuple[int, int]] = []
+        self.refused: list[RefusedRange] = []
         self.rate = 0.0
         self._clock = clock
         self._held: dict[tuple[int, int], Holding] = {}
@@ -103,6 +104,8 @@ class Holdings:
 
     def deliver(self, holding: Holding, position: int) -> None:
         """Note that all before ``position`` were delivered; done before they are."""
+        if self.refused:
+            self.refused = [part for one in self.refused for part in one.parts(holding.delivered, position)]
         self.delivered += position - holding.delivered
         holding.delivered = position
 
@@ -153,10 +156,10 @@ class Holdings:
             split = mine.pop(holding.split.token, None)
             if split is not None:
                 self.acknowledge(holding, split.cursor)
-                continue
+                if split.end == holding.split.end:
+                    continue
             del self._held[lane.number, holding.split.token]
-            if not holding.given_up:
-                self._lose(holding, f"rank {rank} was not seen to renew for a lease, and others have the split now")
+            self._lose(holding, f"rank {rank} was not seen to renew for a lease, and others have the split now")
         unknown = [split for split in mine.values() if split.cursor < split.end]
         for split in unknown:
             self.add(lane.number, split)
@@ -171,9 +174,9 @@ class Holdings:
         self.committed = 0
 
     def _lose(self, holding: Holding, reason: str) -> None:
-        holding.lost = reason
+        holding.lost = holding.given_up or reason
         self.again += holding.delivered - holding.committed
         if holding.due:
-            self.refused.append((holding.committed, holding.wanted))
+            self.refused.append(RefusedRange(holding.committed, holding.wanted, token=holding.split.token))
         if holding in self.ready:
             self.ready.remove(holding)

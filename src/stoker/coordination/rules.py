@@ -5,7 +5,7 @@ from by compare-and-set, or is thrown away. From these alone it follows that eve
 
 * a position is in exactly one of these: unleased, in one split, in one piece given back, set aside, or committed;
 * only :func:`commit` commits, only for the split's owner and token, and only forwards;
-* :func:`give_back` takes the token out of the lane, and tokens only grow, so a commit that shows it is refused for ever.
+* after :func:`give_back` a token commits nothing more, and tokens only grow, so a commit that shows it is refused for ever.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def commit(lane: Lane, rank: int, incarnation: int, token: int, cursor: int, *, 
     Committing again, or less than before, changes nothing.
 
     Returns:
-        The lane; ``None`` if the token is no longer in it for this worker: the commit is refused.
+        The lane; ``None`` if the token is no longer in it for this worker, or was taken from it: the commit is refused.
 
     Raises:
         ConfigError: the position is not of the split.
@@ -98,6 +98,8 @@ def commit(lane: Lane, rank: int, incarnation: int, token: int, cursor: int, *, 
         return None
     if cursor <= split.cursor:
         return lane
+    if split.cursor == split.end:
+        return None
     if cursor > split.end:
         raise ConfigError(f"position {cursor} is not of the split [{split.begin}, {split.end})")
     moved = split._replace(cursor=cursor)
@@ -131,6 +133,9 @@ def give_back(
 ) -> Lane:
     """Take a split from its worker; what it had not committed can be leased again, under a new token.
 
+    What it had committed stays, as a split that ends there: so a worker that got no answer sees which of its commits were
+    taken. Giving that back forgets it.
+
     Args:
         lane: the record.
         split: one of its splits.
@@ -145,6 +150,8 @@ def give_back(
     if split.cursor == split.end:
         return lane._replace(splits=splits)
     moved = split.cursor > split.begin
+    if moved:
+        splits = (*splits, split._replace(end=split.cursor))
     failures = (0 if moved else split.attempts) + (1 if blame else 0)
     returned = ReturnedRange(split.cursor, split.end, failures, reason[:200])
     known = max(0, min(delivered, split.end) - split.cursor)

@@ -169,11 +169,13 @@ class Watch:
         after = lane
         for split in lane.splits:
             worker = workers.get(split.rank)
-            if (split.rank, split.incarnation) == mine:
+            if worker is None or (split.rank, split.incarnation) == mine:
                 continue
-            if not lost(split, worker, worker is not None and self._failed(worker)):
+            # What is committed to its end is for its owner to see, as long as there may be one.
+            gone = self._gone(worker.process) if split.cursor == split.end else self._failed(worker)
+            if not lost(split, worker, gone):
                 continue
-            held = worker.held if worker is not None and worker.incarnation == split.incarnation else ()
+            held = worker.held if worker.incarnation == split.incarnation else ()
             delivered = max([h.delivered for h in held if h.token == split.token and h.lane == number], default=0)
             after = give_back(
                 after,

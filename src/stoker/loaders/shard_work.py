@@ -56,8 +56,8 @@ class ShardWork:
         Raises:
             CommitRefusedError: leases were lost, and others have some of it, which must be discarded; names the positions
                 (see :meth:`last_positions`) and who has them. All else is committed. With ``commit="explicit"`` it tells of
-                all since the last call; otherwise of what this call was to commit: refused commits in the background are
-                counted in the stats, and logged.
+                all since the last call, and nothing that was leased after a loss is delivered before it has; otherwise of
+                what this call was to commit: refused commits in the background are counted in the stats, and logged.
             WaitTimeoutError: it has it not in time.
             EngineError: the coordinator does not answer; names the positions of which it is not known whether they are
                 committed. Call it again when the coordinator answers.

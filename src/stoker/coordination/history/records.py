@@ -122,8 +122,8 @@ class Lane(NamedTuple):
         front: ``[front, back)`` nobody has leased yet.
         back: see ``front``.
         token: of the last lease; its bits from 40 on are the epoch's incarnation.
-        splits: leased ranges. One that is committed to its end stays until its owner's next step in the lane: so an owner
-            that got no answer can see that its commit was taken.
+        splits: leased ranges. One that is committed to its end, or was taken from an owner who had committed up to its end,
+            stays until that owner's next step in the lane: so one that got no answer can see which commits were taken.
         free: ranges that came back, to be leased before others.
         aside: ranges that failed too often.
         again: samples that were certainly delivered by a lost worker without a commit, and so are delivered again.

@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from stoker.concurrency.shared.counters import Count, Counts
-from stoker.coordination import LeasedSplit, LeaseLostError
+from stoker.coordination import LeasedSplit, LeaseLostError, RefusedRange
 
 _log = logging.getLogger(__name__)
 
@@ -20,12 +20,12 @@ class Ledger:
 
     Attributes:
         lost: splits whose lease was lost.
-        refused: positions ``(begin, end)`` that were delivered, and that were lost before they were committed.
+        refused: what was delivered, and lost before it was committed.
     """
 
     def __init__(self, counts: Counts) -> None:
         self.lost: set[LeasedSplit] = set()
-        self.refused: list[tuple[int, int]] = []
+        self.refused: list[RefusedRange] = []
         self._counts = counts
         self._delivered: dict[LeasedSplit, int] = {}
         self._done: dict[LeasedSplit, int] = {}
@@ -37,6 +37,10 @@ class Ledger:
     def uncommitted(self) -> int:
         """Samples that were delivered and not asked to be committed."""
         return sum(end - self._requested.get(split, split.begin) for split, end in self._delivered.items())
+
+    def knows(self, split: LeasedSplit) -> bool:
+        """Whether some of a split was delivered."""
+        return split in self._delivered
 
     def deliver(self, split: LeasedSplit, end: int) -> bool:
         """Note that the samples before position ``end`` are about to be delivered; ``False`` if they must not be."""
@@ -76,11 +80,12 @@ class Ledger:
             self.settle()
 
     def settle(self) -> None:
-        """Note which commits that were asked for are acknowledged by now, and which are refused."""
+        """Note which commits that were asked for are acknowledged by now, and which leases are lost."""
         for split, end in list(self._unsettled.items()):
             if split.committed >= end:
                 del self._unsettled[split]
-            elif split.lost:
+        for split in {**self._unsettled, **self._delivered}:
+            if split.lost:
                 self._lose(split)
 
     def commit(self) -> None:
@@ -100,7 +105,10 @@ class Ledger:
             self._forget(split)
 
     def give_up(self, split: LeasedSplit, reason: str) -> None:
-        """Give back what was not delivered of a split."""
+        """Give back what was not asked to be committed of a split; what was delivered of that is others', too."""
+        begin = self._requested.get(split, split.begin)
+        if self._delivered.get(split, begin) > begin:
+            self.refused.append(RefusedRange(begin, self._delivered[split], token=split.token))
         split.give_up(reason)
         self._forget(split)
 
@@ -112,7 +120,7 @@ class Ledger:
         if end > begin:
             self._counts.add(Count.DELIVERED_AGAIN, end - begin)
             self._counts.add(Count.COMMITS_REFUSED, 1)
-            self.refused.append((begin, end))
+            self.refused.append(RefusedRange(begin, end, token=split.token))
             _log.warning(
                 "a lease was lost: positions [%d, %d) of the epoch were delivered, not committed, and are others' now",
                 begin,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from stoker.coordination import CommitRefusedError, Coordination, EpochProgress, WorkerHealth
+from stoker.coordination import CommitRefusedError, Coordination, EpochProgress, LeasedSplit, WorkerHealth
 from stoker.coordination.history.assignment import Assignment
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import stream_urls
@@ -93,19 +93,33 @@ class LeasedSource(RangeSource):
         return self._reader.chunks()
 
     def deliver(self, chunk: SampleChunk, begin: int, end: int) -> bool:
-        if self._config.commit == "next":
-            self._ledger.done()
-        assert chunk.split is not None
-        if not self._ledger.deliver(chunk.split, end):
+        if not self._ledger.deliver(self._next_of(chunk), end):
             return False
         self.last_positions = range(begin, end) if chunk.kept is None else (begin + chunk.kept).tolist()
         return True
 
     def pass_over(self, chunk: SampleChunk, begin: int, end: int) -> bool:
+        return self._ledger.pass_over(self._next_of(chunk), begin, end)
+
+    def _next_of(self, chunk: SampleChunk) -> LeasedSplit:
+        """The split of what is delivered next.
+
+        Raises:
+            ConfigError: commits are explicit, and deliveries were refused of which nobody was told: some of these positions
+                may come again in what was leased since, so that is not delivered before.
+        """
+        assert chunk.split is not None
         if self._config.commit == "next":
             self._ledger.done()
-        assert chunk.split is not None
-        return self._ledger.pass_over(chunk.split, begin, end)
+        if not self._ledger.knows(chunk.split):
+            self._ledger.settle()
+        if self._config.commit == "explicit" and self._ledger.refused:
+            ranges = ", ".join([f"[{one.begin}, {one.end})" for one in self._ledger.refused])
+            raise ConfigError(
+                f"the leases of positions {ranges} were lost: they were delivered, not committed, and are others' now. Call "
+                "commit(), which says what to discard, then continue"
+            )
+        return chunk.split
 
     def before_wait(self) -> None:
         self._check_process()
@@ -177,9 +191,11 @@ class LeasedSource(RangeSource):
         Raises:
             CommitRefusedError: there is some.
         """
+        self._ledger.settle()
         if self._ledger.refused:
-            refused, self._ledger.refused = self._ledger.refused, []
-            raise CommitRefusedError(self._take_part().refused_ranges(refused))
+            error = CommitRefusedError(self._take_part().with_owners(self._ledger.refused))
+            self._ledger.refused.clear()
+            raise error
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
