@@ -24,7 +24,7 @@ STALL_TIMEOUT: Final = 60.0
 MOST_ASKED: Final = 600.0
 """Seconds that a server may ask to be left alone."""
 
-# What is said while waiting: once it takes so many seconds, and by a process no more often.
+# A wait is said that takes so many seconds, and by a process no more often than in so many.
 _SAID_AFTER: Final = 1.0
 _SAID_EVERY: Final = 10.0
 
@@ -38,6 +38,7 @@ class TransientError(Exception):
         after: seconds that the server asks to be left alone.
         answered: the server did answer.
         what: failed, in words, for the log.
+        odd: it is none that a store makes in the course of things: the log has it in any case.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class TransientError(Exception):
         *,
         answered: bool = False,
         what: str = "a request",
+        odd: bool = False,
     ) -> None:
         super().__init__()
         self.final = final
         self.after = after
         self.answered = answered
         self.what = what
+        self.odd = odd
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class Retries:
                 delay = policy.wait(attempt, now - failed, random, error.after)
                 if delay is None:
                     raise error.final(attempt, now - begun) from None
-                if now - failed + delay >= _SAID_AFTER:
+                if error.odd or now - failed + delay >= _SAID_AFTER:
                     _say(error.what, now, now - failed, policy.patience)
             sleep(delay)
 

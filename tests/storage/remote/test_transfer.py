@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_server import serve, status
+from scripted_server import Script, serve, status
 
 from s3server import Bucket, CountingProxy
 from stoker.errors import ConfigError, MissingPackageError, StorageError, StorageTimeoutError
-from stoker.storage import RetryPolicy, open_store
+from stoker.storage import RetryPolicy, open_store, retry
 from stoker.storage.transfer.settings import LEAST_PART, check_library
 
 PARTS = {"part_size": "1MB", "part_requests": 3}
@@ -141,6 +142,36 @@ def test_a_library_shows_when_a_store_wants_to_be_asked_again(library: str, code
         given = {"endpoint": server.endpoint, "access_key_id": "a", "secret_access_key": "b", "library": library}
         with pytest.raises(StorageTimeoutError, match=rf"{code} SlowDown.*gave up after 1 attempt"):
             open_store("s3://bucket", {**given, "region": "us-east-1"}).get("a", max_bytes=1)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("library", ["obstore", "boto3", "minio"])
+@pytest.mark.parametrize("told", ["10-89/25600", "15-104/25600", "10-109/25600", "nonsense"])
+def test_a_range_that_comes_cut_or_shifted_is_asked_for_again_and_said(
+    library: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library != "obstore":
+        pytest.importorskip(library)
+    monkeypatch.setattr(retry, "_said", -float("inf"))
+    data = random.Random(7).randbytes(25600)
+
+    def part(told: str) -> Script:
+        first, last = (int(one) for one in re.findall(r"(\d+)-(\d+)", told)[0]) if "-" in told else (10, 99)
+        head = f"Content-Range: bytes {told}\r\n"
+        return status(206, data[first : last + 1], head)
+
+    right = part("10-99/25600")
+    with serve(part(told), right, part(told), right, part(told)) as server:
+        given = {"endpoint": server.endpoint, "access_key_id": "a", "secret_access_key": "b", "library": library}
+        store = open_store("s3://bucket", {**given, "region": "us-east-1"}, retry=RetryPolicy(1.0, base_delay=0.01))
+        assert store.get_range("x", 10, 100) == data[10:100]
+        store.download_range("x", tmp_path / "x", 10, 100)
+        assert (tmp_path / "x").read_bytes() == data[10:100]
+        assert len(server.requests) == 4
+        assert "s3://bucket/x" in caplog.text
+        assert "trying again" in caplog.text
+        with pytest.raises(StorageTimeoutError, match=r"where .10, 100. w|is not understood"):
+            store.get_range("x", 10, 100)
 
 
 @pytest.mark.parametrize(

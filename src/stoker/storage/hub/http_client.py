@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from stoker.storage.remote.faults import Fault
-from stoker.storage.remote.response_bodies import BRIEF_STALLS, SLOWEST, AnswerError
+from stoker.storage.remote.response_bodies import BRIEF_STALLS, AnswerError, check_speed
 
 _Server: TypeAlias = tuple[str, str, int]
 
@@ -150,17 +150,14 @@ class Answer:
         Raises:
             AnswerError: more, or fewer, than ``size`` bytes come, or they come too slowly.
         """
-        end = time.monotonic() + self._stall_timeout + size / SLOWEST
-        done = 0
+        begun, done = time.monotonic(), 0
         while done < size:
             chunk = self._read(min(size - done, _CHUNK))
             if not chunk:
                 raise AnswerError(Fault("transient", f"{done} of {size} bytes arrived", answered=True))
             done += len(chunk)
             yield chunk
-            if done < size and time.monotonic() > end:
-                detail = f"{done} of {size} bytes arrived, slower than {SLOWEST} bytes/s after the stall time"
-                raise AnswerError(Fault("timeout", detail, answered=True))
+            check_speed(done, size, time.monotonic() - begun - self._stall_timeout)
         if self._response.length or self._read(1):
             raise AnswerError(Fault("other", f"more came than the {size} bytes that were asked for"))
 

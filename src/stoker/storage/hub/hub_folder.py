@@ -298,7 +298,9 @@ class HubFolder:
             if answer.status == 206:
                 told = answer.headers.get("Content-Range") or ""
                 if told.split() != ["bytes", f"{start}-{end - 1}/{file.info.size}"]:
-                    raise AnswerError(Fault("other", f"other bytes came than [{start}, {end}): {told[:80]!r}"))
+                    raise AnswerError(
+                        Fault("cut", f"{told[:80]!r} came where [{start}, {end}) was asked for", answered=True)
+                    )
             elif answer.status != 200 or (start, end) != (0, file.info.size):
                 raise AnswerError(Fault("other", f"the server answers no ranges of bytes (HTTP {answer.status})"))
             yield from answer.body(end - start)

@@ -29,6 +29,7 @@ FaultKind: TypeAlias = Literal[
     "credentials",
     "timeout",
     "transient",
+    "cut",
     "full",
     "range",
     "region",
@@ -41,6 +42,7 @@ _STATUS = re.compile(r"non-2xx status code: (\d{3})|\bstatus: (\d{3}),")
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,64})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
 _HTTP_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_OTHER_RANGE = re.compile(r"Requested (\d+)\.\.(\d+), got (\d+)\.\.(\d+)|value for CONTENT_RANGE header")
 _SYSTEM = re.compile(r"code: (\d+),\s*kind: (\w+)")
 
 _DENIED_CODES = frozenset(
@@ -112,7 +114,7 @@ class Fault:
     @property
     def retryable(self) -> bool:
         """Whether the same request can succeed later."""
-        return self.kind in ("timeout", "transient", "credentials")
+        return self.kind in ("timeout", "transient", "cut", "credentials")
 
 
 def classify(error: BaseException) -> Fault:
@@ -186,7 +188,7 @@ def error_for(fault: Fault, url: str, *, host: str, identity: str) -> StokerErro
             return StorageError(message, url=url)
         case "config":
             return ConfigError(f"{url}: {fault.detail}.")
-        case "credentials" | "timeout" | "transient" | "other":
+        case "credentials" | "timeout" | "transient" | "cut" | "other":
             return StorageError(f"{url}: {fault.detail}.", url=url)
 
 
@@ -197,6 +199,7 @@ def transient(fault: Fault, url: str, after: float = 0.0, *asked: str) -> Transi
         after,
         answered=fault.answered,
         what=f"{url}: {fault.detail}",
+        odd=fault.kind == "cut",
     )
 
 
@@ -225,6 +228,9 @@ def _without_status(name: str, text: str) -> Fault:
         return Fault("config", f"obstore refuses these settings: {text.partition(chr(10))[0][:200]}")
     if "certificate" in lowered or ("tls" in lowered and "handshake" in lowered):
         return Fault("other", "the server's TLS certificate is not trusted (storage_options root_certificate adds one)")
+    if match := _OTHER_RANGE.search(text):
+        told = f"bytes [{match[3]}, {match[4]}) came where [{match[1]}, {match[2]}) were asked for"
+        return Fault("cut", told if match[1] else "the answer's Content-Range is not understood", answered=True)
     if "content-length" in lowered or "content length" in lowered:
         return Fault("other", "the server does not say how long the object is (no Content-Length)")
     if name in ("NotImplementedError", "NotSupportedError") or "non-partial" in lowered:

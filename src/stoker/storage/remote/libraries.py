@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -13,9 +15,10 @@ from stoker.errors import ConfigError
 from stoker.policy import CONNECTIONS
 from stoker.storage.remote.faults import Fault
 from stoker.storage.remote.options import ClientSpec
-from stoker.storage.remote.response_bodies import AnswerError, ObjectAnswer, seconds_to_wait
+from stoker.storage.remote.response_bodies import AnswerError, ObjectAnswer, body, seconds_to_wait
 
-_LEAST_READ: Final = 64 << 10
+_MOST_READ: Final = 256 << 10
+_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _SETTINGS: Final = frozenset(
     {"endpoint", "region", "skip_signature", "virtual_hosted_style_request", "aws_endpoint_url_s3", "allow_http"}
 )
@@ -38,23 +41,37 @@ Fetch = Callable[[str, tuple[int, int] | None, str], ObjectAnswer]
 
 
 class _LibraryAnswer:
-    def __init__(self, headers: Mapping[str, Any], pieces: Callable[[int], Iterator[bytes]]) -> None:
+    """An answer of urllib3, which both packages use: its pieces are taken as they come, also single bytes."""
+
+    def __init__(
+        self, headers: Mapping[str, Any], answer: Any, wanted: tuple[int, int] | None, stall_timeout: float
+    ) -> None:
         names = {name.lower(): value for name, value in headers.items()}
-        whole = str(names.get("content-range", "")).rpartition("/")[2] or names["content-length"]
+        whole = names["content-length"]
+        if (told := names.get("content-range")) is not None and wanted is not None:
+            came = _RANGE.fullmatch(str(told))
+            if came is None or [int(came[1]), int(came[2]) + 1] != [wanted[0], min(wanted[1], int(came[3]))]:
+                detail = f"{str(told)[:80]!r} came where [{wanted[0]}, {wanted[1]}) was asked for"
+                raise AnswerError(Fault("cut", detail, answered=True))
+            whole = came[3]
         modified = names.get("last-modified")
         self.meta = {
             "size": int(whole),
             "e_tag": names.get("etag"),
             "last_modified": modified if isinstance(modified, datetime | None) else parsedate_to_datetime(modified),
         }
-        self._pieces = pieces
+        self._answer, self._size, self._stall_timeout = answer, int(names["content-length"]), stall_timeout
 
     def bytes(self) -> Any:
-        return b"".join(self.stream(1))
+        return b"".join(body(self, self._size, self._stall_timeout))
 
     def stream(self, min_chunk_size: int) -> Iterator[Any]:
-        with _failures():
-            yield from self._pieces(max(min_chunk_size, _LEAST_READ))
+        try:
+            with _failures():
+                yield from iter(partial(self._answer.read1, max(min_chunk_size, _MOST_READ)), b"")
+        finally:
+            self._answer.close()
+            self._answer.release_conn()
 
 
 @contextlib.contextmanager
@@ -104,7 +121,8 @@ def _boto3(bucket: str, spec: ClientSpec) -> Fetch:
             given["Range"] = f"bytes={wanted[0]}-{wanted[1] - 1}"
         with _failures():
             found = client.get_object(Bucket=bucket, Key=key, **given)
-        return _LibraryAnswer(found["ResponseMetadata"]["HTTPHeaders"], found["Body"].iter_chunks)
+        raw = found["Body"]._raw_stream
+        return _LibraryAnswer(found["ResponseMetadata"]["HTTPHeaders"], raw, wanted, spec.stall_timeout)
 
     return fetch
 
@@ -119,15 +137,7 @@ def _minio(bucket: str, spec: ClientSpec) -> Fetch:
             found = client.get_object(
                 bucket_name=bucket, object_name=key, offset=start, length=end - start, request_headers=headers
             )
-
-        def pieces(size: int) -> Iterator[bytes]:
-            try:
-                yield from found.stream(size)
-            finally:
-                found.close()
-                found.release_conn()
-
-        return _LibraryAnswer(found.headers, pieces)
+        return _LibraryAnswer(found.headers, found, wanted, spec.stall_timeout)
 
     return fetch
 

@@ -10,7 +10,6 @@ from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Protocol
 
-from stoker.policy import SMALL_OBJECT
 from stoker.storage.remote.faults import Fault
 from stoker.storage.types import BufferLike, ObjectInfo
 
@@ -27,8 +26,7 @@ BRIEF_STALLS: Final = 5
 # and the interpreter's lock cost little: measured by benchmarks/storage_download.py. Below 100,000 bytes xxhash does not let
 # go of that lock, for which threads that hash what arrives would have to wait again after each chunk.
 _CHUNK: Final = 96 << 10
-# Up to here every piece that arrives is looked at, so that one byte every few seconds is noticed at once; what is larger, and
-# still small, is waited for once, which costs less than a wait for each piece.
+# Up to here every piece of a brief answer is looked at; the whole of what is larger has a bound in time.
 _WATCHED: Final = 1 << 15
 _RATE_LIMIT: Final = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 # Ranges with less between them share a request.
@@ -76,6 +74,8 @@ def body(
 ) -> Iterator[bytes]:
     """The chunks of a body of ``size`` bytes, as buffers. Nothing is allocated for bytes that have not arrived.
 
+    Each piece is looked at when it arrives, so that one byte every few seconds is noticed at once.
+
     Args:
         result: the answer.
         size: bytes of its body.
@@ -86,19 +86,33 @@ def body(
     Raises:
         AnswerError: more, or fewer, than ``size`` bytes come, or they come slower than :data:`SLOWEST`.
     """
-    end = clock() + stall_timeout + size / SLOWEST
-    done = 0
-    pieces = (result.bytes(),) if brief and size > _WATCHED else result.stream(1 if size <= SMALL_OBJECT else _CHUNK)
-    for chunk in pieces:
-        done += len(chunk)
+    begun = clock()
+    done = waiting = 0
+    together: list[bytes] = []
+    # What is brief is waited for once, which costs less than a wait for each piece.
+    for piece in (result.bytes(),) if brief and size > _WATCHED else result.stream(1):
+        done += len(piece)
+        waiting += len(piece)
         if done > size:  # a server that takes no ranges, or counts otherwise
             raise AnswerError(Fault("other", f"more came than the {size} bytes that were asked for"))
-        yield chunk
-        if done < size and clock() > end:
-            detail = f"{done} of {size} bytes arrived, slower than {SLOWEST} bytes/s after the stall time"
-            raise AnswerError(Fault("timeout", detail, answered=True))
+        together.append(piece)
+        if waiting >= _CHUNK or done == size:
+            yield together[0] if len(together) == 1 else b"".join(together)
+            together, waiting = [], 0
+        check_speed(done, size, clock() - begun - stall_timeout)
     if done != size:
         raise AnswerError(Fault("transient", f"{done} of {size} bytes arrived", answered=True))
+
+
+def check_speed(done: int, size: int, seconds: float) -> None:
+    """Check that ``done`` of ``size`` bytes are enough, so many seconds after the stall time.
+
+    Raises:
+        AnswerError: they are fewer than :data:`SLOWEST` a second.
+    """
+    if done < min(size, seconds * SLOWEST):
+        detail = f"{done} of {size} bytes arrived, slower than {SLOWEST} bytes/s after the stall time"
+        raise AnswerError(Fault("timeout", detail, answered=True))
 
 
 def read_ranges(starts: Sequence[int], ends: Sequence[int], read: Callable[[int, int], BufferLike]) -> list[BufferLike]:
