@@ -124,9 +124,9 @@ def _open_headers(
     url: str, name: str, options: dict[str, Any], counted: Counted, *, whole: bool
 ) -> tuple[float, int, int]:
     """Seconds, requests and bytes of one first start with an empty cache."""
-    usual = stepping.HeaderWalk.source
+    usual = stepping.HeaderWalk.worth_trying
     if whole:
-        stepping.HeaderWalk.source = lambda *_: None  # type: ignore[method-assign]
+        stepping.HeaderWalk.worth_trying = lambda *_: False  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory(prefix="stoker-headers-") as cache:
             counted.reset()
@@ -134,7 +134,7 @@ def _open_headers(
             open_unindexed(url, name, cache, storage_options=options)
             return time.perf_counter() - begun, counted.requests, counted.bytes
     finally:
-        stepping.HeaderWalk.source = usual  # type: ignore[method-assign]
+        stepping.HeaderWalk.worth_trying = usual  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

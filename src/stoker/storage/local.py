@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stoker.errors import ObjectNotFoundError, StorageError
 from stoker.storage.files.copying import copy_all, copy_hashed, copy_part, fill, write_all
@@ -38,6 +38,8 @@ from stoker.storage.versions import local_version, same_version
 
 TEMPORARY = ".stoker-put-"
 """Prefix of the names of files that are being written. No listing shows them."""
+# Bytes of ranges behind which the kernel need not read on. Of more, its read-ahead is a part worth having.
+_FEW: Final = 1 << 20
 # Where unnamed files do not exist (NFS, old kernels), these are the answers to asking for one.
 _NO_TMPFILE = frozenset([errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS])
 
@@ -69,9 +71,24 @@ class LocalStore(Store):
         with file_errors(path), self._opened(path) as (fd, size):
             for start, end in zip(starts, ends, strict=True):
                 check_range(start, end, size, path)
+            if sum(ends) - sum(starts) <= _FEW:
+                _read_no_more(fd)
             parts = [self._part(fd, start, end - start) for start, end in zip(starts, ends, strict=True)]
             check_local_version(fd, version, path)  # asked last, as the file may be written over meanwhile
             return parts
+
+    @contextlib.contextmanager
+    def opened_ranges(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
+        """See :class:`~stoker.storage.store.Store`: the file is open meanwhile, and no more of it is read."""
+        path = self._path(key)
+        with file_errors(path), self._opened(path) as (fd, size):
+            _read_no_more(fd)
+
+            def read(start: int, end: int) -> bytes:
+                check_range(start, end, size, path)
+                return bytes(self._part(fd, start, end - start))
+
+            yield read
 
     def read_into(
         self,
@@ -301,6 +318,12 @@ def _read(fd: int, start: int, size: int) -> bytes:
         parts.append(os.pread(fd, size - done, start + done))
         done += len(parts[-1])
     return b"".join(parts)
+
+
+def _read_no_more(fd: int) -> None:
+    """Have the kernel read of an open file what is asked for: it may read megabytes ahead, of which a header is a few kB."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def _unnamed(folder: str) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +126,11 @@ class Store:
         """
         check_ranges(starts, ends, self.url_of(check_key(key)))
         return self._backend().get_ranges(key, [int(start) for start in starts], [int(end) for end in ends], version)
+
+    @contextlib.contextmanager
+    def opened_ranges(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
+        """What reads bytes ``[start, end)`` of an object of which a few are wanted, here and there; see :meth:`get_range`."""
+        yield partial(self.get_range, key)
 
     def read_into(
         self,

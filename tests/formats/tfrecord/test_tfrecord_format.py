@@ -15,7 +15,7 @@ from packed_cases import CASES, opened, sample_of, tiny_image
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
-from stoker.formats.tfrecord.example import feature_values, pack_integers, split_example
+from stoker.formats.tfrecord.example import feature_values, has_one_value, pack_integers, split_example
 from stoker.writing.shard_formats import TFRecordWriter
 
 crc32c = pytest.importorskip("crc32c")
@@ -86,6 +86,30 @@ def test_another_reader_reads_what_is_written(tmp_path: Path) -> None:
         theirs = list(loader.tfrecord_loader(str(path), None, None))
         assert theirs[-1]["id"].tolist() == [number - 1]
     assert number == 80
+
+
+@pytest.mark.parametrize("number", [0, 7, 300, 1 << 40, -1])
+def test_one_value_is_told_by_few_bytes(number: int) -> None:
+    """Of a feature that holds megabytes, its kind and whether it is a list are known without them."""
+    values = {
+        "one": [number],
+        "two": [number, 1],
+        "blob": [b"x" * 100_000],
+        "blobs": [b"x", b"y"],
+        "many": [1.5] * 9000,
+    }
+    record = example(**values)
+    looked: list[slice] = []
+
+    class Looked(bytes):
+        def __getitem__(self, at: Any) -> Any:
+            looked.append(at if isinstance(at, slice) else slice(at, at + 1))
+            return super().__getitem__(at)
+
+    data = Looked(record)
+    told = {name.decode(): has_one_value(data, *found) for name, found in split_example(data).items()}
+    assert told == {"one": True, "two": False, "blob": True, "blobs": False, "many": False}
+    assert sum(at.stop - at.start for at in looked) < 500
 
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

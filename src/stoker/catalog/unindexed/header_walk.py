@@ -1,22 +1,25 @@
-"""Files whose members each tell where the next one is, on object stores: where members are large, only heads are read.
+"""Files whose members each tell where the next one is: where members are large, only heads are read.
 
 How large depends on the store: a step takes a request, and in the time of one a near store gives 100 KB of a file that is
-fetched whole, and a distant one 1 MB. So steps are timed.
+fetched whole, a distant one 1 MB, and a disk 10 KB. So steps are timed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from stoker.formats.common.byte_source import check_range
-from stoker.storage import Store
+from stoker.storage import Store, is_local
 
+LOCAL_BLOCK: Final = 1 << 12
+"""Bytes that are read of a local file for a head: as many as the kernel reads anyway."""
 # What a request brings: a head, and small members behind it. See benchmarks/header_bytes.py.
 _BLOCK: Final = 1 << 14
-# Steps are to be longer than this, so that at most a quarter of the bytes is fetched.
-_STEP: Final = 4 * _BLOCK
+# Steps are to be longer than so many blocks, so that at most a quarter of the bytes is fetched.
+_BLOCKS: Final = 4
 # Bytes a second that one connection brings of a file that is fetched whole: where steps go on slower, that is better.
 _RATE: Final = 50e6
 # Requests before steps are judged, for the first members may be other than the rest.
@@ -35,14 +38,24 @@ class HeaderWalk:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._short = threading.Event()
+        local = is_local(store.url) is not None
+        self.block = LOCAL_BLOCK if local else _BLOCK
+        self._least = self.block if local else _TRIAL * _BLOCKS * _BLOCK
+        self.short = threading.Event()
 
-    def source(self, key: str, size: int, where: str) -> WalkedSource | None:
-        """A source that reads heads, or ``None`` where the file had better be fetched whole."""
-        if self._short.is_set() or size < _TRIAL * _STEP:
-            return None
-        return WalkedSource(self._store, key, size, where, self._short)
+    def worth_trying(self, size: int) -> bool:
+        """Whether a file of so many bytes may be read by its heads, and need not be fetched whole."""
+        return not self.short.is_set() and size > self._least
+
+    def source(self, read: Callable[[int, int], bytes], size: int, where: str) -> WalkedSource:
+        """A source that reads heads.
+
+        Args:
+            read: gives bytes ``[start, end)`` of the file.
+            size: its bytes.
+            where: names it in errors.
+        """
+        return WalkedSource(self, read, size, where)
 
 
 class WalkedSource:
@@ -52,13 +65,14 @@ class WalkedSource:
         ShortStepsError: by :meth:`read`, once steps were short.
     """
 
-    def __init__(self, store: Store, key: str, size: int, where: str, short: threading.Event) -> None:
+    def __init__(self, walk: HeaderWalk, read: Callable[[int, int], bytes], size: int, where: str) -> None:
         self.where = where
         self.size = size
-        self._store = store
-        self._key = key
-        self._short = short
+        self._read = read
+        self._size = walk.block
+        self._short = walk.short
         self._first = 0
+        self._reached = 0
         self._block = b""
         self._requests = 0
         self._seconds = 0.0
@@ -66,20 +80,21 @@ class WalkedSource:
     def read(self, start: int, end: int) -> bytes:
         """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
         check_range(self, start, end)
-        if end - start > _BLOCK:  # what a member holds, not a head
-            return self._store.get_range(self._key, start, end)
+        if end - start > self._size:  # what a member holds, not a head
+            return self._read(start, end)
         if not (self._first <= start and end <= self._first + len(self._block)):
-            if self._short.is_set() or self._is_slow(start):
+            self._reached = max(self._reached, start)  # at the end, some members are looked at again
+            if self._short.is_set() or self._is_slow():
                 self._short.set()
                 raise ShortStepsError
             begun = time.monotonic()
-            self._block = self._store.get_range(self._key, start, min(self.size, start + _BLOCK))
+            self._block = self._read(start, min(self.size, start + self._size))
             self._seconds += time.monotonic() - begun
             self._requests += 1
             self._first = start
         return self._block[start - self._first : end - self._first]
 
-    def _is_slow(self, at: int) -> bool:
+    def _is_slow(self) -> bool:
         if self._requests < _TRIAL:
             return False
-        return at < max(self._requests * _STEP, self._seconds * _RATE)
+        return self._reached < max(self._requests * _BLOCKS * self._size, self._seconds * _RATE)

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker.cache.base import ShardCache
 from stoker.catalog.unindexed.find_files import SourceFiles, read_listed, side_by_side
-from stoker.catalog.unindexed.header_walk import HeaderWalk, ShortStepsError
+from stoker.catalog.unindexed.header_walk import LOCAL_BLOCK, HeaderWalk, ShortStepsError
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource, MappedSource, check_range
@@ -24,7 +24,7 @@ from stoker.formats.common.compression import codec_of
 from stoker.formats.common.file_shards import UnindexedFile, file_mark, packed_file, whole_file
 from stoker.formats.common.inspect_header import HeaderFacts, Partition
 from stoker.formats.format import Format
-from stoker.storage import ObjectInfo, Store
+from stoker.storage import ObjectInfo, Store, is_local
 from stoker.types import Ids
 
 logger = logging.getLogger(__name__)
@@ -152,20 +152,16 @@ class HeaderReader:
         if reader.row_groups:
             settings = {**settings, "partition": dict(self._partitions.get(file.key, ()))}
         codec = codec_of(file.key) if reader.packed else None
+        if fetched is None or reader.row_groups or not (reader.whole or codec is not None):
+            with self._store.opened_ranges(file.key) as read:
+                return _header(reader, StoreSource(self._store, file.key, file.size, where, read), settings), None
         source: ByteSource | None = None
-        if fetched is None or reader.row_groups:
-            source = StoreSource(self._store, file.key, file.size, where)
-            fetched = None
-        elif reader.steps and not fetched.in_place and codec is None:
-            source = self._walk.source(file.key, file.size, where)
-        elif not (fetched.in_place or reader.whole or codec is not None):
-            source = StoreSource(self._store, file.key, file.size, where)
+        if reader.steps and codec is None and self._walk.worth_trying(file.size):
+            with contextlib.suppress(ShortStepsError), self._store.opened_ranges(file.key) as read:
+                source = self._walk.source(read, file.size, where)
+                return _header(reader, source, settings), None
         unpacked = None
         try:
-            if source is not None:
-                with contextlib.suppress(ShortStepsError):
-                    return _header(reader, source, settings), None
-            assert fetched is not None
             source = MappedSource(fetched.open(reader.name, file, codec), where)
             if codec is not None:
                 unpacked = source.size
@@ -174,8 +170,7 @@ class HeaderReader:
             return _header(reader, source, settings), unpacked
         finally:
             del source
-            if fetched is not None:
-                fetched.let_go(file, unpacked)
+            fetched.let_go(file, unpacked)
 
 
 def _unchanged(old: UnindexedFile | None, file: ObjectInfo, beside: tuple[ObjectInfo, ...]) -> UnindexedFile | None:
@@ -255,33 +250,45 @@ class FetchedFiles:
 
 
 class StoreSource:
-    """A file of a store, of which a few blocks are kept: headers are read in small pieces that lie close."""
+    """A file of a store, of which a few blocks are kept: headers are read in small pieces that lie close.
 
-    def __init__(self, store: Store, key: str, size: int, where: str) -> None:
+    Args:
+        store: where it is.
+        key: the file.
+        size: its bytes.
+        where: names it in errors.
+        read: gives bytes ``[start, end)`` of it, where it is open already.
+    """
+
+    def __init__(
+        self, store: Store, key: str, size: int, where: str, read: Callable[[int, int], bytes] | None = None
+    ) -> None:
         self.where = where
         self.size = size
         self._store = store
         self._key = key
+        self._range = read or partial(store.get_range, key)
+        self._block = _BLOCK if is_local(store.url) is None else LOCAL_BLOCK
         self._blocks: deque[tuple[int, bytes]] = deque(maxlen=_HELD)
 
     def read(self, start: int, end: int) -> bytes:
         """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
         check_range(self, start, end)
-        if end - start > _BLOCK:  # of a file that is read through, or a large header, whose end may be there
+        if end - start > self._block:  # of a file that is read through, or a large header, whose end may be there
             held = next((one for one in self._blocks if one[0] < end <= one[0] + len(one[1])), (end, b""))
             return self._fetch(start, held[0]) + held[1][: end - held[0]]
         for first, block in self._blocks:
             if first <= start and end <= first + len(block):
                 return block[start - first : end - first]
-        stop = min(self.size, max(end, start + _BLOCK))
-        begin = max(0, min(start, stop - _BLOCK))
+        stop = min(self.size, max(end, start + self._block))
+        begin = max(0, min(start, stop - self._block))
         block = self._fetch(begin, stop) if stop > begin else b""
         self._blocks.append((begin, block))
         return block[start - begin : end - begin]
 
     def _fetch(self, start: int, end: int) -> bytes:
         try:
-            return read_listed(self._store, lambda: self._store.get_range(self._key, start, end))
+            return read_listed(self._store, lambda: self._range(start, end))
         except StokerError:
             size = self._store.head(self._key).size
             if size == self.size:

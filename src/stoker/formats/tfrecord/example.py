@@ -13,7 +13,7 @@ A ``SequenceExample`` has lists of Features besides, in field 2: ``map<string, F
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,23 @@ INTEGERS: Final = 3
 SEQUENCES: Final = 4
 """Kind of the feature lists of a ``SequenceExample``, which are told of and not read."""
 
+# Bytes of a list from which on it holds more than one number: a tag, a length, a tag, and ten bytes.
+_MOST_OF_ONE: Final = 16
 # Bytes of integers up to which Python is sooner done than NumPy.
 _FEW: Final = 32
 
 
-def split_example(data: bytes) -> dict[bytes, tuple[int, int, int]]:
+class Sliced(Protocol):
+    """The bytes of an Example, or what reads them as they are looked at."""
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, at: int, /) -> int: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> bytes: ...
+
+
+def split_example(data: Sliced) -> dict[bytes, tuple[int, int, int]]:
     """The features of an Example: name to kind (0 for one without), and where its list begins and ends.
 
     Feature lists are among them, if no feature has their name.
@@ -74,7 +86,19 @@ def feature_values(data: bytes, kind: int, begin: int, end: int) -> list[bytes] 
     return []
 
 
-def _messages(data: bytes, at: int, end: int, fields: Sequence[int] = (1,)) -> list[tuple[int, int, int]]:
+def has_one_value(data: Sliced, kind: int, begin: int, end: int) -> bool:
+    """Whether a feature's list has one value, by as few of its bytes as tell it.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    if kind == BYTES:
+        return len(_messages(data, begin, end)) == 1
+    few = min(end, begin + _MOST_OF_ONE)  # more are no single number
+    return few == end and len(feature_values(data[begin:end], kind, 0, end - begin)) == 1
+
+
+def _messages(data: Sliced, at: int, end: int, fields: Sequence[int] = (1,)) -> list[tuple[int, int, int]]:
     """Number, begin and end of the fields of these numbers, which are all length-delimited; others are passed over."""
     found: list[tuple[int, int, int]] = []
     while at < end:
@@ -104,7 +128,7 @@ def _messages(data: bytes, at: int, end: int, fields: Sequence[int] = (1,)) -> l
     return found
 
 
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def _varint(data: Sliced, at: int, end: int) -> tuple[int, int]:
     """A number of variable length, and where it ends."""
     value = shift = 0
     while at < end and shift < 70:

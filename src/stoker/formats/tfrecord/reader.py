@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
 
@@ -31,7 +31,16 @@ from stoker.formats.content import check_declared
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
-from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, SEQUENCES, feature_values, split_example
+from stoker.formats.tfrecord.example import (
+    BYTES,
+    FLOATS,
+    INTEGERS,
+    SEQUENCES,
+    Sliced,
+    feature_values,
+    has_one_value,
+    split_example,
+)
 from stoker.formats.tfrecord.example_columns import Features, OtherRecordsError, find_features
 from stoker.formats.unstacked import Unstacked, spread, stacked, stacks
 from stoker.types import Array, Batch, Buffer, Column, Ids
@@ -353,7 +362,7 @@ class TFRecordFormat(PackedFormat):
         encodings = {str(name): str(encoding) for name, encoding in (settings.get("encodings") or {}).items()}
         some = max(2, int(np.searchsorted(offsets, _LOOKED_BYTES)))
         bounds = offsets[: min(some, _LOOKED_AT) + 1].tolist()
-        records = [data[a + _HEAD : b - 4] for a, b in pairwise(bounds)]
+        records = [_record_of(data, a + _HEAD, b - 4) for a, b in pairwise(bounds)]
         raw = settings.get("raw")
         columns: dict[str, str] = {}
         try:
@@ -398,7 +407,31 @@ class TFRecordFormat(PackedFormat):
                 yield row, f"record {row} does not have its checksum"
 
 
-def _features(records: Sequence[bytes]) -> dict[str, str]:
+class _Glance:
+    """A record of which nothing is read but what is looked at."""
+
+    def __init__(self, data: HeadView, begin: int, end: int) -> None:
+        self._data, self._begin, self._end = data, begin, end
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> bytes: ...
+    def __getitem__(self, at: int | slice) -> int | bytes:
+        if isinstance(at, slice):
+            start, stop, _ = at.indices(len(self))
+            return self._data[self._begin + start : self._begin + stop]
+        return self._data[self._begin + at : self._begin + at + 1][0]
+
+
+def _record_of(data: Buffer | HeadView, begin: int, end: int) -> Sliced:
+    return _Glance(data, begin, end) if isinstance(data, HeadView) and end - begin > _SMALL else data[begin:end]
+
+
+def _features(records: Sequence[Sliced]) -> dict[str, str]:
     """Names and types of the features of some Examples.
 
     Raises:
@@ -411,7 +444,7 @@ def _features(records: Sequence[bytes]) -> dict[str, str]:
             name = key.decode()
             if found[2] > found[1] and kinds.setdefault(name, found[0]) != found[0]:
                 raise ValueError(f"feature {name!r} is of two types")
-            if found[0] != SEQUENCES and len(feature_values(record, *found)) != 1:
+            if found[0] != SEQUENCES and not has_one_value(record, *found):
                 lists.add(name)
     if records and not kinds:
         raise ValueError("no features")
