@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from patience import PATIENCE
+
 __all__ = ["Fault", "Hub", "Repo", "serve_hub"]
 
 LARGE = 1000
@@ -257,4 +259,4 @@ def serve_hub() -> Iterator[Hub]:
         for server, thread in servers:
             server.shutdown()
             server.server_close()
-            thread.join(10)
+            thread.join(PATIENCE)

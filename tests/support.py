@@ -247,6 +247,8 @@ def start_script(script: Path, *arguments: Any, **env: str) -> subprocess.Popen[
 def run_script(command: Sequence[Any], **env: str) -> list[Any]:
     """Run ``python <command>`` to its end; what it printed, a JSON value a line.
 
+    Some start a hundred processes, one after the other, so the time is that of several waits.
+
     Raises:
         AssertionError: it failed, or did not end in time; with what it said.
     """
@@ -256,7 +258,7 @@ def run_script(command: Sequence[Any], **env: str) -> list[Any]:
             env=environ(**env),
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=4 * PATIENCE,
             check=False,
         )
     except subprocess.TimeoutExpired as error:

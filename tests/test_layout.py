@@ -53,6 +53,21 @@ def test_no_two_public_classes_have_one_name() -> None:
     assert {name: found for name, found in modules.items() if len(found) > 1} == {}
 
 
+def test_tests_wait_by_patience_alone() -> None:
+    """A wait for what must happen ends by ``PATIENCE``, not by a number that a busy machine needs more than."""
+    waits, found = {"wait", "join", "result", "acquire", "communicate", "poll"}, []
+    for path in Path(__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in waits):
+                continue
+            given = [*node.args, *(one.value for one in node.keywords)]
+            if len(given) == 1 and isinstance(given[0], ast.Constant):
+                number = given[0].value
+                if isinstance(number, int | float) and number > 2:
+                    found.append(f"{path.name}:{node.lineno}")
+    assert found == []
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "apart"),

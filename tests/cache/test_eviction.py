@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
 from stoker.cache.disk.eviction import CachedFile, EvictionPolicy, least_recently_opened
 from stoker.cache.disk.in_use import Users, held, hold
 from stoker.cache.disk.quota import CacheQuota
@@ -67,7 +68,7 @@ def test_a_child_does_not_hold_what_a_thread_of_its_parent_was_about_to_open(tmp
     def open_something() -> None:
         with held(tmp_path, ["a"]):
             begun.set()
-            over.wait(60)
+            over.wait(PATIENCE)
 
     thread = threading.Thread(target=open_something)
     thread.start()

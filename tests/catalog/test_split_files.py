@@ -96,7 +96,7 @@ def test_a_pasted_url_is_read_with_one_request_a_file(hub: Hub) -> None:
 
 
 def _open(start: Any, results: Any) -> None:
-    start.wait(60)
+    start.wait(PATIENCE)
     results.put(numbers(StreamingDataset(URL, split="train")))
 
 
@@ -114,7 +114,7 @@ def test_the_processes_of_a_node_ask_once_for_each_file(hub: Hub) -> None:
             assert results.get(timeout=PATIENCE) == list(range(800))
     finally:
         for process in processes:
-            process.join(30)
+            process.join(PATIENCE)
             process.kill()
     ranges = [one for one in hub.cdn_requests if one.startswith("GET")]
     footers = sum("HEAD" in one for one in hub.requests)

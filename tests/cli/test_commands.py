@@ -196,7 +196,7 @@ def on_terminal(*arguments: Any) -> str:
             break
         said += piece
     os.close(leader)
-    assert process.wait(60) == 0, said
+    assert process.wait(PATIENCE) == 0, said
     return said.decode()
 
 

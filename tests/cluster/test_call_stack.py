@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from stoker.cluster import call_stack
 from stoker.cluster.call_stack import called_from
 from stoker.concurrency.global_lock import has_global_lock
@@ -53,7 +54,7 @@ def test_a_wrapper_that_waits_in_a_function_of_others_is_found(loop: Callable[..
         reads = READS["it"]
         thread = threading.Thread(target=lambda: found.append(next(reads)))
         thread.start()
-        thread.join(60)
+        thread.join(PATIENCE)
         yield found[0]
 
     assert next(loop(items))
@@ -95,7 +96,7 @@ def test_a_wrapper_of_another_loader_is_not_found(loop: Callable[..., Iterator[A
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(next(READS["it"])))
     thread.start()
-    thread.join(60)
+    thread.join(PATIENCE)
     assert found == [False]
 
 
@@ -137,7 +138,7 @@ def test_a_thread_beside_a_wrapper_is_refused_without_a_global_lock(monkeypatch:
         for package in ("a_wrapper", "not_imported"):
             thread = threading.Thread(target=target, args=(package,), name="mine")
             thread.start()
-            thread.join(60)
+            thread.join(PATIENCE)
     told, *others = found
     assert "in the thread 'mine', a_wrapper is imported" in str(told)
     assert "PYTHON_GIL=1" in str(told)

@@ -126,7 +126,7 @@ def test_processes_end_when_nothing_more_is_sent_to_them(start_method: StartMeth
             assert worker.receive_bytes() == pickle.dumps(number + 1)
         for worker in some:
             worker.finish()
-            assert worker.join(60) == 0
+            assert worker.join(PATIENCE) == 0
     finally:
         stop_workers(some)
 

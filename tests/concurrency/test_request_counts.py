@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from stoker.bench.measure.storage_series import block_device
 from stoker.concurrency.log_buckets import LogBuckets
 from stoker.concurrency.request_counts import (
@@ -63,7 +64,7 @@ def test_counts_of_spawned_processes_add_up() -> None:
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(PATIENCE)
         assert child.exitcode == 0
     network = counts.table()[ServedBy.NETWORK]
     assert network[[COUNT, BYTES, FETCHED, TIME]].tolist() == [8, 8 * 4096, 0, 8_000_000]

@@ -57,7 +57,7 @@ def test_items_are_done_by_many_threads_and_ended_by_one() -> None:
         return number * number
 
     futures = [pool.submit_each(range(first, first + 4), each, in_order) for first in (0, 4, 8)]
-    assert [future.result(30) for future in futures] == [
+    assert [future.result(PATIENCE) for future in futures] == [
         [number * number for number in range(first, first + 4)] for first in (0, 4, 8)
     ]
     pool.close()
@@ -70,10 +70,10 @@ def test_an_error_of_an_item_or_of_the_end_is_the_futures() -> None:
         return 1 // number
 
     with pytest.raises(ZeroDivisionError):
-        pool.submit_each([1, 0, 2], inverse, total).result(30)
+        pool.submit_each([1, 0, 2], inverse, total).result(PATIENCE)
     with pytest.raises(IndexError):
-        pool.submit_each([1], inverse, lambda found: found[1]).result(30)
-    assert pool.submit_each([1, 2], inverse, total).result(30) == 1  # its threads go on
+        pool.submit_each([1], inverse, lambda found: found[1]).result(PATIENCE)
+    assert pool.submit_each([1, 2], inverse, total).result(PATIENCE) == 1  # its threads go on
     pool.close()
 
 
@@ -82,17 +82,17 @@ def test_items_that_have_not_begun_can_be_cancelled_and_those_that_have_can_not(
 
     def each(number: int) -> int:
         begun.set()
-        go.wait(30)
+        go.wait(PATIENCE)
         done.append(number)
         return number
 
     first, second = pool.submit_each([1, 2], each, total), pool.submit_each([3, 4], each, total)
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE)
     assert not first.cancel()
     assert second.cancel()
     go.set()
-    assert first.result(30) == 3
-    assert pool.submit(lambda: done).result(30) == [1, 2]
+    assert first.result(PATIENCE) == 3
+    assert pool.submit(lambda: done).result(PATIENCE) == [1, 2]
     pool.close()
 
 
@@ -101,15 +101,15 @@ def test_a_pool_that_closes_leaves_out_items_and_ends_with_those_that_are_done()
 
     def each(number: int) -> int:
         begun.set()
-        go.wait(30)
+        go.wait(PATIENCE)
         return number
 
     future = pool.submit_each([1, 2, 3], each, in_order)
     never = pool.submit_each([4], each, in_order)
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE)
     pool.close(patience=0.0)
     go.set()
-    assert future.result(30) == [1]
+    assert future.result(PATIENCE) == [1]
     assert never.cancelled()
 
 
@@ -118,7 +118,7 @@ def test_a_forked_child_does_all_items_itself() -> None:
     pool, go = Threads(1, "test"), threading.Event()
 
     def each(number: int) -> int:
-        go.wait(30)
+        go.wait(PATIENCE)
         return number
 
     future = pool.submit_each([1, 2, 3], each, total)
@@ -128,7 +128,7 @@ def test_a_forked_child_does_all_items_itself() -> None:
         os._exit(0 if future.result() == 6 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     go.set()
-    assert future.result(30) == 6
+    assert future.result(PATIENCE) == 6
     pool.close()
 
 
@@ -137,7 +137,7 @@ def test_what_waits_is_done_where_a_pool_is_to_have_no_threads() -> None:
 
     def wait(number: int) -> int:
         begun.release()
-        assert go.wait(30)
+        assert go.wait(PATIENCE)
         return number
 
     futures = [pool.submit(partial(wait, number)) for number in range(5)]
@@ -145,21 +145,21 @@ def test_what_waits_is_done_where_a_pool_is_to_have_no_threads() -> None:
     assert begun.acquire(timeout=PATIENCE)
     pool.resize(0)
     go.set()
-    assert [future.result(30) for future in futures] == [*range(5)]
+    assert [future.result(PATIENCE) for future in futures] == [*range(5)]
     pool.close()
 
 
 def test_a_pool_that_can_start_no_thread_says_so_and_one_that_has_some_goes_on() -> None:
     none, some = Threads(2, "none"), Threads(2, "some")
-    assert some.submit(lambda: 1).result(30) == 1
+    assert some.submit(lambda: 1).result(PATIENCE) == 1
     before = threading.stack_size(1 << 46)  # more than a process can map
     try:
-        assert some.submit_each([1, 2, 3], lambda number: number, in_order).result(30) == [1, 2, 3]
+        assert some.submit_each([1, 2, 3], lambda number: number, in_order).result(PATIENCE) == [1, 2, 3]
         with pytest.raises(StokerError, match="can start no thread for 'none'"):
             none.submit(lambda: 1)
     finally:
         threading.stack_size(before)
-    assert none.submit(lambda: 2).result(30) == 2
+    assert none.submit(lambda: 2).result(PATIENCE) == 2
     none.close()
     some.close()
 
@@ -171,7 +171,7 @@ def test_a_closed_pool_opens_again_and_two_threads_that_open_it_share_it() -> No
 
         def submit(number: int) -> int:
             together.wait()
-            return pool.submit(lambda: number).result(30)
+            return pool.submit(lambda: number).result(PATIENCE)
 
         with ThreadPoolExecutor(4) as threads:
             assert [*threads.map(submit, range(4))] == [*range(4)]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from packed_cases import CASES, number_of, same, sample_of
+from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError
 
@@ -95,7 +96,7 @@ def test_a_forked_process_reads_the_same_shards(name: str, tmp_path: Path) -> No
 
     process = multiprocessing.get_context("fork").Process(target=read)
     process.start()
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == 0
 
 

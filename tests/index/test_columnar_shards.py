@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from stoker import MDSWriter, Stream, StreamingDataset
 from stoker.concurrency.shared import bytes as shared_bytes
 from stoker.concurrency.shared.bytes import SharedBytes
@@ -205,7 +206,7 @@ def test_children_read_the_same_memory(tmp_path: Path, method: str, monkeypatch:
     process.start()
     theirs.close()
     try:
-        assert ours.poll(120)
+        assert ours.poll(PATIENCE)
         assert ours.recv() == (samples, list(index.shards), inode(index.shards))
     finally:
         process.kill()

@@ -18,6 +18,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.cache.disk.quota import claim, release
 from stoker.catalog.unindexed.file_facts import save_side_file
@@ -121,7 +122,7 @@ def test_one_of_several_processes_parses_and_the_others_wait(
         return parse(*given, **more)
 
     def opened(_: int) -> int:
-        begin.wait(30)
+        begin.wait(PATIENCE)
         return len(StreamingDataset(local=data))
 
     monkeypatch.setattr(Index, "from_json", slowly)
@@ -150,7 +151,7 @@ def test_the_next_process_parses_where_the_one_that_did_was_killed(data: Path, o
             with pytest.raises(TimeoutError):
                 opened.result(0.3)
             process.kill()
-            assert len(opened.result(60)) == 30
+            assert len(opened.result(PATIENCE)) == 30
     (kept,) = own_cache.rglob("index")
     assert kept.is_file()
 

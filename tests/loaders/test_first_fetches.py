@@ -98,7 +98,7 @@ def test_what_has_not_begun_ends_with_the_iteration(
     def held(self: DiskCache, info: ShardInfo, **settings: Any) -> bool:
         if os.getpid() == pid:
             begun.append(info.raw[0].basename)
-            assert go_on.wait(60)
+            assert go_on.wait(PATIENCE)
         return fetch(self, info, **settings)
 
     monkeypatch.setattr(DiskCache, "fetch", held)

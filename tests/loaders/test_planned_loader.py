@@ -211,7 +211,7 @@ def test_a_forgotten_loader_ends_its_thread() -> None:
     (thread,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "stoker-ahead"]
     del loader
     gc.collect()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker.concurrency.shared.counters import Counts
 from stoker.errors import ConfigError, StateError, StorageError
@@ -122,11 +123,11 @@ def test_writing_never_waits_and_only_the_latest_is_written(tmp_path: Path) -> N
 
     def slow() -> Checkpoint:
         begun.set()
-        assert held.wait(30)
+        assert held.wait(PATIENCE)
         return _checkpoint(1)
 
     folder.save_soon(slow)
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE)
     for position in range(2, 100):
         folder.save_soon(lambda position=position: _checkpoint(position))  # type: ignore[misc]
     held.set()

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from stoker import Stream, StreamingDataset
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.shard_loader import FILLER, Checkpoint, StreamingConfig, StreamingShardLoader
@@ -217,7 +218,7 @@ def test_other_threads_may_ask_how_it_goes(batch_size: int | None) -> None:
     found = numbers(loader)
     done.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert sorted(found) == list(range(2000))
     assert all(0 <= position <= 2000 for position in positions)
@@ -230,7 +231,7 @@ def test_a_forgotten_loader_ends_its_thread() -> None:
     (thread,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "stoker-ahead"]
     del loader
     gc.collect()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 

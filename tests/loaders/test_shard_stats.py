@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from stoker import ReadOptions, StreamingDataset
 from stoker.concurrency.shared.counters import BUCKETS, Count, Counts, bucket_of, bucket_start
 from stoker.errors import ConfigError, ObjectNotFoundError
@@ -68,7 +69,7 @@ def test_a_shard_that_many_threads_want_at_once_is_opened_once(remote: Path, tmp
 
     def want_all(ahead: bool) -> None:
         for shard in range(shards):
-            together.wait(20)
+            together.wait(PATIENCE)
             if ahead:
                 pool.prefetch([shard])
             readers[shard].add(id(pool.get(shard)))
@@ -77,7 +78,7 @@ def test_a_shard_that_many_threads_want_at_once_is_opened_once(remote: Path, tmp
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     stats = stats_of(dataset)
     assert (stats.cache_misses, stats.cache_hits) == (shards, 0)
     assert stats.bytes_read == stored(remote)
@@ -92,7 +93,7 @@ def test_all_who_wait_for_a_shard_hear_that_it_can_not_be_had_and_may_ask_again(
     together, heard = threading.Barrier(4), []
 
     def want() -> None:
-        together.wait(20)
+        together.wait(PATIENCE)
         try:
             pool.get(0)
         except ObjectNotFoundError as error:
@@ -102,7 +103,7 @@ def test_all_who_wait_for_a_shard_hear_that_it_can_not_be_had_and_may_ask_again(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert len(heard) == 4
     away.rename(first)
     assert pool.get(0) is pool.get(0)

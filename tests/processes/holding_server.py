@@ -9,6 +9,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from patience import PATIENCE
+
 __all__ = ["HoldingServer", "run_holding_server"]
 
 
@@ -65,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data[: len(data) // 2])
             self.wfile.flush()
             self.server.half_sent.set()
-            self.server.go_on.wait(120)
+            self.server.go_on.wait(PATIENCE)
             data = data[len(data) // 2 :]
         self.wfile.write(data)
 

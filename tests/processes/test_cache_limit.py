@@ -91,7 +91,7 @@ def run_ranks(options: dict[str, Any], seeds: list[int]) -> tuple[list[list[int]
         while not results.empty():
             found.append(results.get())
     for child in children:
-        child.join(10)
+        child.join(PATIENCE)
         assert child.exitcode == 0
     return found, most
 

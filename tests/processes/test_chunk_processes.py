@@ -116,7 +116,7 @@ def test_a_process_that_can_not_take_what_it_is_sent_ends_and_is_not_waited_for(
     try:
         assert pickle.loads(worker.receive_bytes() or b"") == ChunkAnswer()
         worker.send(b"no request")
-        assert worker.join(30) == 1
+        assert worker.join(PATIENCE) == 1
     finally:
         worker.stop()
     assert "UnpicklingError" in capfd.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import StreamingDataLoader, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StateError, TransformError
@@ -197,7 +198,7 @@ class SlowStart:
     def __iter__(self) -> Any:
         info = torch.utils.data.get_worker_info()
         if info is not None and info.id == 1:
-            self.gate.wait(30)
+            self.gate.wait(PATIENCE)
         return iter(self.dataset)
 
 

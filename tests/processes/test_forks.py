@@ -228,12 +228,12 @@ def test_a_child_reads_while_a_thread_of_the_parent_holds_every_lock(
         for lock in locks:
             lock.acquire(timeout=0.1)  # one that waits for this thread's others is left out
         held.set()
-        over.wait(100)
+        over.wait(PATIENCE)
 
     thread = threading.Thread(target=hold, daemon=True)
     thread.start()
     try:
-        assert held.wait(60)
+        assert held.wait(PATIENCE)
         assert int(in_child(lambda: sum(1 for _ in loader))) > 10
     finally:
         over.set()
@@ -368,7 +368,7 @@ def _holding_lock_of_logging(after: float, then: Callable[[], object]) -> Iterat
     thread.start()
     held.wait()
     yield
-    thread.join(60)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -516,7 +516,7 @@ def hold():
     with h5py.File(data, "r") as file:
         values = file["x"]
         opened.set()
-        over.wait(60)
+        over.wait(PATIENCE)
 thread = threading.Thread(target=hold)
 thread.start()
 opened.wait()
@@ -590,8 +590,8 @@ def test_a_child_logs_while_a_thread_of_its_parent_writes_a_line(tmp_path: Path)
         assert in_child(lambda: log.error("short")) == "None"
     finally:
         log.removeHandler(handler)
-        thread.join(60)
-        reader.join(60)
+        thread.join(PATIENCE)
+        reader.join(PATIENCE)
         stream.close()
         os.close(ours)
 
@@ -610,7 +610,7 @@ def test_a_child_computes_what_a_thread_of_its_parent_was_computing() -> None:
         def value(self) -> int:
             if self._waits:
                 begun.set()
-                over.wait(60)
+                over.wait(PATIENCE)
             return 7
 
     thread = threading.Thread(target=lambda: One(True).value)

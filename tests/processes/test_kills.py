@@ -113,7 +113,7 @@ def test_a_reader_takes_over_from_one_killed_in_the_middle_of_a_download(remote:
     cache = tmp_path / "cache"
     with run_holding_server(remote, HELD) as server:
         victim = Reader(server, cache)
-        assert server.half_sent.wait(30)
+        assert server.half_sent.wait(PATIENCE)
         other = Reader(server, cache)
         other.begun()
         time.sleep(0.3)  # it waits for the victim's download
@@ -129,7 +129,7 @@ def test_a_reader_continues_next_to_one_stopped_in_the_middle_of_a_download(remo
     cache = tmp_path / "cache"
     with run_holding_server(remote, HELD) as server:
         stopped = Reader(server, cache)
-        assert server.half_sent.wait(30)
+        assert server.half_sent.wait(PATIENCE)
         stopped.signal(signal.SIGSTOP)
         others = [Reader(server, cache, timeout=1.5) for _ in range(2)]
         for other in others:
@@ -156,7 +156,7 @@ def test_nothing_outlives_a_killed_main_process(remote: Path, tmp_path: Path) ->
     cache = tmp_path / "cache"
     with run_holding_server(remote, HELD) as server:
         victim = Reader(server, cache, workers=2)
-        assert server.half_sent.wait(30)
+        assert server.half_sent.wait(PATIENCE)
         group = victim.process.pid
         # The main process, two workers, and a helper for one or both, as forked processes can not use obstore.
         assert len(alive(group)) >= 4

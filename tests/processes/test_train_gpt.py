@@ -72,7 +72,7 @@ def test_two_ranks_are_killed_and_three_continue(tmp_path: Path, monkeypatch: py
             time.sleep(0.05)
         for path in (tmp_path / "first").iterdir():
             os.kill(int(path.stem), signal.SIGKILL)
-        assert first.wait(60)
+        assert first.wait(PATIENCE)
     finally:
         first.kill()
         first.communicate()

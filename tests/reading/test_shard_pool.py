@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.cache.disk.in_use import Users
 from stoker.writers import NPYWriter
@@ -31,7 +32,7 @@ def test_a_shard_whose_opening_was_interrupted_is_opened_by_the_next_reader(
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.append(pool.get(0)), daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE)
     assert found
     pool.close()
 

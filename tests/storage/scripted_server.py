@@ -9,6 +9,8 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+from patience import PATIENCE
+
 __all__ = ["Script", "ScriptedServer", "cut", "hang", "hang_in_body", "reset_in_body", "serve", "status", "trickle"]
 
 Script = Callable[["ScriptedServer", socket.socket, str], None]
@@ -39,7 +41,7 @@ class ScriptedServer:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(PATIENCE)
 
     def _accept(self) -> None:
         while True:
@@ -88,13 +90,13 @@ def status(code: int, body: bytes = b"", head: str = "") -> Script:
 
 def hang(server: ScriptedServer, connection: socket.socket, request: str) -> None:
     """Accept, and say nothing."""
-    server.released.wait(60)
+    server.released.wait(PATIENCE)
 
 
 def hang_in_body(server: ScriptedServer, connection: socket.socket, request: str) -> None:
     """Stop in the middle of the body."""
     _half(connection, request)
-    server.released.wait(60)
+    server.released.wait(PATIENCE)
 
 
 def cut(_: ScriptedServer, connection: socket.socket, request: str) -> None:

@@ -150,7 +150,7 @@ def test_a_fork_reads_on(hub: Hub) -> None:
     try:
         assert results.get(timeout=PATIENCE) == (True, 1)
     finally:
-        child.join(60)
+        child.join(PATIENCE)
         child.kill()
     assert store.get("b", max_bytes=99_999) == LARGE
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, EncodingError, ObjectNotFoundError, StorageError
@@ -247,7 +248,7 @@ def test_a_killed_writer_is_resumed(form: str, tmp_path: Path) -> None:
     while process.is_alive() and not any(tmp_path.rglob(first_file)):  # uploads run behind the writer, in any order
         time.sleep(0.01)
     process.kill()
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == -signal.SIGKILL
     with begin(form, tmp_path / "data", resume=True) as writer:
         first = writer.samples_written

@@ -346,7 +346,7 @@ def test_waiting_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     gate, put = threading.Event(), Destination.put
 
     def slow(self: Destination, key: str, data: PutData) -> None:
-        gate.wait(60)
+        gate.wait(PATIENCE)
         put(self, key, data)
 
     monkeypatch.setattr(Destination, "put", slow)

@@ -530,7 +530,7 @@ def test_an_opened_dataset_works_in_other_processes(tmp_path: Path, method: str)
     process = context.Process(target=_ids_in_child, args=(place, results))
     process.start()
     assert results.get(timeout=PATIENCE) == list(range(ROWS))
-    process.join(60)
+    process.join(PATIENCE)
     assert pickle.loads(pickle.dumps(place.index)).fingerprint == place.index.fingerprint
 
 

@@ -332,7 +332,7 @@ def test_processes_of_a_node_share_what_is_decompressed(tmp_path: Path, own_cach
         process.start()
     found = [queue.get(timeout=PATIENCE) for _ in processes]
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
     assert all(one == found[0] for one in found)
     assert np.array_equal(sorted(found[0]), np.arange(FILES * ROWS))
     assert len(list(own_cache.rglob("*.jsonl"))) == FILES

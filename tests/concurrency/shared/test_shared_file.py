@@ -37,7 +37,7 @@ def hold_crosswise(files: list[SharedFile], ready: Any, results: Any) -> None:
         except OSError as error:
             failures.append(repr(error))
 
-    ready.wait(60)
+    ready.wait(PATIENCE)
     threads = [threading.Thread(target=work, args=(own,)) for own in (0, 1)]
     for thread in threads:
         thread.start()
@@ -68,7 +68,7 @@ def test_a_child_that_is_forked_while_a_thread_holds_the_lock_neither_waits_for_
     def hold() -> None:
         with file.locked():
             held.set()
-            let_go.wait(60)
+            let_go.wait(PATIENCE)
 
     def take(connection: Any) -> None:
         connection.send("begun")
@@ -79,14 +79,14 @@ def test_a_child_that_is_forked_while_a_thread_holds_the_lock_neither_waits_for_
     ours, theirs = context.Pipe()
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(60)
+    assert held.wait(PATIENCE)
     child = context.Process(target=take, args=(theirs,))
     child.start()
-    assert ours.poll(60)
+    assert ours.poll(PATIENCE)
     assert ours.recv() == "begun"
     assert not ours.poll(0.2)  # the thread of this process has it still
     let_go.set()
-    assert ours.poll(60)
+    assert ours.poll(PATIENCE)
     assert ours.recv() == "taken"
     child.join()
     thread.join()
@@ -106,7 +106,7 @@ def test_the_lock_of_a_killed_process_is_free_although_it_had_forked_a_child_mea
                 time.sleep(600)
 
         threading.Thread(target=keep, daemon=True).start()
-        held.wait(60)
+        held.wait(PATIENCE)
         grandchild = os.fork()
         if not grandchild:
             time.sleep(600)
@@ -115,7 +115,7 @@ def test_the_lock_of_a_killed_process_is_free_although_it_had_forked_a_child_mea
 
     child = context.Process(target=hold)
     child.start()
-    assert ours.poll(60)
+    assert ours.poll(PATIENCE)
     grandchild = ours.recv()
     try:
         child.kill()
@@ -132,7 +132,7 @@ def test_a_thread_that_has_the_lock_may_take_it_again() -> None:
         pass
     child = multiprocessing.get_context("fork").Process(target=_take, args=(file,))
     child.start()
-    child.join(60)
+    child.join(PATIENCE)
     assert child.exitcode == 0
 
 
@@ -148,7 +148,7 @@ def test_a_claim_stays_when_the_process_closes_another_descriptor_of_the_file() 
     os.close(os.open(f"/proc/self/fd/{file._file}", os.O_RDWR))
     child = multiprocessing.get_context("fork").Process(target=lambda: os._exit(file.claim(0) + 2 * file.claim(1)))
     child.start()
-    child.join(60)
+    child.join(PATIENCE)
     assert child.exitcode == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from patience import PATIENCE
 from stoker.formats.common.rows.reused_memory import ReusedBlocks
 
 
@@ -22,6 +23,6 @@ def test_a_finalizer_does_not_wait_for_another_thread() -> None:
     with blocks._lock:
         thread = threading.Thread(target=used.clear, daemon=True)
         thread.start()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert blocks.kept == 0

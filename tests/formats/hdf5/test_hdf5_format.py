@@ -236,7 +236,7 @@ def test_other_threads_use_hdf5_while_one_waits_for_a_store() -> None:
     def use(start: int) -> None:
         thread = threading.Thread(target=open_another, daemon=True)
         thread.start()
-        thread.join(10)
+        thread.join(PATIENCE)
         used.append(not thread.is_alive())
 
     facts = HDF5Format().inspect_header(_Far(file_of(lambda file: file.update({"x": ROWS})), use), {})

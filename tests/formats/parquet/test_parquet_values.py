@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
+from patience import PATIENCE
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import ReadOptions
 from stoker.formats.parquet.footer import thrift_writer as compact
@@ -534,7 +535,7 @@ def test_one_thread_decodes_for_all_and_an_error_is_everyones() -> None:
     def decode() -> Block:
         calls.append(1)
         begun.set()
-        go.wait(30)
+        go.wait(PATIENCE)
         raise CorruptDataError("bad")
 
     failures: list[str] = []
@@ -547,7 +548,7 @@ def test_one_thread_decodes_for_all_and_an_error_is_everyones() -> None:
 
     threads = [threading.Thread(target=ask)]
     threads[0].start()
-    begun.wait(30)
+    begun.wait(PATIENCE)
     threads += [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads[1:]:
         thread.start()
@@ -555,7 +556,7 @@ def test_one_thread_decodes_for_all_and_an_error_is_everyones() -> None:
         pass
     go.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert failures == ["bad"] * 4
     good = Block(5)
     assert memory.get(shelf, "x", lambda: good) is good

@@ -78,13 +78,13 @@ def test_what_was_submitted_and_not_taken_is_dropped_at_the_end() -> None:
 
     def execute(chunk: Chunk) -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE)
         done.append(_number(chunk))
 
     runner = InThreads(execute, 1)
     for number in range(5):
         runner.submit(_chunk(number))
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE)
     runner.close()
     go_on.set()
     runner.resize(2)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE
 from stoker import MDSWriter, ReadOptions, StreamingDataset, World
 from stoker.errors import CorruptDataError
 from stoker.pipeline.execution import read_threads
@@ -82,7 +83,7 @@ def test_a_bad_line_is_an_error_in_its_place(tmp_path: Path) -> None:
     # Threads end after a moment, also of an iteration that raised an error.
     for thread in threading.enumerate():
         if thread.name == "stoker-read":
-            thread.join(10)
+            thread.join(PATIENCE)
     assert readers() == 0
 
 

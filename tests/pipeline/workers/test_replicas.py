@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from stoker.cache.base import CacheSettings
 from stoker.cache.disk.claims import Claims
 from stoker.catalog.location import open_indexed
@@ -49,7 +50,7 @@ class HoldingStore(LocalStore):
     def download(self, key: str, path: Path, **options: Any) -> ObjectInfo:
         if key == self._held:
             self.begun.set()
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(PATIENCE)
         return super().download(key, path, **options)
 
 
@@ -91,7 +92,7 @@ def worker(folder: Path, limit: int | None = None) -> Iterator[tuple[ShardPool, 
 def wait_for(replicas: Replicas) -> None:
     """Until all is fetched that will be."""
     assert replicas._thread is not None
-    replicas._thread.join(30)
+    replicas._thread.join(PATIENCE)
     assert not replicas._thread.is_alive()
 
 
@@ -106,9 +107,9 @@ def test_a_shard_that_another_thread_is_fetching_is_waited_for(tmp_path: Path, r
         other = threading.Thread(target=pool.caches[0].fetch, args=(info,))
         other.start()
         try:
-            assert store.begun.wait(30)
+            assert store.begun.wait(PATIENCE)
             replicas = start()
-            assert refused.wait(30)
+            assert refused.wait(PATIENCE)
         finally:
             store.go_on.set()
             other.join()
