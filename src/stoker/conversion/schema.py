@@ -12,6 +12,7 @@ import numpy as np
 
 from stoker.display import with_article
 from stoker.errors import ConfigError
+from stoker.formats.parquet.footer.schema import tensor_order
 from stoker.types import Column
 
 Reading = Literal["plain", "text", "array", "file", "decode", "picture"]
@@ -51,6 +52,7 @@ def of_arrow(kind: Any, name: str, array: tuple[str, tuple[int, ...]] | None = N
     decimals                                ``str_decimal``
     lists of numbers                        ``ndarray:DTYPE``, of one shape where the type says so
     lists of such lists                     ``ndarray:DTYPE``
+    tensors of one shape                    ``ndarray:DTYPE:SHAPE``
     bytes that are declared to be arrays    ``ndarray:DTYPE:SHAPE``
     structs, maps, all other lists          ``json``
     ======================================  ===============================================================
@@ -69,9 +71,12 @@ def of_arrow(kind: Any, name: str, array: tuple[str, tuple[int, ...]] | None = N
         return ColumnType(f"ndarray:{array[0]}:{','.join(map(str, array[1]))}", "plain", kind)
 
     types, inner = pa.types, kind
+    if isinstance(inner, pa.FixedShapeTensorType) and (scalar := _number(inner.value_type)):
+        shape = ",".join(str(inner.shape[axis]) for axis in tensor_order(inner))
+        return ColumnType(f"ndarray:{'int64' if scalar == 'int' else scalar}:{shape}", "array", kind)
     if isinstance(inner, pa.BaseExtensionType):
-        inner = inner.storage_type
-    if types.is_dictionary(inner):
+        inner = pa.bool_() if isinstance(inner, pa.Bool8Type) else inner.storage_type
+    if types.is_dictionary(inner) or types.is_run_end_encoded(inner):
         inner = inner.value_type
     if types.is_null(inner):
         raise ConfigError(f"column {name!r} holds nothing but nulls: leave it out with select=")

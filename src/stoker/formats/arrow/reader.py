@@ -33,10 +33,14 @@ from stoker.formats.common.rows.merge import scatter
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.footer.schema import kind_of
 from stoker.formats.parquet.memory import Shelf, memory_of
-from stoker.formats.parquet.pages.values import ColumnValues, Fixed, as_values, gather
+from stoker.formats.parquet.pages.arrow_values import as_values
+from stoker.formats.parquet.pages.values import ColumnValues, Fixed, gather
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
+# What pyarrow, and what is made of its arrays, raise for damaged files, beside its own errors.
+_DAMAGE: Final = (ValueError, OSError, IndexError, KeyError, TypeError, MemoryError)
 # What text columns are declared as, so that others read text.
 _TEXT: Final = ("str", "json", "str_int", "str_float", "str_decimal")
 
@@ -109,12 +113,15 @@ class ArrowShard(PackedShard):
         """Number of the batch that each row is in."""
         return np.searchsorted(self.firsts, rows, side="right") - 1
 
-    def parts(self, name: str) -> list[ColumnValues]:
-        """A column's batches, checked."""
-        parts: list[ColumnValues] = (
-            memory_of(self.options.decoded_bytes).get(self._shelf, name, partial(_Parts, self, name)).parts
-        )
+    def parts(self, name: str, arrays: Sequence[Any] | None = None) -> list[ColumnValues]:
+        """A column's batches, checked; ``arrays``: as they were read."""
+        make = partial(_Parts, self, name, arrays)
+        parts: list[ColumnValues] = memory_of(self.options.decoded_bytes).get(self._shelf, name, make).parts
         return parts
+
+    def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+        self.read_together(self.wanted(columns))
+        return super().read(rows, columns)
 
     def finish(self, name: str, rows: Ids, taken: Column) -> Column:
         """Values as they lie in the file, to values as users see them."""
@@ -136,54 +143,75 @@ class ArrowShard(PackedShard):
         except (UnicodeDecodeError, ValueError, OverflowError, pyarrow().ArrowException) as error:
             raise CorruptDataError(f"{self.where}, column {name!r}: {error}") from None
 
-    def read_parts(self, name: str) -> list[ColumnValues]:
-        """Read a column's batches from the file.
+    def read_parts(self, name: str, arrays: Sequence[Any] | None = None) -> list[ColumnValues]:
+        """Read a column's batches from the file; ``arrays``: where they were read with others, and not checked yet.
 
         Raises:
             CorruptDataError: they are damaged; names shard and column.
         """
-        pa, here = pyarrow(), f"{self.where}: column {name!r}"
+        here = f"{self.where}: column {name!r}"
         check_memory(self._layout.unpacked, self._source.size, self.options.decoded_bytes, self.where)
         try:
-            reader = self._open_ipc(name)
-            arrays = [_own_offsets(batch.column(0)) for batch in reader if batch.num_columns]
-            for array in arrays:
+            found = [_own_offsets(array) for array in (self._read_arrays([name])[name] if arrays is None else arrays)]
+            for array in found:
                 array.validate(full=True)
-        except (pa.ArrowException, ValueError, OSError, IndexError, KeyError, TypeError, MemoryError) as error:
-            raise CorruptDataError(f"{here} does not decode: {str(error)[:200]}") from None
-        if [len(array) for array in arrays] != list(self._layout.rows):
-            raise CorruptDataError(f"{here} is missing or has another number of rows than its batches")
-        encoding = self.encodings.get(name)
-        if encoding is None:
+            if [len(array) for array in found] != list(self._layout.rows):
+                raise CorruptDataError(f"{here} is missing or has another number of rows than its batches")
+            encoding = self.encodings.get(name)
+            if encoding is not None:
+                return [_declared(array, encoding, here) for array in found]
             kind = self._kinds[name]
-            if any(str(array.type) != kind for array in arrays):
+            if any(kind_of(array.type) != kind for array in found):
                 raise CorruptDataError(f"{here} is not {kind} as when it was indexed")
-            return [as_values(array) for array in arrays]
-        return [_declared(array, encoding, here) for array in arrays]
+            return [as_values(array) for array in found]
+        except CorruptDataError:
+            raise
+        except (*_DAMAGE, pyarrow().ArrowException) as error:
+            raise CorruptDataError(f"{here} does not decode: {str(error)[:200]}") from None
 
-    def _open_ipc(self, name: str) -> list[Any]:
+    def read_together(self, names: Sequence[str]) -> None:
+        """Read columns that are not in memory at once: to open the file takes as long as its schema has columns."""
+        missing = [name for name in names if name not in self._shelf.columns]
+        if len(missing) < 2:
+            return
+        try:
+            found = self._read_arrays(missing)
+        except (*_DAMAGE, pyarrow().ArrowException):
+            return  # each is read by itself, and the error names it
+        for name in missing:
+            self.parts(name, found.pop(name))
+
+    def _read_arrays(self, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Batches of columns as they lie in the file, of which nothing is checked."""
         ipc = _ipc()
         opener = ipc.open_stream if self._layout.stream else ipc.open_file
         if self._schema is None:
             self._schema = opener(self._buffer).schema
-        indices = self._schema.get_all_field_indices(name)
-        if len(indices) != 1:
-            raise ValueError("there is no such column" if not indices else "there are several columns of that name")
-        options = ipc.IpcReadOptions(included_fields=indices, use_threads=False)
-        mapped = _stays_mapped(self._schema.field(indices[0]).type)
-        reader = opener(
-            self._buffer if mapped else pyarrow().PythonFile(ByteSourceFile(self._source), "r"), options=options
-        )
-        if self._layout.stream:
-            return list(reader)
-        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        found: dict[str, list[Any]] = {}
+        places: dict[bool, dict[str, int]] = {}
+        for name in names:
+            indices = self._schema.get_all_field_indices(name)
+            if len(indices) != 1:
+                raise ValueError("there is no such column" if not indices else "there are several columns of that name")
+            places.setdefault(_stays_mapped(self._schema.field(indices[0]).type), {})[name] = indices[0]
+        for mapped, some in places.items():
+            options = ipc.IpcReadOptions(included_fields=sorted(some.values()), use_threads=False)
+            file = self._buffer if mapped else pyarrow().PythonFile(ByteSourceFile(self._source), "r")
+            reader = opener(file, options=options)
+            if self._layout.stream:
+                batches = list(reader)
+            else:
+                batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            for name in some:
+                found[name] = [batch.column(name) for batch in batches]
+        return found
 
 
 class _Parts:
     """A column's batches, as what decoded memory keeps."""
 
-    def __init__(self, shard: ArrowShard, name: str) -> None:
-        self.parts = shard.read_parts(name)
+    def __init__(self, shard: ArrowShard, name: str, arrays: Sequence[Any] | None) -> None:
+        self.parts = shard.read_parts(name, arrays)
         # What is mapped takes no memory of ours.
         self.nbytes = sum(part.nbytes for part in self.parts if shard.compressed or not _is_mapped(part))
 
@@ -196,31 +224,24 @@ def _is_plain(kind: Any) -> bool:
     )
 
 
-def _is_number_list(kind: Any) -> bool:
-    """Whether an Arrow type is lists of numbers, of any lengths."""
-    types = pyarrow().types
-    return bool((types.is_list(kind) or types.is_large_list(kind)) and types.is_primitive(kind.value_type))
-
-
 def _stays_mapped(kind: Any) -> bool:
     """Whether values of an Arrow type are read where they lie."""
     types = pyarrow().types
+    if _is_plain(kind) or ((types.is_list(kind) or types.is_large_list(kind)) and types.is_primitive(kind.value_type)):
+        return True
     while isinstance(kind, pyarrow().BaseExtensionType) or types.is_fixed_size_list(kind):
         kind = kind.value_type if types.is_fixed_size_list(kind) else kind.storage_type
-    flat = types.is_primitive(kind) or types.is_fixed_size_binary(kind)
-    return bool(flat or _is_plain(kind) or _is_number_list(kind))
+    return bool(types.is_primitive(kind) or types.is_fixed_size_binary(kind))
 
 
 def _own_offsets(array: Any) -> Any:
-    """An array whose offsets, and bits that tell of nulls, do not lie in the file; one without offsets as it is."""
-    lists = _is_number_list(array.type)
-    if not (lists or _is_plain(array.type)):
+    """Text or bytes whose offsets, and bits that tell of nulls, do not lie in the file; all else as it is, as values of it
+    have offsets of their own."""
+    if not _is_plain(array.type):
         return array
     pa = pyarrow()
-    own = [None if one is None else pa.py_buffer(one.to_pybytes()) for one in array.buffers()[:2]]
-    if lists:
-        return pa.Array.from_buffers(array.type, len(array), own, offset=array.offset, children=[array.values])
-    return pa.Array.from_buffers(array.type, len(array), [*own, array.buffers()[2]], offset=array.offset)
+    offsets = [None if one is None else pa.py_buffer(one.to_pybytes()) for one in array.buffers()[:2]]
+    return pa.Array.from_buffers(array.type, len(array), [*offsets, array.buffers()[2]], offset=array.offset)
 
 
 def _is_mapped(part: ColumnValues) -> bool:
@@ -287,7 +308,7 @@ class ArrowFormat(PackedFormat):
         try:
             opener = ipc.open_stream if layout.stream else ipc.open_file
             schema = opener(pa.PythonFile(file, "r")).schema
-            kinds = {field.name: str(field.type) for field in schema}
+            kinds = {field.name: kind_of(field.type) for field in schema}
         except (pa.ArrowException, ValueError, OSError, MemoryError) as error:
             if file.failure is not None:
                 raise file.failure from None
@@ -304,6 +325,9 @@ class ArrowFormat(PackedFormat):
     def read_many(
         self, shards: Sequence[ArrowShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
+        names = shards[0].wanted(columns)
+        for shard in shards:
+            shard.read_together(names)
         return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
 

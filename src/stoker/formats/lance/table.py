@@ -12,7 +12,8 @@ from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import FormatError
 from stoker.formats.lance.connection import LanceConnection, LanceFacts
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.pages.values import ColumnValues, as_values
+from stoker.formats.parquet.pages.arrow_values import as_values
+from stoker.formats.parquet.pages.values import ColumnValues
 from stoker.lazy import cached_property
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.fork_proxy.proxy import RemoteObject

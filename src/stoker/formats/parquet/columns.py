@@ -19,7 +19,7 @@ from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer.schema import DECLARED_KEY, ColumnSchema
+from stoker.formats.parquet.footer.schema import DECLARED_KEY, ColumnSchema, tensor_order
 from stoker.types import Column
 
 _TEXT: Final = ("str", "json", "str_int", "str_float", "str_decimal")
@@ -163,7 +163,7 @@ def _from_raw(raw: Any, encoding: Encoding, kind: Any) -> Any:
 def _arrow_type(column: ParquetColumn) -> Any:
     pa = pyarrow()
     if column.arrow is not None:
-        return column.arrow.storage_type if isinstance(column.arrow, pa.BaseExtensionType) else column.arrow
+        return column.arrow.value_type if pa.types.is_run_end_encoded(column.arrow) else column.arrow
     encoding = get_encoding(column.encoding)
     if encoding.name in _TEXT:
         return pa.string()
@@ -223,6 +223,13 @@ def _check_list(array: Any, dtype: np.dtype[Any], name: str, row: int | None = N
 def _kept(values: Column, kind: Any) -> Any:
     """Values of a column that Arrow had already, in its own type again."""
     pa = pyarrow()
+    if isinstance(kind, pa.FixedShapeTensorType):
+        order = np.argsort(tensor_order(kind))
+        values = [None if value is None else np.asarray(value).transpose(order).reshape(-1) for value in values]
+    if isinstance(kind, pa.BaseExtensionType):
+        bits = isinstance(kind, pa.Bool8Type)
+        stored = pa.array(values, pa.bool_()).cast(kind.storage_type) if bits else _kept(values, kind.storage_type)
+        return pa.ExtensionArray.from_storage(kind, stored)
     if isinstance(values, np.ndarray) and values.ndim > 1 and not values.size:  # lists of a fixed size are never empty
         return pa.array(values.tolist(), kind)
     if isinstance(values, np.ndarray) and values.ndim > 1:

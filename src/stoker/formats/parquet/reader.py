@@ -218,7 +218,13 @@ class ParquetReader:
                 return in_place(column, self.samples, chunks[0], self._buffer)
             values = Fixed(decode_equal(shape, self.samples, chunks[0], self._buffer))
         except OtherPagesError:
-            return as_arrays(column, self.array(name), self.where)
+            array = self.array(name)
+            try:
+                return as_arrays(column, array, self.where)
+            except CorruptDataError:
+                raise
+            except ValueError as error:
+                raise FormatError(f"{self.where}, column {name!r}: {error}") from None
         _let_go(self._buffer, int(chunks[0, START]), int(chunks[0, START] + chunks[0, COMPRESSED]))
         return values
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, FormatError
-from stoker.formats.parquet.pages.values import flat_list, is_list
+from stoker.formats.parquet.pages.arrow_values import flat_list, is_lists
 from stoker.types import Array, Ids
 
 Where: TypeAlias = str | Callable[[int], str]
@@ -145,12 +145,12 @@ class Ragged:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         kind = array.type
-        if not (is_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)):
+        if not is_lists(kind):
             hint = (
                 "make tokens of it with `stoker tokenize`" if "string" in str(kind) else "name the column of token ids"
             )
             raise FormatError(f"{here} holds {kind}, not lists of token ids: {hint}")
-        values, offsets, _ = flat_list(array)
+        values, offsets = flat_list(array)
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if pa.types.is_null(values.type) and not len(values):

@@ -22,6 +22,7 @@ ARROW_KEY = b"ARROW:schema"
 DECLARED_KEY: Final = b"stoker"
 """Key in a footer of a JSON object whose ``columns`` are the names and encodings of the columns that stoker wrote."""
 
+_NUMPY: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
 _DTYPE: Final = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
@@ -125,11 +126,17 @@ class FileSchema:
 def kind_of(kind: Any) -> str:
     """Name of an Arrow type, the same for all layouts of the same values.
 
-    Lists of any layout are ``list<...>``, text of any layout ``string``, dictionaries their values' type.
+    Lists of any layout are ``list<...>``, text of any layout ``string``, dictionaries their values' type, tensors of one
+    shape ``dtype[shape]``, and all other extension types what they are stored as.
     """
     types = pyarrow().types
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return kind_of(kind.value_type)
+    if isinstance(kind, pyarrow().FixedShapeTensorType):
+        sizes = (str(kind.shape[axis]) for axis in tensor_order(kind))
+        return f"{_NUMPY.get(str(kind.value_type), kind.value_type)}[{', '.join(sizes)}]"
+    if isinstance(kind, pyarrow().Bool8Type):
+        return "bool"
     if isinstance(kind, pyarrow().BaseExtensionType):
         return kind_of(kind.storage_type)
     if types.is_map(kind):
@@ -143,6 +150,11 @@ def kind_of(kind: Any) -> str:
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
         return "binary"
     return str(kind)
+
+
+def tensor_order(kind: Any) -> list[int]:
+    """The axes of a type of tensors, as they lie in memory, in the order that the values have."""
+    return list(kind.permutation or range(len(kind.shape)))
 
 
 def declared_array(field: Any) -> tuple[str, tuple[int, ...]] | None:
@@ -251,11 +263,24 @@ def _arrow_fields(metadata: Mapping[bytes, bytes], count: int) -> list[bytes] | 
 
 
 def _alone(field: Any) -> bytes:
-    pa = pyarrow()
-    kind = field.type
-    # Values are wanted, not dictionaries of them; and of extension types what they are stored as.
-    while pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type
-    schema = pa.schema([pa.field(field.name, kind, field.nullable)])
+    schema = pyarrow().schema([field.with_type(_large(field.type)).remove_metadata()])
     data: bytes = schema.serialize().to_pybytes()
     return data
+
+
+def _large(kind: Any) -> Any:
+    """The layout to decode values of a type to: no dictionaries of them, and offsets of 64 bits, which reach everywhere."""
+    pa, plain = pyarrow(), kind_of(kind)
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _large(kind.value_type)
+    if plain in ("string", "binary") and not isinstance(kind, pa.BaseExtensionType):
+        return pa.large_string() if plain == "string" else pa.large_binary()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_large(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_large(kind.key_type), kind.item_field.with_type(_large(kind.item_type)), kind.keys_sorted)
+    if types.is_nested(kind) and hasattr(kind, "value_type"):
+        inner = kind.value_field.with_type(_large(kind.value_type))
+        return pa.list_(inner, kind.list_size) if types.is_fixed_size_list(kind) else pa.large_list(inner)
+    return kind

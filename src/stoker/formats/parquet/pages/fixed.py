@@ -23,9 +23,10 @@ from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import CODEC, VALUES
 from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.footer.thrift import ThriftReader
+from stoker.formats.parquet.pages.arrow_values import as_values
 from stoker.formats.parquet.pages.pages import OtherPagesError, read_pages
 from stoker.formats.parquet.pages.rle_bitpacked import exceptions
-from stoker.formats.parquet.pages.values import AddressedValues, ColumnValues, Fixed, as_values, gather
+from stoker.formats.parquet.pages.values import AddressedValues, ColumnValues, Fixed, gather
 from stoker.types import Buffer, Column, Ids
 
 _FIXED: Final = 7
