@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 ROWS = 30
 LONG = "a text that is longer than a view's head"
 VIEW, BYTES = pa.string_view(), pa.binary_view()
+FAR = [dt.datetime(9999, 12, 31, 23, 59, 59, 999999), None, dt.datetime(1, 1, 1), dt.datetime(2020, 2, 29, 1, 2, 3)]
 
 
 def write_parquet(table: Any, path: Path) -> None:
@@ -255,6 +256,61 @@ def check(path: Path, expected: list[Any], name: str = "x") -> None:
     assert same([value for batch in dataset.batches() for value in batch[name]], expected)
     found = dataset.read(order.tolist())[name]
     assert same(list(found), [expected[row] for row in order])
+
+
+# -- times of INT96, as Spark and Impala write them ---------------------------------------------------------------------
+
+
+def write_int96(path: Path, array: Any) -> None:
+    pq.write_table(pa.table({"x": array}), path, use_deprecated_int96_timestamps=True, store_schema=False)
+
+
+def test_int96_reaches_all_years(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_int96(path, pa.array(FAR, pa.timestamp("us")))
+    dataset = StreamingDataset(path, batch_size=4)
+    found = dataset.read([3, 0, 1, 2])["x"]
+    assert isinstance(found, np.ndarray)
+    assert found.tolist() == [FAR[3], FAR[0], None, FAR[2]]
+    convert(path, tmp_path / "out", to="parquet")
+    assert pq.read_table(tmp_path / "out").column("x").to_pylist() == FAR
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.list_(pa.timestamp("us")), FAR),
+        (pa.struct([("a", pa.timestamp("us")), ("b", pa.list_(pa.timestamp("us")))]), {"a": FAR[0], "b": FAR}),
+        (pa.map_(pa.string(), pa.timestamp("us")), [("k", FAR[2])]),
+    ],
+    ids=str,
+)
+def test_int96_in_others_reaches_all_years(kind: Any, value: Any, tmp_path: Path) -> None:
+    write_int96(tmp_path / "a.parquet", pa.array([value, None], kind))
+    check(tmp_path / "a.parquet", [value, None])
+
+
+def test_int96_keeps_nanoseconds(tmp_path: Path) -> None:
+    values = np.array([SOME, -SOME, 0], "M8[ns]")
+    write_int96(tmp_path / "a.parquet", pa.array(values))
+    found = StreamingDataset(tmp_path).read([0, 1, 2])["x"]
+    assert isinstance(found, np.ndarray)
+    assert found.tolist() == values.tolist()
+    assert found.dtype == values.dtype
+
+
+def test_int96_of_nanoseconds_beyond_their_range_is_refused(tmp_path: Path) -> None:
+    """pyarrow does not write such; a page of two plain values does."""
+    path = tmp_path / "a.parquet"
+    write_int96(path, pa.array([1, 0], pa.timestamp("ns")))
+    data = bytearray(path.read_bytes())
+    place = data.index((2440588).to_bytes(4, "little"))  # the day 1970-01-01
+    data[place : place + 4] = (5373484).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(
+        StokerError, match=r"row group 0, column 'x' holds nanoseconds, and times before 1677 or after 2262"
+    ):
+        StreamingDataset(path).read([0])
 
 
 # -- others -----------------------------------------------------------------------------------------------------------

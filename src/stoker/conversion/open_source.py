@@ -316,7 +316,7 @@ def _arrow_schema(location: DatasetLocation, shard: ShardInfo) -> Any:
         if shard.format == "parquet":
             import pyarrow.parquet as pq
 
-            return pq.ParquetFile(pa.PythonFile(file, "r")).schema_arrow
+            return pq.ParquetFile(pa.PythonFile(file, "r"), coerce_int96_timestamp_unit="us").schema_arrow
         import pyarrow.ipc as ipc
 
         opener = ipc.open_file if source.read(0, 6) == b"ARROW1" else ipc.open_stream

@@ -184,7 +184,7 @@ def _opened(footer: bytes) -> Any:
     pa, pq = pyarrow(), pyarrow("parquet")
     whole = footer + len(footer).to_bytes(4, "little") + MAGIC
     try:
-        file = pq.ParquetFile(pa.BufferReader(whole), **open_limits(len(footer)))
+        file = pq.ParquetFile(pa.BufferReader(whole), coerce_int96_timestamp_unit="us", **open_limits(len(footer)))
         file.schema_arrow  # noqa: B018 - made when it is asked for
     except (NotImplementedError, pa.ArrowNotImplementedError) as error:
         raise FormatError(f"it can not be read: {error}") from None

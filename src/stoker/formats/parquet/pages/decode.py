@@ -15,6 +15,7 @@ from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer, open_limits
 from stoker.types import Buffer
 
+_INT96: Final = 3
 # Largest string and list in a page's head, where writers put the page's least and greatest value.
 _PAGE_HEAD_LIMITS: Final = {"thrift_string_size_limit": 64 << 20, "thrift_container_size_limit": 1 << 20}
 
@@ -33,7 +34,7 @@ def decode_column(
         where: names the row group in errors.
 
     Returns:
-        A ``pyarrow.Array`` of ``rows`` values; text and lists of more than 2**31 bytes or values in their large layout.
+        A ``pyarrow.Array`` of ``rows`` values; text and lists in their large layout.
 
     Raises:
         CorruptDataError: the bytes are no such column; names ``where`` and the column.
@@ -41,9 +42,44 @@ def decode_column(
     """
     with _explained(column, where):
         # Several row groups are decoded at once by several threads, each with its own.
-        table = _open(column, rows, chunks, created_by, buffer).read_row_group(0, use_threads=False)
-    _check_rows(column, where, table.num_rows, rows)
-    return _in_one(table.column(0))
+        made = [
+            _open(column, rows, chunks, created_by, buffer, unit).read_row_group(0, use_threads=False).column(0)
+            for unit in (("us", "ns") if _INT96 in column.kinds else ("us",))
+        ]
+    _check_rows(column, where, len(made[0]), rows)
+    micro, *nano = (one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for one in made)
+    return _int96(micro, nano[0], f"{where}, column {column.name!r}") if nano else micro
+
+
+def _int96(micro: Any, nano: Any, here: str) -> Any:
+    """Times of INT96 in microseconds, which is what Spark has; in nanoseconds where some are no whole microseconds.
+
+    Args:
+        micro, nano: the column decoded as either. pyarrow cuts the one, and in the other lets times before 1677 and after
+            2262 wrap.
+        here: names row group and column in errors.
+    """
+    far = cut = False
+    for one, other in zip(_times(micro), _times(nano), strict=True):
+        cut |= bool((other - one * 1000).any())  # right where the other has wrapped, as this does, too
+        far |= bool((np.abs(one) > np.iinfo(np.int64).max // 1000).any())
+    if cut and far:
+        raise FormatError(
+            f"{here} holds nanoseconds, and times before 1677 or after 2262, which no type has both: write it with "
+            "timestamps of microseconds"
+        )
+    return nano if cut else micro
+
+
+def _times(array: Any) -> Iterator[NDArray[np.int64]]:
+    """The timestamps of an array, however deep in it, as numbers; 0 where they are null."""
+    pa, kind = pyarrow(), array.type
+    if pa.types.is_timestamp(kind):
+        yield array.view(pa.int64()).fill_null(0).to_numpy()
+    elif pa.types.is_nested(kind):
+        map_, struct = pa.types.is_map(kind), pa.types.is_struct(kind)
+        for part in (array.keys, array.items) if map_ else array.flatten() if struct else (array.values,):
+            yield from _times(part)
 
 
 def column_batches(
@@ -79,14 +115,19 @@ def _check_rows(column: ColumnSchema, where: str, found: int, rows: int) -> None
         )
 
 
-def _open(column: ColumnSchema, rows: int, chunks: NDArray[np.int64], created_by: str, buffer: Buffer) -> Any:
-    """A ``ParquetFile`` of the column alone."""
+def _open(
+    column: ColumnSchema, rows: int, chunks: NDArray[np.int64], created_by: str, buffer: Buffer, unit: str = "us"
+) -> Any:
+    """A ``ParquetFile`` of the column alone; ``unit``: of times of INT96."""
     pa, pq = pyarrow(), pyarrow("parquet")
     footer = column_footer(column, [ColumnPart(rows, chunks.tolist())], created_by)
     meta = pq.ParquetFile(pa.BufferReader(footer), **open_limits(len(footer))).metadata
     return pq.ParquetFile(
         pa.BufferReader(pa.py_buffer(buffer)),
         metadata=meta,
+        binary_type=pa.large_binary(),  # where the file has no Arrow schema: offsets of 32 bits do not reach everywhere
+        list_type=pa.LargeListType,
+        coerce_int96_timestamp_unit=unit,
         pre_buffer=False,  # all is in memory: nothing to read ahead
         page_checksum_verification=True,  # of pages that have one
         **_PAGE_HEAD_LIMITS,
@@ -106,19 +147,3 @@ def _explained(column: ColumnSchema, where: str) -> Iterator[None]:
             f"{where}, column {column.name!r} can not be decoded: {error}. The file is damaged, or was replaced after it "
             "was indexed: write or copy it again"
         ) from None
-
-
-def _in_one(chunked: Any) -> Any:
-    """All chunks as one array."""
-    pa = pyarrow()
-    if chunked.num_chunks == 1:
-        return chunked.chunk(0)
-    kind = chunked.type
-    # pyarrow makes several chunks where offsets of 32 bits do not reach.
-    if pa.types.is_string(kind):
-        kind = pa.large_string()
-    elif pa.types.is_binary(kind):
-        kind = pa.large_binary()
-    elif pa.types.is_list(kind):
-        kind = pa.large_list(kind.value_field)
-    return pa.concat_arrays(chunked.cast(kind).chunks) if chunked.num_chunks else pa.array([], kind)
