@@ -255,7 +255,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         check_agreement(self._streams, columns)
         if transform is None:
             warn_of_stored_files(self._streams, None if columns is None else tuple(columns))
-        check_columns(columns, index.columns)
+        check_columns(columns, index.columns if len(index.shards) else columns or ())  # of no shards none are known
         check_ids(ids, index.columns)
         sample_order = make_order(
             self._streams,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import io
 import itertools
@@ -25,6 +26,7 @@ from hypothesis import given
 from cases import OPERATORS
 from patience import PATIENCE
 from s3server import Bucket
+from stoker import StreamingDataset
 from stoker.cache.base import CacheSettings
 from stoker.cache.range_fetch import plan_requests
 from stoker.catalog.location import DatasetLocation
@@ -316,6 +318,27 @@ def test_row_groups_that_can_not_match_are_left_out(tmp_path: Path, filters: Any
     assert [shard.detail.number for shard in place.index.shards] == groups  # type: ignore[union-attr]
 
 
+def test_filters_that_leave_no_row_group_leave_the_names_of_columns(tmp_path: Path) -> None:
+    for table in (pa.table({"x": [1, 2]}), pa.table({"x": pa.array([], pa.int64())})):
+        pq.write_table(table, tmp_path / "a.parquet")
+        dataset = StreamingDataset(tmp_path, columns=["x"], format_options={"filters": [("x", "<", 0)]})
+        assert (len(dataset), list(dataset)) == (0, [])
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_bounds_of_nanoseconds_are_the_microseconds_around(tmp_path: Path, zone: str | None) -> None:
+    array = pa.array([1001, 2001], pa.timestamp("ns", zone))
+    pq.write_table(pa.table({"x": array, "day": pa.array([1, 2], pa.time64("ns"))}), tmp_path / "a.parquet")
+
+    def left(name: str, op: str, value: Any) -> int:
+        return open_parquet(tmp_path, filters=[(name, op, value)]).index.samples
+
+    times = [dt.datetime(1970, 1, 1, 0, 0, 0, micro, tzinfo=dt.UTC if zone else None) for micro in range(4)]
+    assert [left("x", "<", time) for time in times] == [0, 0, 2, 2]
+    assert [left("x", ">", time) for time in times] == [2, 2, 2, 0]
+    assert left("day", "<", dt.time()) == 2
+
+
 def _tenth(number: int) -> float:
     """A number that float32 rounds."""
     return number / 10
@@ -330,13 +353,19 @@ def _day(number: int) -> Any:
     group=st.integers(1, 6),
     op=st.sampled_from(["==", "!=", "<", "<=", ">", ">=", "in", "not in"]),
     value=st.integers(-4, 4),
-    kind=st.sampled_from(["int64", "double", "float", "string", "date32[day]"]),
+    kind=st.sampled_from(["int64", "double", "float", "halffloat", "string", "date32[day]"]),
 )
 def test_no_row_that_matches_is_ever_left_out(
     tmp_path_factory: pytest.TempPathFactory, values: list[int | None], group: int, op: str, value: int, kind: str
 ) -> None:
     folder = tmp_path_factory.mktemp("prune")
-    makers: dict[str, Callable[[int], Any]] = {"int64": int, "double": _tenth, "float": _tenth, "string": str}
+    makers: dict[str, Callable[[int], Any]] = {
+        "int64": int,
+        "double": _tenth,
+        "float": _tenth,
+        "halffloat": float,
+        "string": str,
+    }
     make = makers.get(kind, _day)
     made = [None if one is None else make(one) for one in values]
     table = pa.table({"x": pa.array(made, kind), "id": range(len(values))})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.parquet.arrow import pyarrow
@@ -84,7 +87,8 @@ class FooterBounds:
             if 0 <= values == nulls:
                 made.append(Bounds(None, None, exact=True, empty=True))
                 continue
-            made.append(_bounds(meta.row_group(number).column(0).statistics, found, nulls != 0) if found else None)
+            statistics = meta.row_group(number).column(0).statistics if found else None
+            made.append(_bounds(statistics, found, nulls != 0, column.type))
         return made
 
     def _fields(self, chunk: parse.Chunk, kind: int) -> dict[int, bytes | int]:
@@ -103,19 +107,30 @@ class FooterBounds:
         return fields
 
 
+def _whole(low: int, high: int, kind: str) -> tuple[dt.datetime, dt.datetime]:
+    """The whole microseconds around bounds of nanoseconds: pyarrow would ask whether pandas is installed."""
+    start = dt.datetime(1970, 1, 1, tzinfo=dt.UTC if "tz=" in kind else None)
+    return start + dt.timedelta(microseconds=low // 1000), start - dt.timedelta(microseconds=-high // 1000)
+
+
 def _struct_of(fields: Mapping[int, bytes | int]) -> tuple[int, bytes] | None:
     ends = [(field, fields[field]) for field in (_OLD_MAX, _OLD_MIN, _MAX, _MIN) if field in fields]
     given = [(field, compact.binary(value)) for field, value in ends if isinstance(value, bytes)]
     return compact.struct(*given) if given else None
 
 
-def _bounds(statistics: Any, fields: Mapping[int, bytes | int], holes: bool) -> Bounds | None:
-    if statistics is None:
+def _bounds(statistics: Any, fields: Mapping[int, bytes | int], holes: bool, kind: str) -> Bounds | None:
+    if statistics is None or kind == "time64[ns]":  # which Python has no type for
         return None
     try:
         if not statistics.has_min_max:
             return None
+        if kind.startswith("timestamp[ns"):
+            around = _whole(statistics.min_raw, statistics.max_raw, kind)
+            return Bounds(*around, exact=False, empty=False, holes=holes)
         low, high = statistics.min, statistics.max
+        if kind == "halffloat":  # of which pyarrow hands out the bytes
+            low, high = (float(np.frombuffer(one, "<f2")[0]) for one in (low, high))
     except (ValueError, OverflowError, NotImplementedError, OSError, pyarrow().ArrowException):
         return None
     if low is None or high is None:
