@@ -11,6 +11,7 @@ from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.display import with_article
 from stoker.errors import ConfigError, MissingPackageError
+from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.checks import whole_batches_by
 from stoker.order.global_batches import BatchPlan
@@ -97,9 +98,9 @@ def batches(
 
 
 def _check_mask(dataset: StreamingDataset, plan: Plan, mask: str) -> None:
-    if mask in (dataset.columns or dataset.index.columns):
+    if mask in (told(dataset, "columns") or told(dataset, "index").columns):
         raise ConfigError(f"mask={mask!r} is the name of a column: give another")
-    if dataset.remainder == "uneven":
+    if told(dataset, "remainder") == "uneven":
         raise ConfigError(
             'remainder="uneven" ends some processes before others, which then wait for ever: give the dataset "pad", of '
             "which the mask leaves out what is repeated"

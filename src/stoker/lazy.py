@@ -1,15 +1,41 @@
-"""Names of a package that are imported, and attributes that are computed, when they are first asked for."""
+"""Names of a package that are imported, and attributes that are computed, when they are asked for."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
-__all__ = ["cached_property", "lazy_names"]
+__all__ = ["cached_property", "lazy_names", "shadowed", "told"]
 
 _T = TypeVar("_T")
+
+if TYPE_CHECKING:
+    shadowed = property
+else:
+
+    class shadowed:  # noqa: N801 - as property
+        """A property that subclasses may have another value under the name of, of an instance or of the class.
+
+        What needs it all the same asks by :func:`told`.
+        """
+
+        def __init__(self, compute: Callable[[Any], Any]) -> None:
+            self.compute = compute
+            self.__doc__ = compute.__doc__
+
+        def __get__(self, one: object | None, owner: type | None = None) -> Any:
+            return self if one is None else self.compute(one)
+
+
+def told(one: object, name: str) -> Any:
+    """A :class:`shadowed` property of an object, whatever shadows it; or any other attribute of it."""
+    for kind in type(one).__mro__:
+        found = vars(kind).get(name)
+        if type(found) is shadowed and not TYPE_CHECKING:
+            return found.compute(one)
+    return getattr(one, name)
 
 
 class cached_property(Generic[_T]):  # noqa: N801 - as the one of functools

@@ -17,6 +17,7 @@ from stoker.arguments import checked
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import LoaderWorker, World
 from stoker.errors import ConfigError, MissingPackageError
+from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.checks import whole_batches_by
 from stoker.order.global_batches import BatchPlan
@@ -111,7 +112,7 @@ class StokerDatasource(Datasource):  # type: ignore[misc]  # untyped
         if limit is not None and limit < 0:
             raise ConfigError(f"limit must be at least 0, got {limit}")
         dataset = StreamingDataset(remote, **options, world=World())
-        changes = dataset.leaves_out or ("batch_map()" if dataset.chain.has("batch_map") else "")
+        changes = dataset.leaves_out or ("batch_map()" if told(dataset, "chain").has("batch_map") else "")
         if changes:
             raise ConfigError(
                 f"{changes}: Ray Data is told how many samples there are before they are read: "
@@ -162,7 +163,7 @@ class StokerDatasource(Datasource):  # type: ignore[misc]  # untyped
 
     @property
     def _sample_bytes(self) -> int:
-        return max(1, self._dataset.index.total_bytes // max(1, self._dataset.size))
+        return max(1, self._dataset.epoch_reader.pool.index.total_bytes // max(1, self._dataset.size))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reference": None}  # of this process, which may end before the copy does
@@ -218,7 +219,7 @@ def _task(reference: Any, begin: int, end: int) -> Callable[[], Iterator[Any]]:
 
 def _blocks(dataset: StreamingDataset, samples: _ChosenSamples, begin: int, end: int) -> Iterator[Any]:
     """The samples ``[begin, end)`` as tables, in order."""
-    each = max(1, dataset.index.total_bytes // max(1, dataset.size))
+    each = max(1, dataset.epoch_reader.pool.index.total_bytes // max(1, dataset.size))
     plan = BatchPlan(begin, end, max(1, min(_BLOCK_SAMPLES, _BLOCK_BYTES // each)), 0, 1)
     # Tasks on the other processors of the node share its cache.
     pipeline = dataset.epoch_reader.pipeline(

@@ -17,6 +17,7 @@ from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.spans.recorder import WaitClock
 from stoker.concurrency.user_code import UserFunction
 from stoker.errors import ConfigError, MissingPackageError, StateError
+from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.parquet_loader import StreamingParquetLoader
@@ -116,7 +117,7 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
                     )
                 options["collate_fn"] = _as_it_is
             self._init(dataset, None, options)
-        elif columnar or dataset.chain.has("batch_map"):
+        elif columnar or told(dataset, "chain").has("batch_map"):
             reads = "columnar=True" if columnar else "batch_map()"
             if options.get("collate_fn") is not None:
                 raise ConfigError(
@@ -124,7 +125,7 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
                     "dataset.batch_map(function) does with the columns of a batch"
                 )
             dataset.check_columns_allowed(reads)
-            changes = dataset.leaves_out or ("batch_map()" if dataset.chain.has("batch_map") else "")
+            changes = dataset.leaves_out or ("batch_map()" if told(dataset, "chain").has("batch_map") else "")
             if self._drop_last and changes:
                 raise ConfigError(
                     f"drop_last=True can not tell a partial batch from one that {changes} has changed: give "
@@ -282,12 +283,13 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
     @property
     def world(self) -> World:
         """This process's rank and world."""
-        return self._stream.world
+        found: World = told(self._stream, "world")
+        return found
 
     @property
     def remainder(self) -> Remainder:
         """Treatment of ranks whose parts of an epoch do not end together: the dataset's; ``drop_last`` drops, too."""
-        return "drop" if self._drop_last else self._stream.remainder
+        return "drop" if self._drop_last else told(self._stream, "remainder")
 
     def stats(self) -> StreamStats:
         """Statistics of reading, over all workers."""

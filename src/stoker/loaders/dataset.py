@@ -19,6 +19,7 @@ from stoker.concurrency.shared.file import is_child
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
+from stoker.lazy import shadowed
 from stoker.loaders.dataset_methods.attributes import DatasetAttributes
 from stoker.loaders.dataset_methods.by_id import SamplesById
 from stoker.loaders.dataset_methods.chained import ChainMethods
@@ -324,27 +325,27 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         """The open streams and their reader, for stoker's other loaders."""
         return self._epoch_reader
 
-    @property
+    @shadowed
     def columns(self) -> tuple[str, ...] | None:
         """The columns that are read; ``None`` for all."""
         return None if self._epoch_reader.settings.columns is None else tuple(self._epoch_reader.settings.columns)
 
-    @property
+    @shadowed
     def ids(self) -> str | None:
         """Name of the column of ids; ``None`` where there is none."""
         return self._epoch_reader.pool.ids
 
-    @property
+    @shadowed
     def world(self) -> World:
         """This process's rank and world."""
         return self._rank_finder.world
 
-    @property
+    @shadowed
     def counts(self) -> Counts:
         """The counters of reading, shared by all processes of this object."""
         return self._epoch_reader.pool.counts
 
-    @property
+    @shadowed
     def order(self) -> dict[str, Any]:
         """The settings that decide which sample comes when, by name, as states hold them."""
         settings: dict[str, Any] = self._epoch_reader.sample_order.as_dict()["order"]
@@ -426,7 +427,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         :func:`~stoker.pipeline.stats.metrics.observe_with_opentelemetry` take it as it is.
         """
         return StreamStats.of(
-            self.counts, self._epoch_reader.decisions, execution=self._epoch_reader.executor.execution
+            self._epoch_reader.pool.counts,
+            self._epoch_reader.decisions,
+            execution=self._epoch_reader.executor.execution,
         )
 
     # -- checks, copies, end -----------------------------------------------------------------------------------------

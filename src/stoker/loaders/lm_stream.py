@@ -16,6 +16,7 @@ from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
+from stoker.lazy import told
 from stoker.loaders.dataset_methods.chained import ChainMethods, tokenized
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
@@ -202,7 +203,7 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
         self._maker = None
         if self._resumed is not None:
             self._dataset.load_state_dict(self._resumed["dataset"])
-        counts = self._dataset.counts
+        counts = told(self._dataset, "counts")
         batches = self._rows_of_documents() if self._rows else self._joined_or_packed(self._resumed)
         ahead = reads_ahead()
         while True:
@@ -240,12 +241,13 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
     @property
     def world(self) -> World:
         """This process's rank and world."""
-        return self._dataset.world
+        found: World = told(self._dataset, "world")
+        return found
 
     @property
     def remainder(self) -> Remainder:
         """The dataset's where each document is a row; otherwise ranks end when their documents do, ``"uneven"``."""
-        return self._dataset.remainder if self._rows else "uneven"
+        return told(self._dataset, "remainder") if self._rows else "uneven"
 
     def stats(self) -> StreamStats:
         """Statistics of the dataset's reading, and of the tokens that were delivered."""
@@ -264,7 +266,7 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
         """
         if LoaderWorker.detect().token is not None:
             raise ConfigError("a DataLoader's worker has no state to resume from: iterate in the main process")
-        world = self._dataset.world
+        world = told(self._dataset, "world")
         state: dict[str, Any] = {
             "version": 1,
             "settings": self._identity(),
@@ -293,7 +295,7 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
         Raises:
             StateError: it belongs to another rank or world, to other settings, or to another dataset; says what differs.
         """
-        world = self._dataset.world
+        world = told(self._dataset, "world")
         mine = {"rank": world.rank, "world_size": world.world_size, "settings": self._identity(), "version": 1}
         if not isinstance(state, Mapping) or not isinstance(state.get("dataset"), Mapping):
             raise StateError(
@@ -400,6 +402,6 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
                 return
             if not read and not start.position:
                 raise ConfigError(
-                    f"epoch {start.epoch} has no documents for rank {self._dataset.world.rank}, and an endless stream would "
-                    "look for the next one for ever: use fewer ranks, a smaller batch_size of the dataset or more data"
+                    f"epoch {start.epoch} has no documents for rank {self.world.rank}, and an endless stream would look "
+                    "for the next one for ever: use fewer ranks, a smaller batch_size of the dataset or more data"
                 )

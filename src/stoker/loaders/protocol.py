@@ -11,6 +11,7 @@ from stoker.arguments.other_libraries import OtherLibraries
 from stoker.cluster import World
 from stoker.display import with_article
 from stoker.errors import ConfigError
+from stoker.lazy import told
 from stoker.loaders.pickled import PickledByVersion
 from stoker.order.global_batches import WorkerRemainder
 from stoker.pipeline.stats.stats import StreamStats
@@ -122,7 +123,7 @@ class CloseOnExit(PickledByVersion, OtherLibraries):
         Args:
             path: of the file that is written at the end, for https://ui.perfetto.dev; each rank writes its own.
         """
-        return Trace(path, world=self.world)
+        return Trace(path, world=told(self, "world"))
 
     def close(self) -> None:
         """Release what is open."""

@@ -11,7 +11,7 @@ from typing import Any
 from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
-from stoker.lazy import cached_property
+from stoker.lazy import cached_property, told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.protocol import CloseOnExit
@@ -85,7 +85,7 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit
         if not isinstance(dataset, StreamingDataset | Mapping):
             dataset = StreamingDataset(streams=dataset, transform=transform, on_bad_sample=on_bad_sample)
             transform, on_bad_sample = None, "raise"
-        chosen = dataset.chain if isinstance(dataset, StreamingDataset) else transform
+        chosen = told(dataset, "chain") if isinstance(dataset, StreamingDataset) else transform
         of_shards = isinstance(dataset, StreamingDataset)
         if isinstance(chosen, Chain) and (unfit := chosen.unplaced if of_shards else chosen.unfit):
             raise ConfigError(
@@ -107,7 +107,7 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit
                     "a StreamingShardLoader delivers each sample of its ranges: leave quarantine= of the dataset out, and "
                     "name the samples by subset=SkipIds(...)"
                 )
-            self._counts = dataset.counts
+            self._counts = told(dataset, "counts")
         else:
             self._arrays = ArraySource(dataset, transform, BadSamples.of(on_bad_sample))
             self._counts = self._arrays.counts

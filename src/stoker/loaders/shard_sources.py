@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.cluster import World
 from stoker.errors import ConfigError
+from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
@@ -35,12 +36,14 @@ def config_of(
 def of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:
     epoch_reader = dataset.epoch_reader  # the loader is a second reader of what the dataset has opened
     readers = epoch_reader.data_rank(dataset.batch_size or 1)
-    if readers.world_size not in (dataset.world.world_size, config.world_size):
+    if readers.world_size not in (told(dataset, "world").world_size, config.world_size):
         raise ConfigError(
             f"the dataset has replication=, by which {readers.world_size} ranks read different samples, and the config says "
             f"world_size={config.world_size}: give no config, or count in it the ranks that read different samples"
         )
-    return PoolSource(epoch_reader, dataset.world.local_world_size), changed_order(epoch_reader.sample_order, config)
+    return PoolSource(epoch_reader, told(dataset, "world").local_world_size), changed_order(
+        epoch_reader.sample_order, config
+    )
 
 
 def ranges_of(

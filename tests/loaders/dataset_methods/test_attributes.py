@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 
 from patience import PATIENCE
-from stoker import LocalDataset, MDSWriter, Schedule, Stream, StreamingDataset
+from stoker import (
+    LocalDataset,
+    MDSWriter,
+    Schedule,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    StreamingShardLoader,
+    World,
+)
 from stoker.errors import ConfigError, DestinationExistsError, FormatError, IndexFileError
 from stoker.lazy import cached_property
 from stoker.streams.registry import streams_registry
@@ -100,6 +109,74 @@ def test_a_subclass_may_set_what_it_gave_to_the_constructor(root: Path) -> None:
     assert (dataset.note, dataset.shuffle) == ("mine", True)
     with pytest.raises(ConfigError, match="unknown"):
         Noted(note="mine", shuffle=True, local=root / "a", bach_size=3)
+
+
+OWN = ("columns", "ids", "index", "order", "world", "counts", "chain", "remainder", "stream_names")
+
+
+class Poison:
+    """Fails where anything is done with it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__class__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__"):
+            return object.__getattribute__(self, name)
+        raise AssertionError(f"{name} of a subclass's own value was asked for")
+
+
+class Own(StreamingDataset):
+    """Has values of its own under names that mosaicml-streaming's dataset does not have."""
+
+    def __init__(self, *, when: str, **options: Any) -> None:
+        values = {name: Poison() for name in OWN}
+        if when == "before":
+            self.__dict__["kept"] = values
+            for name in OWN:
+                setattr(self, name, values[name])
+        super().__init__(**options)
+        if when == "after":
+            self.__dict__["kept"] = values
+            for name in OWN:
+                setattr(self, name, values[name])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_subclass_has_its_own_values_under_names_of_ours(root: Path, when: str) -> None:
+    options: dict[str, Any] = {"local": root / "a", "split": "train", "batch_size": 4, "shuffle": True}
+    plain, own = StreamingDataset(**options), Own(when=when, **options)
+
+    def given(dataset: StreamingDataset) -> list[Any]:
+        mapped = dataset.map(_same)
+        loader = StreamingDataLoader(dataset, batch_size=4)
+        found = [str(sorted(sample)) + str(sample["id"]) for sample in dataset]
+        found += [str(batch) for batch in loader]
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        found += [state, str(loader.remainder), loader.world, len(dataset), len(loader)]
+        found += [str(batch) for batch in mapped.batches()]
+        found += [str(sample) for sample in StreamingShardLoader(mapped, world=World())]
+        return [*found, dataset.where(3), dataset.ids_of(1).tolist(), type(dataset.stats())]
+
+    expected, found = given(plain), given(own)
+    assert [str(one) for one in found] == [str(one).replace("<StreamingDataset", "<Own") for one in expected]
+    assert {name: own.__dict__[name] for name in OWN} == own.__dict__["kept"]
+    assert pickle.loads(pickle.dumps(own)).__dict__.keys() >= set(OWN)
+    with pytest.raises(ConfigError, match="columns tells of the open dataset"):
+        plain.columns = ("id",)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["size", "leaves_out", "epoch_reader", "states_loaded"])
+def test_what_can_not_be_set_after_opening_can_not_be_set_before(root: Path, name: str) -> None:
+    class Sets(StreamingDataset):
+        def __init__(self) -> None:
+            setattr(self, name, 3)
+            super().__init__(local=root / "a", split="train")
+
+    with pytest.raises(ConfigError, match=f"{name} tells of the open dataset"):
+        Sets()
+
+
+def _same(sample: Any) -> Any:
+    return sample
 
 
 def test_shards_are_fetched_and_evicted_by_number(root: Path, tmp_path: Path) -> None:

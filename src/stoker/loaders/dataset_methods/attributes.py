@@ -13,6 +13,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
+from stoker.lazy import shadowed
 from stoker.loaders.dataset_methods.overrides import SAMPLE_METHODS
 from stoker.order.global_batches import Remainder
 from stoker.order.shuffle.shard_table import ShardTable
@@ -23,6 +24,13 @@ from stoker.types import Ids
 __all__ = ["DatasetAttributes"]
 
 _ABSENT: Final = object()
+# Those that mosaicml-streaming has as properties, or not at all.
+_OF_THE_CLASS: Final = ("cache_usage", "epoch_reader", "leaves_out", "next_epoch", "size", "states_loaded")
+
+
+def is_subclass(dataset: object) -> bool:
+    """Whether the class of a dataset is somebody's own, which may have attributes of its own."""
+    return not type(dataset).__module__.startswith("stoker.")
 
 
 class DatasetAttributes:
@@ -42,21 +50,23 @@ class DatasetAttributes:
 
         def __setattr__(self, name: str, value: Any) -> None:
             found = getattr(type(self), name, None)
-            if isinstance(found, property) and found.fset is None:
+            fixed = isinstance(found, shadowed) and not is_subclass(self)
+            if fixed or (isinstance(found, property) and found.fset is None):
                 self._check_same(name, value)
             else:
                 object.__setattr__(self, name, value)
 
     def _check_same(self, name: str, value: Any) -> None:
-        """See that setting an attribute would not change it. What is set before the constructor runs, that decides.
+        """See that setting an attribute would not change it. What is set before the constructor runs, that overwrites, where
+        mosaicml-streaming's does so.
 
         Raises:
             ConfigError: it would.
         """
-        given = self.__dict__.get("_given")
-        if given is None:
+        given = self.__dict__.get("_given", {})
+        if not given and name not in _OF_THE_CLASS:
             return
-        for known in (getattr(self, name), given.get(name, _ABSENT)):
+        for known in (getattr(self, name), given.get(name, _ABSENT)) if given else ():
             if value is known or (
                 isinstance(value, str | int | float) and type(known) is type(value) and value == known
             ):
@@ -115,7 +125,7 @@ class DatasetAttributes:
         """The streams, as they were given; of a dataset without ``streams=``, the one that it made."""
         return self._streams.streams
 
-    @property
+    @shadowed
     def stream_names(self) -> tuple[str, ...]:
         """Names of the streams, all different."""
         return self._streams.names
@@ -155,12 +165,12 @@ class DatasetAttributes:
         """Number of each shard's stream; int64, shape ``(num_shards,)``."""
         return np.repeat(np.arange(self.num_streams), self.shards_per_stream)
 
-    @property
+    @shadowed
     def index(self) -> Index | ConcatIndex:
         """The index of all shards."""
         return self._streams.index
 
-    @property
+    @shadowed
     def remainder(self) -> Remainder:
         """Treatment of ranks whose parts of an epoch do not end together."""
         return self._remainder

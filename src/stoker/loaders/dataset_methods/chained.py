@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from stoker.errors import ConfigError
+from stoker.lazy import shadowed, told
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.reading.chain import Chain, as_chain
@@ -22,19 +23,21 @@ class ChainMethods(StepMethods, OtherSource):
     _epoch_reader: EpochReader
     _streams: Streams
 
-    @property
+    @shadowed
     def chain(self) -> Chain:
         """The functions that make the samples: those of ``transform=``, and of the methods that were called since."""
         return as_chain(self._epoch_reader.settings.transform)
 
     def _and(self, step: Step) -> Self:
-        return self._with(Chain((*self.chain.steps, step)))
+        return self._with(Chain((*told(self, "chain").steps, step)))
 
     def as_other(self, method: str) -> OtherDataset:
         """See the base class."""
         self._check_beside(method)
         reader = self._epoch_reader
-        unfit = next((step for step in self.chain.steps if step.kind not in OF_OTHER or step.changes_counts), None)
+        unfit = next(
+            (step for step in told(self, "chain").steps if step.kind not in OF_OTHER or step.changes_counts), None
+        )
         if unfit is not None:
             raise ConfigError(
                 f"{method}() takes a sample of the other dataset for each of this one, and its {unfit.told} does not give "
@@ -75,7 +78,7 @@ def tokenized(
     Raises:
         ConfigError: the dataset is in the middle of an epoch.
     """
-    chain = dataset.chain
+    chain = told(dataset, "chain")
     if dataset._epoch_reader.settings.bad_samples is None or chain.has("batch_map"):
         return None
     return dataset._with(
