@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.policy import processors
+from stoker import policy
+from stoker.formats.base import ReadOptions
+from stoker.policy import ReadAmounts, processors
 from throttle import remove_group
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -60,3 +62,33 @@ def test_a_container_has_the_processors_that_its_control_group_allows(halves: in
     has, count = done.stdout.split()
     assert float(has) == min(halves / 2, len(os.sched_getaffinity(0)))
     assert int(count) == min((halves + 1) // 2, len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize("kind", ["memory", ""])
+def test_what_is_held_in_memory_fits_into_the_container(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By control groups of both versions: the narrowest of those above counts, and what has no limit does not."""
+    name = "memory.limit_in_bytes" if kind else "memory.max"
+    groups = [tmp_path / "group", tmp_path, tmp_path / "none"]
+    groups[0].mkdir()
+    (groups[0] / name).write_text(str(1 << 62) if kind else "max")
+    (tmp_path / name).write_text(str(1 << 30))
+    monkeypatch.setattr(policy, "_control_groups", lambda _: ((kind, folder) for folder in groups))
+    policy.memory_limit.cache_clear()
+    try:
+        assert policy.memory_limit() == 1 << 30
+        held = [policy.held_in_memory(), policy.reused_memory(), policy.decoded_memory(), policy.spare_bytes(None, 1)]
+        held += [ReadAmounts(held=True).lookahead(1), policy.small_shards_held(1), ReadAmounts().group_bytes]
+        assert held == [1 << 29, 1 << 27, 1 << 27, 1 << 26, 1 << 20, 1 << 26, 1 << 26]
+        assert ReadAmounts(held=True, sample_bytes=1 << 20).lookahead(1) == 1 << 7
+        assert ReadOptions().decoded_bytes == 1 << 27
+        assert ReadOptions(decoded_limit="2gb").decoded_bytes == 2 << 30
+    finally:
+        policy.memory_limit.cache_clear()
+
+
+def test_the_usual_amounts_where_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "memory_limit", lambda: 64 << 30)
+    assert [policy.held_in_memory(), policy.reused_memory(), policy.decoded_memory()] == [8 << 30, 1 << 30, 1 << 30]
+    assert [policy.spare_bytes(None, 1), policy.small_shards_held(1), ReadAmounts().group_bytes] == [1 << 28] * 3

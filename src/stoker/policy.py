@@ -124,15 +124,18 @@ def first_fetches(shard_bytes: int, sharers: int) -> int:
 
 # -- held, and read in one step ------------------------------------------------------------------------------------------
 
-HELD_IN_MEMORY: Final = 8 << 30
-"""Bytes of the shards that ``cache="memory"`` holds at once, over the processes of a node, where no limit is given."""
-
+# Bytes of the shards that ``cache="memory"`` holds at once, over the processes of a node, where no limit is given.
+_HELD_IN_MEMORY: Final = 8 << 30
+# Of memory of shards that were let go, kept for those to come, in each process.
+_REUSED: Final = 1 << 30
+# Of decoded row groups and the like, kept in each process.
+_DECODED: Final = 1 << 30
 # Bytes of small shards that the processes of a node hold as they were fetched, and one of them at least.
 _SMALL_SHARDS_HELD: Final = 1 << 28
 _LEAST_SMALL_SHARDS_HELD: Final = 1 << 24
 
 GROUP_BYTES: Final = 1 << 28
-"""Bytes of samples that the processes of a node hold where they read an order shard by shard."""
+"""Bytes of samples that the processes of a node hold where they read an order shard by shard, where there is memory."""
 
 FIRST_SAMPLES: Final = 1 << 14
 """The first batch waits until so many samples are located, of at least :data:`FIRST_SHARDS` shards."""
@@ -235,6 +238,36 @@ def _quota() -> float:
     return min(found)
 
 
+@lru_cache(maxsize=1)
+def memory_limit() -> int:
+    """Bytes of memory that the processes of this container may have together: the machine's, or those of a control group."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for kind, folder in _control_groups("memory"):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            found.append(int((folder / ("memory.limit_in_bytes" if kind else "memory.max")).read_text()))
+    return max(1, min(found))
+
+
+def held_in_memory() -> int:
+    """Bytes of the shards that ``cache="memory"`` holds at once, over the processes of a node, where no limit is given."""
+    return min(_HELD_IN_MEMORY, memory_limit() // 2)
+
+
+def reused_memory() -> int:
+    """Bytes of memory of shards that were let go that a process keeps for those to come."""
+    return min(_REUSED, memory_limit() // 8)
+
+
+def decoded_memory() -> int:
+    """Bytes of decoded row groups and the like that a process keeps, where no limit is given."""
+    return min(_DECODED, memory_limit() // 8)
+
+
+def _of_node(usual: int) -> int:
+    """Bytes that all processes of a node hold for a purpose: those that are usual, or a smaller part of little memory."""
+    return min(usual, memory_limit() // 16)
+
+
 def tuned_memory(processes: int) -> int:
     """Bytes that the tuner may use in one of some processes of a node: a quarter of what is free now."""
     free = [_USUAL_FREE]
@@ -289,7 +322,8 @@ def spare_bytes(limit: int | None, sharers: int) -> int:
         limit: bytes that all of them may hold, or ``None``.
         sharers: those processes.
     """
-    return min(_SPARE_BYTES, _SPARE_BYTES if limit is None else limit // 4) // sharers
+    most = _of_node(_SPARE_BYTES)
+    return min(most, most if limit is None else limit // 4) // sharers
 
 
 def small_shards_held(sharers: int) -> int:
@@ -298,7 +332,7 @@ def small_shards_held(sharers: int) -> int:
     Args:
         sharers: processes on this node that read at the same time.
     """
-    return max(_LEAST_SMALL_SHARDS_HELD, _SMALL_SHARDS_HELD // sharers)
+    return max(_LEAST_SMALL_SHARDS_HELD, _of_node(_SMALL_SHARDS_HELD) // sharers)
 
 
 def parsers(sharers: int) -> int:
@@ -345,14 +379,15 @@ class ReadAmounts:
     @property
     def group_bytes(self) -> int:
         """Bytes of samples that this process holds where it reads shard by shard."""
-        ahead = GROUP_BYTES if self.predownload is None else self.predownload * max(1, self.sample_bytes)
+        ahead = _of_node(GROUP_BYTES) if self.predownload is None else self.predownload * max(1, self.sample_bytes)
         return ahead // self.sharers
 
     def lookahead(self, batch_size: int) -> int:
         """Samples ahead of the one delivered whose shards are fetched, or opened and read into the page cache."""
         if self.predownload is not None:
             return max(1, self.predownload)
-        most = _AHEAD_NEAR_BYTES if self.near else _AHEAD_HELD_BYTES if self.held else _AHEAD_BYTES
+        held = min(_AHEAD_HELD_BYTES, memory_limit() // 8)
+        most = _AHEAD_NEAR_BYTES if self.near else held if self.held else _AHEAD_BYTES
         ahead = most // max(1, self.sample_bytes) // self.sharers
         return max(8 * batch_size, min(ahead, _AHEAD_SAMPLES))
 

@@ -25,7 +25,7 @@ from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.formats.common.rows.reused_memory import LEAST, ReusedBlocks
 from stoker.index.version import VersionWatch
-from stoker.policy import SHARED_SHARDS
+from stoker.policy import SHARED_SHARDS, reused_memory
 from stoker.storage import Store
 from stoker.storage.files.own import CACHE_NAME
 from stoker.storage.types import Arrival
@@ -34,7 +34,7 @@ from stoker.types import Buffer, HeldBytes
 logger = logging.getLogger(__name__)
 
 # Memory of shards that were let go, kept for those to come, of this dataset or the next: no more than was in use at once.
-_BLOCKS: Final = ReusedBlocks(1 << 30)
+_BLOCKS: Final = ReusedBlocks(reused_memory())
 # Seconds between two looks whether another process has fetched what is waited for: a look takes some 30 µs.
 _LONGEST_PAUSE: Final = 0.004
 # From this size on, an object's own size is asked for first.

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from stoker.arguments import checked
 from stoker.concurrency.processes import StartMethod
 from stoker.errors import ConfigError
+from stoker.policy import decoded_memory
 from stoker.types import Batch, Ids
 from stoker.units import parse_bytes
 
@@ -146,8 +147,9 @@ class ReadOptions:
         views: hand out values that lie in the file as they are (``bytes``) as read-only views of the mapped shard, without a
             copy, for decoders that take any buffer; of Parquet, fixed-width columns of consecutive rows, as read-only
             arrays. A view keeps its shard's file mapped.
-        decoded_limit: bytes (int or ``"2gb"``) of decoded row groups that each process keeps. One row group is kept whatever
-            its size, unless a column of it is over this, over 1 GiB and over 16 times what is stored: that is refused.
+        decoded_limit: bytes (int or ``"2gb"``) of decoded row groups that each process keeps. ``None``: 1 GiB, or an eighth
+            of the memory of the machine or container. One row group is kept whatever its size, unless a column of it is over
+            this, over 1 GiB and over 16 times what is stored: that is refused.
         read_threads: threads that read (and transform) ahead of the consumer. ``None``: with a transform one for each
             processor, 8 at most; up to 4, and no more than this process's part of the processors, for batches of lines of
             text, which are parsed; else, and in DataLoader workers, none. With ``tune="auto"`` these are those at the
@@ -180,7 +182,7 @@ class ReadOptions:
 
     allow_unsafe_types: bool = False
     views: bool = False
-    decoded_limit: int | str = 1 << 30
+    decoded_limit: int | str | None = None
     read_threads: int | None = None
     run_in: RunIn = "threads"
     read_processes: int | None = None
@@ -193,7 +195,8 @@ class ReadOptions:
     decoded_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "decoded_bytes", parse_bytes(self.decoded_limit))
+        decoded = decoded_memory() if self.decoded_limit is None else parse_bytes(self.decoded_limit)
+        object.__setattr__(self, "decoded_bytes", decoded)
         if self.read_threads is not None and self.read_threads < 0:
             raise ConfigError(f"read_threads must be at least 0, got {self.read_threads}")
         if self.read_processes is not None and self.read_processes < 1:

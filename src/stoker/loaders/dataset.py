@@ -105,7 +105,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
             ``"memory"``: they are held in memory from before a process of the node needs them until none does, and written
             nowhere: less work where an epoch is all there is, or there is no disk. ``cache_limit`` is then what the node's
-            processes hold together; default 8 GiB.
+            processes hold together; default 8 GiB, or half of the memory of the machine or container.
         cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
             first. Needs a remote.
         predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth, in

@@ -8,7 +8,7 @@ from stoker.formats.base import ReadOptions
 from stoker.order.capabilities import repeats_samples
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.transforms import EpochReaderSettings
-from stoker.policy import HELD_IN_MEMORY, ReadAmounts
+from stoker.policy import ReadAmounts, held_in_memory
 from stoker.reading.apply_chain import SampleIdentity
 from stoker.reading.bad_samples import BadSamples
 from stoker.streams.streams import Streams
@@ -58,7 +58,7 @@ def reader_settings(
             shard_bytes=total_bytes // max(1, len(table)),
             near=streams.near,
             held=held,
-            limit=HELD_IN_MEMORY if held and limit is None else limit,
+            limit=held_in_memory() if held and limit is None else limit,
             predownload=predownload,
         ),
     )
