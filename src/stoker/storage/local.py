@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.concurrency.request_observer import observer
 from stoker.errors import ObjectNotFoundError, StorageError
 from stoker.storage.files.copying import copy_all, copy_hashed, copy_part, fill, write_all
 from stoker.storage.files.file_errors import file_errors, open_target
@@ -202,7 +203,12 @@ class LocalStore(Store):
 
     def _part(self, fd: int, start: int, size: int) -> BufferLike:
         """``size`` bytes of a file from ``start`` on."""
-        return _read(fd, start, size)
+        counts = observer()
+        begun = None if counts is None else counts.begin()
+        data = _read(fd, start, size)
+        if counts is not None and begun is not None:
+            counts.end(begun, len(data))
+        return data
 
     def _fill(self, fd: int, into: memoryview, start: int, digest: Any) -> None:
         """Read a file's bytes from ``start`` on into memory, and add them to a hash object, if one is given."""

@@ -20,7 +20,7 @@ from stoker.storage.files.mounts import mount_of
 
 MOST_BINS: Final = 600
 """Bins of an epoch."""
-_EVERY: Final = 0.1
+_EVERY: Final = 0.05
 """Seconds between two looks, at first; twice as many each time that there would be more than twice :data:`MOST_BINS`."""
 _FEWEST: Final = 10
 """Looks without which nobody can tell when in an epoch bytes came."""

@@ -145,9 +145,17 @@ class Training:
             at_first = before.device
         began_at, began, begun = time.time(), time.perf_counter_ns(), time.monotonic()
         requested = Moment(begun, counted)
-        # Opening reads headers, and with small files all of them: it belongs to the first epoch, but to none of its steps.
+        # Opening reads headers, and all of text: it belongs to the first epoch, but to none of its steps.
+        opening, emptying = split not in runs, 0
         run = self._begin(runs, stack, split)
         loader, compute = run.loader, run.compute
+        if opening:  # what it read, steps have to read again
+            emptying = time.perf_counter_ns()
+            cached = self._page_cache(split)
+            self.link.barrier("opened")
+            emptying = time.perf_counter_ns() - emptying
+            now = usage.measure(self._path)
+            before = replace(before, device=now.device, read=now.read)
         batches = loader.epoch(epoch)
         opened_at, at_open, opened = time.monotonic(), self._from_storage(loader), self.requests.table()
         spun = compute.spun
@@ -187,7 +195,7 @@ class Training:
             read = Moment(ended, self.requests.table())
             entry["ended_at"] = time.time()  # after the last look at the counters
             entry |= self._measured(steps, workload)
-            entry["time_to_first_batch"] = (int(steps.arrived[0]) - began) * 1e-9 if steps.count else None
+            entry["time_to_first_batch"] = (int(steps.arrived[0]) - began - emptying) * 1e-9 if steps.count else None
             entry["usage"] = last.since(before)
             entry["spun_seconds"] = (compute.spun - spun) * 1e-9
             entry["cache"] = cached

@@ -15,6 +15,8 @@ _AGAIN: Final = 1.5
 """Multiple of its samples' bytes that an epoch may fetch without a remark."""
 _AHEAD: Final = 0.1
 """Part of the bytes of counted steps that may have been read before them without a remark."""
+_MOST_AHEAD: Final = 0.25
+"""Part of them with which the steps' times are the storage's no more."""
 _PAGE: Final = 4096
 """Bytes that Linux reads of a file at least, and allocates for one, on most file systems."""
 _MEMORIES: Final = 5
@@ -174,17 +176,23 @@ def _ahead(
     """Of short epochs: steps that live on what was read before the first of them counts."""
     for epoch in epochs:
         needed, read = needed_bytes(result, epoch, workload), epoch["counted_read_bytes"]
-        if not needed or needed < TELLING_BYTES or read is None or (epoch["storage_bytes"] or 0) < FROM_DEVICE * needed:
+        if not needed or needed < TELLING_BYTES or (epoch["storage_bytes"] or 0) < FROM_DEVICE * needed:
             continue  # what was not read at all is another rule's
+        if read is None:
+            reason = f"{_name(epoch)} was too short to tell when its bytes came, during its steps or before: train on more steps"
+            yield "read ahead", True, reason
+            return
         counted = sum(block["samples"] for rank in epoch["ranks"] for block in rank["blocks"])
         given = needed * counted / epoch["samples"]
         if given > 0 and given - read > _AHEAD * given:
+            most = given - read > _MOST_AHEAD * given
             reason = (
-                f"{1 - read / given:.0%} of the bytes of the counted steps of {_name(epoch)} were read before these, ahead: "
-                "utilization and samples/s may be more than this storage keeps up. Train on more steps, leave out more of "
-                "the first ones (metric.exclude_start), or read less ahead (reader.prefetch)"
+                f"{1 - read / given:.0%} of the bytes of the counted steps of {_name(epoch)} were read before these, ahead "
+                f"or by opening the data: utilization and samples/s {'are' if most else 'may be'} more than this storage "
+                "keeps up. Train on more steps, leave out more of the first ones (metric.exclude_start), or read less ahead "
+                "(reader.prefetch)"
             )
-            yield "read ahead", False, reason
+            yield "read ahead", most, reason
             return
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from stoker.formats.common.byte_source import check_range
+from stoker.policy import READ_WHOLE
 from stoker.storage import Store, is_local
 
 LOCAL_BLOCK: Final = 1 << 12
@@ -40,7 +41,7 @@ class HeaderWalk:
     def __init__(self, store: Store) -> None:
         local = is_local(store.url) is not None
         self.block = LOCAL_BLOCK if local else _BLOCK
-        self._least = self.block if local else _TRIAL * _BLOCKS * _BLOCK
+        self._least = READ_WHOLE if local else _TRIAL * _BLOCKS * _BLOCK
         self.short = threading.Event()
 
     def worth_trying(self, size: int) -> bool:

@@ -24,6 +24,7 @@ from stoker.formats.common.compression import codec_of
 from stoker.formats.common.file_shards import UnindexedFile, file_mark, packed_file, whole_file
 from stoker.formats.common.inspect_header import HeaderFacts, Partition
 from stoker.formats.format import Format
+from stoker.policy import READ_WHOLE
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.types import Ids
 
@@ -268,7 +269,7 @@ class StoreSource:
         self._store = store
         self._key = key
         self._range = read or partial(store.get_range, key)
-        self._block = _BLOCK if is_local(store.url) is None else LOCAL_BLOCK
+        self._block = _BLOCK if is_local(store.url) is None else READ_WHOLE if size <= READ_WHOLE else LOCAL_BLOCK
         self._blocks: deque[tuple[int, bytes]] = deque(maxlen=_HELD)
 
     def read(self, start: int, end: int) -> bytes:
