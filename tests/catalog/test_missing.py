@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import http.server
+import io
 import json
+import re
+import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +22,9 @@ from PIL import Image
 from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset
 from stoker.cli import main
-from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
+from stoker.conversion import convert
+from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError, StorageError
+from stoker.inspection import inspect, verify
 from stoker.storage import Store, open_store
 from stoker.writers import ParquetWriter, TarWriter
 
@@ -247,6 +252,86 @@ def test_a_directory_with_characters_of_a_pattern_in_its_name_is_itself(tmp_path
         StreamingDataset(tmp_path / "a{b,c}" / "{x,y}.npy")
     with pytest.raises(ObjectNotFoundError, match="does not exist"):
         StreamingDataset(tmp_path / "dir[1]" / "y.npy")
+
+
+def parquet_of(*numbers: int) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"i": list(numbers)}), out)
+    return out.getvalue()
+
+
+def numbers_of(url: str, cache: Path, **options: Any) -> list[int]:
+    return sorted(int(sample["i"]) for sample in StreamingDataset(url, local=cache, **options))
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "numbers"),
+    [
+        ("run[1]/x.parquet", {}, [1, 2]),
+        ("run[1]/*.parquet", {}, [1, 2]),
+        ("run[1]", {}, [1, 2, 3, 4]),
+        ("run[1]/**/*.parquet", {}, [1, 2, 3, 4]),
+        ("run[1]/[2]/*.parquet", {}, [3]),
+        ("run[1]/[12]/y.parquet", {}, [4]),
+        ("run[12]/x.parquet", {}, [7]),
+        ("run*/x.parquet", {}, [1, 2, 7]),
+        ("run[1]", {"split": "[2]"}, [3]),
+        ("one[1].parquet", {}, [5]),
+        ("one[12].parquet", {}, [6]),
+        ("odd[1].data", {"format": "parquet"}, [8]),
+    ],
+)
+def test_keys_of_a_store_with_characters_of_a_pattern_are_themselves(
+    given: str, options: Any, numbers: list[int], tmp_path: Path
+) -> None:
+    url = f"memory://{secrets.token_hex(8)}"
+    store = open_store(url)
+    for key, held in {
+        "run[1]/x.parquet": (1, 2),
+        "run1/x.parquet": (7,),
+        "run[1]/[2]/y.parquet": (3,),
+        "run[1]/2/y.parquet": (4,),
+        "one[1].parquet": (5,),
+        "one1.parquet": (6,),
+        "odd[1].data": (8,),
+        "odd1.data": (9,),
+    }.items():
+        store.put(key, parquet_of(*held))
+    assert numbers_of(f"{url}/{given}", tmp_path, **options) == numbers
+    if not options:
+        assert (inspect(f"{url}/{given}").samples, verify(f"{url}/{given}").samples) == (len(numbers), len(numbers))
+        convert(f"{url}/{given}", tmp_path / "out", to="mds")
+        assert numbers_of(str(tmp_path / "out"), tmp_path / "cache") == numbers
+    with pytest.raises(ObjectNotFoundError, match=r"run\[1\]/z\.parquet"):
+        StreamingDataset(f"{url}/run[1]/z.parquet", local=tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["w[1]", "w?", "w*", "a/w[!b]"])
+def test_what_a_writer_makes_at_such_a_name_is_read(name: str, tmp_path: Path) -> None:
+    url = f"memory://{secrets.token_hex(8)}/{name}"
+    with MDSWriter({"i": "int"}, url) as writer:
+        for number in range(3):
+            writer.write({"i": number})
+    assert numbers_of(url, tmp_path / "a") == numbers_of(url, tmp_path / "b", format="mds") == [0, 1, 2]
+    assert (inspect(url).samples, verify(url).samples) == (3, 3)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("key", ["d//y.parquet", "d/./y.parquet"])
+def test_a_key_that_can_not_be_asked_for_is_named(key: str, bucket: Bucket, tmp_path: Path) -> None:
+    open_store(bucket.url, bucket.storage_options).put("d/x.parquet", parquet_of(1))
+    bucket.server.client().put_object(Bucket=bucket.name, Key=key, Body=b"x")
+    told = rf"the object '{re.escape(key)}' can not be asked for, so nothing beside it is listed"
+    for options in ({}, {"format": "parquet"}, {"split": "train"}):
+        with pytest.raises(IndexFileError, match=told):
+            StreamingDataset(
+                f"{bucket.url}/d",
+                local=tmp_path,
+                storage_options=bucket.storage_options,
+                **options,  # type: ignore[arg-type]
+            )
+    named: Any = [f"{bucket.url}/d/x.parquet"]
+    assert len(StreamingDataset(named, local=tmp_path, storage_options=bucket.storage_options)) == 1
 
 
 def test_a_pattern_that_matches_but_for_the_case_of_letters_says_so(tmp_path: Path) -> None:

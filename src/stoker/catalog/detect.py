@@ -13,7 +13,15 @@ from itertools import chain, islice
 from typing import Final, Literal
 
 from stoker.catalog.tables.marks import TABLE_FORMATS, refuse_table, table_of
-from stoker.catalog.unindexed.files_location import Files, check_exists, is_pattern, no_files, no_match, source_of
+from stoker.catalog.unindexed.files_location import (
+    Files,
+    as_named,
+    check_exists,
+    is_pattern,
+    no_files,
+    no_match,
+    source_of,
+)
 from stoker.catalog.unindexed.huggingface import SAVED_NAMES
 from stoker.display import counted, redact_url
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
@@ -127,14 +135,19 @@ def detect(given: Files, storage_options: StorageOptions | None = None) -> Detec
     source = source_of(text)
     if source.pattern is not None and not typed_name(text).endswith(tuple(suffixes_of_formats())):
         store = open_store(source.root, None if is_local(source.root) is not None else storage_options)
-        matches = re.compile(source.pattern).fullmatch
-        names = (item.key for item in store.list() if matches(item.key) and not is_hidden(item.key))
-        if (first := next(names, None)) is None:
-            raise ObjectNotFoundError(no_match(source, (item.key for item in store.list())), url=source.root)
-        return Detected("files", _chosen(chain([first], names), text))
-    named = detect_named(text)
-    if named is not None:
-        return named
+        keys = [item.key for item in store.list()]
+        if (named := as_named(source, keys)) is not None:
+            folder = f"{named.root}/"[len(source.root) + 1 :]
+            source, keys = named, [key.removeprefix(folder) for key in keys if key.startswith(folder)]
+        if source.pattern is not None:
+            matching = [key for key in keys if re.fullmatch(source.pattern, key) and not is_hidden(key)]
+            if not matching:
+                raise ObjectNotFoundError(no_match(source, keys), url=source.root)
+            return Detected("files", _chosen(matching, text))
+        if source.keys is not None:
+            return Detected("files", _chosen(source.keys, text))
+    elif (found := detect_named(text)) is not None:
+        return found
     check_exists(text)
     directory = is_local(text)
     store = open_store(text, None if directory is not None else storage_options)

@@ -10,7 +10,7 @@ from typing import Final
 
 from stoker.catalog.detect import detect_listed, detect_named, detect_object, refuse_shard_files
 from stoker.catalog.unindexed.files_location import check_exists, no_files
-from stoker.errors import ConfigError, ObjectNotFoundError, StokerError
+from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError, StokerError
 from stoker.index.index import INDEX_NAME
 from stoker.index.shard_files import find_shards
 from stoker.storage import ObjectInfo, Store, is_local, open_store
@@ -69,12 +69,13 @@ def _listing(store: Store) -> tuple[list[ObjectInfo], Iterator[ObjectInfo]] | No
 
     Raises:
         StorageError: of a local directory: a link leads out of it, or it can not be read.
+        IndexFileError: of a store: one of the keys can not be asked for.
     """
     rest = store.list()
     try:
         return list(islice(rest, _PEEK)), rest
-    except StokerError:
-        if is_local(store.url) is not None:
+    except StokerError as error:
+        if is_local(store.url) is not None or isinstance(error, IndexFileError):
             raise
         return None
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from stoker.catalog.splits import keys_of_split, splits_of
 from stoker.catalog.unindexed.files_location import Files, is_pattern, matching
 from stoker.display import counted
-from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, import_option
+from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError, StokerError, import_option
 from stoker.index.index import INDEX_NAME
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.unfinished import is_hidden
@@ -106,6 +106,8 @@ def files_of_split(
     store = open_store(url, options if is_local(url) is None else None)
     try:
         keys = [info.key for info in store.list()]
+    except IndexFileError:  # of a key that can not be asked for
+        raise
     except StokerError:
         raise error from None
     if not keys or any(key.startswith(f"{split}/") for key in keys):

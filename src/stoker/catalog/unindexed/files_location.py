@@ -88,6 +88,35 @@ def source_of(given: Files) -> FilesLocation:
     return FilesLocation(root, keys=tuple(keys))
 
 
+def as_named(source: FilesLocation, keys: Iterable[str]) -> FilesLocation | None:
+    """The location where characters of a pattern are those of names that there are; ``None`` where there are no such names.
+
+    On this machine, folders of such names are looked for by :func:`source_of`. Of a store only a listing tells.
+
+    Args:
+        source: of a pattern.
+        keys: all keys below its root.
+    """
+    if source.pattern is None or source.given is None or is_local(source.root) is not None:
+        return None
+    tail = source.given[len(source.root) :].strip("/")
+    parts = tail.split("/")
+    folders = ["/".join(parts[:count]) + "/" for count in range(1, len(parts) + 1)]
+    deepest = 0  # folders of these names that there are
+    for key in keys:
+        if key == tail:
+            head, _, name = f"{source.root}/{tail}".rpartition("/")
+            return FilesLocation(head, keys=(name,))
+        while deepest < len(folders) and key.startswith(folders[deepest]):
+            deepest += 1
+    if not deepest:
+        return None
+    there = folders[deepest - 1]
+    if not _WILD.search(tail, len(there)):
+        return FilesLocation(f"{source.root}/{tail}")
+    return _wild(f"{source.root}/{tail}", f"{source.root}/{there}")
+
+
 def is_pattern(given: str | os.PathLike[str]) -> bool:
     """Whether a text stands for any number of files, as one with ``*`` or ``{00..12}``, and is no path of this machine."""
     path = is_local(given)

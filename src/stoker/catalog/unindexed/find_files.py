@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from stoker.catalog.split_files import chosen_by_readme
 from stoker.catalog.splits import refuse_splits
 from stoker.catalog.tables.marks import refuse_inside, refuse_table, table_of
-from stoker.catalog.unindexed.files_location import FilesLocation, no_files, no_match
+from stoker.catalog.unindexed.files_location import FilesLocation, as_named, no_files, no_match
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, saved_files
 from stoker.concurrency.threads import Threads
 from stoker.display import counted
@@ -77,7 +77,8 @@ class SourceFiles:
 
 
 def as_file(source: FilesLocation, open_root: Callable[[str], Store], reader: Format) -> FilesLocation:
-    """The location of a single file, where a URL names one: only the store tells it from a directory of that name.
+    """The location of a single file, where a URL names one: only the store tells it from a directory of that name, or a
+    pattern from a name of the same characters.
 
     Args:
         source: where.
@@ -87,6 +88,8 @@ def as_file(source: FilesLocation, open_root: Callable[[str], Store], reader: Fo
     Raises:
         StorageError: the store does not answer.
     """
+    if source.pattern is not None and is_local(source.root) is None:
+        return as_named(source, (item.key for item in open_root(source.root).list())) or source
     head, _, name = source.root.rpartition("/")
     named = source.keys is not None or source.pattern is not None or is_local(source.root) is not None
     if named or head.endswith("/") or not typed_name(name).endswith(reader.file_suffixes):
@@ -125,6 +128,10 @@ def find_files(
             _check_name(key, source.root)
         _refuse_unquoted_shards(source.keys, store, reader)
         return _with_beside(source, store, [ObjectInfo(key, -1) for key in source.keys], reader)
+    if source.pattern is not None and is_local(source.root) is None and listing is None:
+        listing = list(store.list())
+        if (named := as_named(source, (file.key for file in listing))) is not None:
+            return find_files(named, open_root, reader)
     matches = re.compile(source.pattern).fullmatch if source.pattern is not None else None
     if reader.row_groups:
         refuse_inside(source.root, open_root)

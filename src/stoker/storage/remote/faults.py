@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from stoker.errors import (
     AccessDeniedError,
     ConfigError,
+    IndexFileError,
     ObjectNotFoundError,
     StokerError,
     StorageError,
@@ -35,6 +36,7 @@ FaultKind: TypeAlias = Literal[
     "region",
     "redirect",
     "config",
+    "name",
     "other",
 ]
 
@@ -43,6 +45,7 @@ _CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,64})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
 _HTTP_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _OTHER_RANGE = re.compile(r"Requested (\d+)\.\.(\d+), got (\d+)\.\.(\d+)|value for CONTENT_RANGE header")
+_PATH = re.compile(r'Path "(.*?)"(?: contained|: )')
 _SYSTEM = re.compile(r"code: (\d+),\s*kind: (\w+)")
 
 _DENIED_CODES = frozenset(
@@ -188,6 +191,8 @@ def error_for(fault: Fault, url: str, *, host: str, identity: str) -> StokerErro
             return StorageError(message, url=url)
         case "config":
             return ConfigError(f"{url}: {fault.detail}.")
+        case "name":
+            return IndexFileError(f"{url}: {fault.detail}. Rename or remove it, or name the files in a list.")
         case "credentials" | "timeout" | "transient" | "cut" | "other":
             return StorageError(f"{url}: {fault.detail}.", url=url)
 
@@ -223,7 +228,15 @@ def _without_status(name: str, text: str) -> Fault:
     if name == "UnknownConfigurationKeyError":
         match = re.search(r"Configuration key: '([^']{1,64})'", text)
         return Fault("config", f"storage_options has an unknown name {match[1] if match else '?'!r}")
-    if name in ("ValueError", "TypeError", "InvalidPathError") or "account must be specified" in lowered:
+    if name == "InvalidPathError":
+        key = _PATH.search(text)
+        told = f"the object {key[1][:300]!r}" if key else "an object"
+        return Fault(
+            "name",
+            f"{told} can not be asked for, so nothing beside it is listed: its key has an empty part, "
+            "'.', '..' or a control character",
+        )
+    if name in ("ValueError", "TypeError") or "account must be specified" in lowered:
         # Texts of these name an option, a path or a type; a value that could be secret is not in them.
         return Fault("config", f"obstore refuses these settings: {text.partition(chr(10))[0][:200]}")
     if "certificate" in lowered or ("tls" in lowered and "handshake" in lowered):
