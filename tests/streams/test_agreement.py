@@ -1,8 +1,8 @@
-"""Streams, and shards of one stream, that differ in columns or types are refused; columns that agree may be chosen."""
+"""Samples of streams, and shards of one stream, that differ in columns or types keep their own; whole columns are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker import MDSWriter, Stream, StreamingDataset, merge_index
+from stoker import (
+    LMStream,
+    MDSWriter,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    StreamingShardLoader,
+    merge_index,
+)
 from stoker.errors import ConfigError, FormatError
 from stoker.writers import CSVWriter, JSONWriter
 from stoker.writing.parquet_writer import ParquetWriter
@@ -42,15 +50,52 @@ def opened(*paths: Path, **options: Any) -> StreamingDataset:
 # -- streams -------------------------------------------------------------------------------------------------------------
 
 
+def read_whole(dataset: StreamingDataset) -> list[Callable[[], Any]]:
+    """All that reads whole columns."""
+    return [
+        dataset.batches,
+        lambda: StreamingDataLoader(dataset, columnar=True),
+        lambda: StreamingDataLoader(dataset.batch_map(dict)),
+        lambda: StreamingShardLoader(dataset),
+        lambda: dataset.zip(dataset),
+        lambda: next(iter(LMStream(dataset, column="id", batch_size=1, seq_len=2))),
+    ]
+
+
+def test_samples_of_streams_have_their_own_columns(tmp_path: Path) -> None:
+    a = write(tmp_path / "a", {"id": "int", "text": "str", "tokens": "bytes"}, tokens=b"old")
+    b = write(tmp_path / "b", {"id": "int", "tokens": "ndarray:uint16:4"})
+    one = {"id": 1, "text": "x", "tokens": b"old"}
+    for options in ({}, {"transform": dict}, {"on_bad_sample": "skip"}, {"shuffle_algo": "py1e"}):
+        dataset = opened(a, b, **options)
+        samples = list(dataset)
+        assert [sample for sample in samples if "text" in sample] == [one] * 4
+        others = [sample for sample in samples if "text" not in sample]
+        assert all(set(sample) == {"id", "tokens"} and sample["tokens"].tolist() == [0] * 4 for sample in others)
+        assert len(others) == 4
+        assert (dataset[0], set(dataset[4])) == (one, {"id", "tokens"})
+        loader = StreamingDataLoader(opened(a, b, batching_method="per_stream", **options), collate_fn=list)
+        assert sorted(len({*map(len, batch)}) for batch in loader) == [1, 1]
+    renamed = sorted(opened(a, b).rename({"id": "number"}), key=len)
+    assert [set(sample) for sample in renamed] == [{"number", "tokens"}] * 4 + [{"number", "text", "tokens"}] * 4
+    assert [set(sample) for sample in opened(a, b).select(["id"])] == [{"id"}] * 8
+    assert {len(sample) for sample in opened(a, b).enumerate()} == {3, 4}
+    with pytest.raises(ConfigError, match="ids='text' names a column"):
+        opened(a, b, ids="text")
+    with pytest.raises(FormatError, match="read only columns of one type with columns="):
+        dataset.read([0, 4])
+
+
 def test_streams_of_different_columns_are_refused_and_common_ones_may_be_chosen(tmp_path: Path) -> None:
     a = write(tmp_path / "a", {"id": "int", "text": "str"})
     b = write(tmp_path / "b", {"id": "int", "score": "float32"})
-    with pytest.raises(
-        ConfigError,
-        match=r"streams 'a' and 'b' .*'text' is str in the first and missing in the second; 'score' is missing in the "
-        r"first and float32 in the second.*columns=\['id'\]",
-    ):
-        opened(a, b)
+    for read in read_whole(opened(a, b)):
+        with pytest.raises(
+            ConfigError,
+            match=r"streams 'a' and 'b' .*'text' is str in the first and missing in the second; 'score' is missing in the "
+            r"first and float32 in the second.*columns=\['id'\].*or iterate over samples",
+        ):
+            read()
     batches = list(opened(a, b, columns=["id"]).batches())
     assert [set(batch) for batch in batches] == [{"id"}, {"id"}]
     with pytest.raises(ConfigError, match="'text' is str in the first and missing in the second"):
@@ -62,7 +107,7 @@ def test_streams_of_different_columns_are_refused_and_common_ones_may_be_chosen(
 def test_streams_without_a_common_column_are_refused(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a", {"id": "int"}), write(tmp_path / "b", {"text": "str"})
     with pytest.raises(ConfigError, match="No column agrees in all of them"):
-        opened(a, b)
+        opened(a, b).batches()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +128,7 @@ def test_columns_of_one_name_and_different_types_are_refused(tmp_path: Path, one
     a = write(tmp_path / "a", {"id": "int", "x": one}, x=first.get(one, "x" if one == "str" else 1))
     b = write(tmp_path / "b", {"id": "int", "x": two}, x=value)
     with pytest.raises(ConfigError, match=rf"'x' is {one} in the first and {two} in the second.*columns=\['id'\]"):
-        opened(a, b)
+        opened(a, b).batches()
     assert opened(a, b, columns=["id"]).size == 8
 
 
@@ -113,7 +158,7 @@ def test_arrays_of_several_formats_are_read_together_and_their_types_compared(tm
     assert all(value.dtype == np.uint16 for value in batch["tokens"])
     other = Stream(local=write(tmp_path / "c", {"score": "float64", "tokens": "ndarray:uint16"}))
     with pytest.raises(ConfigError, match="'score' is float in the first and float64 in the second"):
-        StreamingDataset(streams=[b, other])
+        StreamingDataset(streams=[b, other]).batches(2)
 
 
 # -- within one dataset --------------------------------------------------------------------------------------------------
@@ -126,8 +171,9 @@ def test_merged_shards_of_different_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"shards '0/shard.00000.mds' and '1/shard.00000.mds' of stream .*'text' is str"
     ):
-        StreamingDataset(local=tmp_path / "m")
+        StreamingDataset(local=tmp_path / "m").batches(2)
     assert StreamingDataset(local=tmp_path / "m", columns=["id"]).size == 8
+    assert [len(sample) for sample in StreamingDataset(local=tmp_path / "m")] == [2] * 4 + [1] * 4
 
 
 def test_merged_shards_of_different_types_are_refused(tmp_path: Path) -> None:
@@ -135,7 +181,7 @@ def test_merged_shards_of_different_types_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1", {"id": "int", "x": "ndarray:uint8:3,2"}, x=np.zeros((3, 2), np.uint8))
     merge_index(str(tmp_path / "m"))
     with pytest.raises(ConfigError, match=r"'x' is ndarray:uint8:2,3 in the first and ndarray:uint8:3,2 in the second"):
-        StreamingDataset(local=tmp_path / "m")
+        StreamingDataset(local=tmp_path / "m").batches(2)
 
 
 def test_shards_that_differ_only_in_what_their_writer_was_told_are_read_together(tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ class ShardList:
         return tuple(name for name in names[0] if name in common)
 
     @property
+    def same_columns(self) -> bool:
+        """Whether every shard has all of the columns that any has."""
+        return all(set(column_names(shard)) == set(self.columns) for shard in self.distinct_shards)
+
+    @property
     def compressed(self) -> bool:
         """Whether any shard is stored compressed."""
         return any(shard.zip for shard in self.distinct_shards)

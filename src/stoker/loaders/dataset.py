@@ -19,6 +19,7 @@ from stoker.concurrency.shared.file import is_child
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
+from stoker.formats.common.entries import column_names
 from stoker.lazy import shadowed
 from stoker.loaders.dataset_methods.attributes import DatasetAttributes
 from stoker.loaders.dataset_methods.by_id import SamplesById
@@ -45,7 +46,7 @@ from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override
-from stoker.streams.agreement import check_agreement
+from stoker.streams.agreement import disagreement
 from stoker.streams.quarantine import Quarantine, QuarantineSource
 from stoker.streams.registry import make_stream
 from stoker.streams.streams import MOVED, Stream, StreamDefaults, open_streams
@@ -253,11 +254,11 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         self.batch_size = batch_size
         self._remainder: Remainder = remainder
         self._table = index.table
-        check_agreement(self._streams, columns)
+        self._differ = disagreement(self._streams, columns)
         if transform is None:
             warn_of_stored_files(self._streams, None if columns is None else tuple(columns))
         check_columns(columns, index.columns if len(index.shards) else columns or ())  # of no shards none are known
-        check_ids(ids, index.columns)
+        check_ids(ids, list(dict.fromkeys(name for one in index.distinct_shards for name in column_names(one))))
         sample_order = make_order(
             self._streams,
             OrderOptions(
@@ -402,12 +403,19 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         return self._epoch_reader.batches(size)
 
     def check_columns_allowed(self, reader: str) -> None:
-        """See that ``reader`` may read whole columns: that no method of a subclass makes the samples.
+        """See that ``reader`` may read whole columns: all shards have the same, and no method of a subclass makes samples.
 
         Raises:
-            ConfigError: one does.
+            ConfigError: it may not.
         """
         check_columns_allowed(self, self.overrides(*SAMPLE_METHODS), reader)
+        self._check_agreement(reader)
+
+    def _check_agreement(self, reader: str) -> None:
+        if self._differ:
+            raise ConfigError(
+                f"{reader} reads whole columns, and {self._differ}; or iterate over samples, each of which has its own"
+            )
 
     def overrides(self, *names: str) -> tuple[str, ...]:
         """Those of the methods ``names`` that the class of this object has from a subclass."""
@@ -416,6 +424,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
     def _check_beside(self, method: str) -> None:
         reader = self._epoch_reader
         order = reader.sample_order.as_dict()
+        self._check_agreement(f"{method}() with it")
         check_beside(method, self.overrides(*SAMPLE_METHODS), order, quarantine=reader.quarantine is not None)
 
     # -- how it goes -----------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class EpochReader(RankEpochs):
         quarantine: Quarantine | None = None,
     ) -> None:
         pool.reads_cut = settings.bad_samples is not None
-        self.settings = settings = with_steps(settings, pool.index.columns, pool.index.samples, pool.ids)
+        self.settings = settings = with_steps(settings, pool.index, pool.ids)
         self.quarantine = quarantine
         steps = settings.transform.steps if isinstance(settings.transform, Chain) else ()
         # Zips and joins, and those that come with their datasets.

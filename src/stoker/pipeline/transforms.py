@@ -14,6 +14,8 @@ from stoker.concurrency.user_code import runs_steps
 from stoker.formats.base import RunIn
 from stoker.formats.mds.encodings.images import loaded
 from stoker.formats.unstacked import as_batch
+from stoker.index.concat_index import ConcatIndex
+from stoker.index.index import Index
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.policy import ReadAmounts
 from stoker.reading.apply_chain import EpochChain, SampleIdentity, change_batch
@@ -116,25 +118,27 @@ class EpochReaderSettings:
         return "'replace', " if self.leaves_out.startswith("on_bad") else "dropped='replace', "
 
 
-def with_steps(
-    settings: EpochReaderSettings, columns: Sequence[str], samples: int, ids: str | None
-) -> EpochReaderSettings:
+def with_steps(settings: EpochReaderSettings, index: Index | ConcatIndex, ids: str | None) -> EpochReaderSettings:
     """The settings with the steps of their transform, and the columns that these need.
 
     Args:
         settings: with the transform.
-        columns: of the dataset.
-        samples: of the dataset.
+        index: of the dataset.
         ids: a column that comes with any of them; ``None``: none does.
 
     Raises:
         ConfigError: the transform is a chain that begins with a change of columns that are not there.
     """
     chain = as_chain(settings.transform)
-    wanted = tuple(columns if settings.columns is None else settings.columns)
-    found = project(chain.steps, wanted if ids is None else (*wanted, ids), samples)
+    wanted = tuple(index.columns if settings.columns is None else settings.columns)
+    alike = settings.columns is not None or index.same_columns
+    if not alike and (not chain.steps or chain.steps[0].kind != "select"):
+        return replace(
+            settings, steps=chain.steps, stored=None, joins=(), layout=()
+        )  # each sample has columns of its own
+    found = project(chain.steps, wanted if ids is None else (*wanted, ids), index.samples)
     read = tuple(name for name in wanted if name in found.read) or wanted[:1]
-    stored = settings.columns if read == wanted else read
+    stored = settings.columns if read == wanted and alike else read
     steps = found.steps
     if steps and steps[0].kind == "project" and not found.joins:
         given = (*read, *(() if ids is None else (ids,)))

@@ -1,4 +1,4 @@
-"""Checks that shards can be read together: the same columns, each of one type in all of them."""
+"""Whether shards can be read together: the same columns, each of one type in all of them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from stoker.streams.streams import Streams
 _MOST_TOLD = 5
 
 
-def check_agreement(streams: Streams, columns: Sequence[str] | None) -> None:
-    """Check that all shards of all streams can be read together.
+def disagreement(streams: Streams, columns: Sequence[str] | None) -> str:
+    """Why columns of all shards of all streams can not be read together; empty where they can. Samples can be read always.
 
     Args:
         streams: the opened streams.
         columns: the columns to read; ``None`` for all.
 
+    Returns:
+        Names streams or shards, columns and types.
+
     Raises:
-        ConfigError: a column is missing somewhere, or of several types; names streams or shards, columns and types.
+        ConfigError: one of ``columns`` is missing somewhere.
     """
     different = list(_different(streams))
     if not different:
-        return
+        return ""
     first, others = different[0], different[1:]
     for name in columns or ():
         if not any(name in one.kinds for one in different):
@@ -45,7 +48,11 @@ def check_agreement(streams: Streams, columns: Sequence[str] | None) -> None:
             if common
             else "No column agrees in all of them: open them as datasets of their own"
         )
-        raise ConfigError(f"{_names(first, other)} can not be read together: {told}. {remedy}, or write them alike")
+        found = f"{_names(first, other)} can not be read together: {told}. {remedy}, or write them alike"
+        if columns is not None and any(None in (first.kinds.get(name), other.kinds.get(name)) for name in columns):
+            raise ConfigError(found)
+        return found
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ class ChainMethods(StepMethods, OtherSource):
         return as_chain(self._epoch_reader.settings.transform)
 
     def _and(self, step: Step) -> Self:
+        if step.other is not None:
+            self._check_agreement(step.told)
         return self._with(Chain((*told(self, "chain").steps, step)))
 
     def as_other(self, method: str) -> OtherDataset:
@@ -44,6 +46,10 @@ class ChainMethods(StepMethods, OtherSource):
                 f"one for each, or needs a batch or an order: call it after {method}()"
             )
         return OtherDataset(self._streams, reader.pool, reader.settings)
+
+    def _check_agreement(self, reader: str) -> None:
+        """See that all shards have the same columns, which ``reader`` reads."""
+        raise NotImplementedError
 
     def _check_beside(self, method: str) -> None:
         """See that all samples of this dataset can come beside those of another."""
