@@ -67,6 +67,36 @@ def test_files_and_streams_of_pyarrow_are_read(stream: bool, compression: str | 
     assert both["text"] == batch["text"]
 
 
+@pytest.mark.parametrize("version", [ipc.MetadataVersion.V4, ipc.MetadataVersion.V5])
+@pytest.mark.parametrize("opener", [ipc.new_file, ipc.new_stream])
+def test_messages_as_before_arrow_0_15_are_read(opener: Any, version: Any) -> None:
+    out = io.BytesIO()
+    options = ipc.IpcWriteOptions(metadata_version=version, use_legacy_format=True)
+    with opener(out, TABLE.schema, options=options) as writer:
+        writer.write_table(TABLE, max_chunksize=7)
+    reader = opened(out.getvalue(), "arrow")
+    assert reader.samples == 40
+    assert reader.read(np.array([39, 0]), ["word", "id"])["word"] == ["w0", "w0"]
+    with pytest.raises(CorruptDataError, match="the file: not an Arrow IPC file"):
+        opened(out.getvalue()[:-100], "arrow")
+
+
+def test_columns_of_a_wide_file_are_opened_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({f"c{number}": [[str(number)]] if number % 2 else [number] for number in range(50)})
+    reader = opened(file_of(table), "arrow")
+    calls: list[Any] = []
+    open_file = ipc.open_file
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        return open_file(*args, **options)
+
+    monkeypatch.setattr(ipc, "open_file", counted)
+    found = reader.read(np.array([0]))
+    assert {name: [*values] for name, values in found.items()} == table.to_pydict()
+    assert len(calls) == 3  # its schema, and what is mapped, and what is copied
+
+
 def test_pyarrow_and_polars_read_what_is_written(tmp_path: Path) -> None:
     columns = CASES["arrow"].columns
     with ArrowWriter(columns, tmp_path) as writer:

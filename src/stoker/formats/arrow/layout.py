@@ -153,9 +153,7 @@ def _walk(source: ByteSource) -> Iterator[tuple[int, int]]:
     first = True
     while at + 8 <= source.size:
         word, length = struct.unpack("<II", source.read(at, at + 8))
-        if word != _CONTINUATION:
-            raise ValueError(f"no message at byte {at}")
-        if not length:
+        if not (length if word == _CONTINUATION else word):
             break
         message, _, end = _message(source, at)
         if first and message.number(1, "<B") != _SCHEMA:

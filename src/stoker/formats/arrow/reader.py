@@ -33,7 +33,6 @@ from stoker.formats.common.rows.merge import scatter
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer.schema import kind_of
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.formats.parquet.pages.arrow_values import as_values
 from stoker.formats.parquet.pages.values import ColumnValues, Fixed, gather
@@ -161,7 +160,7 @@ class ArrowShard(PackedShard):
             if encoding is not None:
                 return [_declared(array, encoding, here) for array in found]
             kind = self._kinds[name]
-            if any(kind_of(array.type) != kind for array in found):
+            if any(str(array.type) != kind for array in found):
                 raise CorruptDataError(f"{here} is not {kind} as when it was indexed")
             return [as_values(array) for array in found]
         except CorruptDataError:
@@ -308,7 +307,7 @@ class ArrowFormat(PackedFormat):
         try:
             opener = ipc.open_stream if layout.stream else ipc.open_file
             schema = opener(pa.PythonFile(file, "r")).schema
-            kinds = {field.name: kind_of(field.type) for field in schema}
+            kinds = {field.name: str(field.type) for field in schema}
         except (pa.ArrowException, ValueError, OSError, MemoryError) as error:
             if file.failure is not None:
                 raise file.failure from None
