@@ -515,6 +515,14 @@ def test_decoded_columns_are_kept_within_the_limit() -> None:
     assert memory.used == 0
 
 
+def test_one_row_group_is_kept_whatever_its_size(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", pa.array([f"text {i}" * 50 for i in range(ROWS)]))
+    place = open_parquet(tmp_path)
+    shard = ShardPool(place.index, place.cache, options=ReadOptions(decoded_limit=100)).get(0)
+    first = {name: shard.values(name) for name in ("x", "y")}  # type: ignore[attr-defined]
+    assert all(shard.values(name) is first[name] for name in first)  # type: ignore[attr-defined]
+
+
 def test_what_is_kept_is_not_decoded_again_and_goes_with_its_reader() -> None:
     memory = DecodedMemory(limit=1000)
     shelf = Shelf()

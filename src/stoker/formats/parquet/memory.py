@@ -1,8 +1,8 @@
 """Decoded row groups that one process keeps, within a number of bytes.
 
 Decoding a row group serves all rows that are taken from it, so it is kept until room is needed. What goes then is chosen
-blindly among all but the newest: shuffled samples come from the same row groups over and over, and dropping the least
-recently used go keeps none of them as soon as they do not all fit.
+blindly among all but the newest row group's columns: shuffled samples come from the same row groups over and over, and
+dropping the least recently used go keeps none of them as soon as they do not all fit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DecodedMemory:
     """Keeps what was decoded, of all readers that share it. Thread-safe; a forked process continues with what is there.
 
     Args:
-        limit: bytes to keep; the newest is kept whatever its size.
+        limit: bytes to keep; of the reader that decoded last, all is kept whatever its size: each batch needs it again.
     """
 
     def __init__(self, limit: int) -> None:
@@ -116,7 +116,7 @@ class DecodedMemory:
             if self._total <= self.limit:
                 return
             self._bury()
-            numbers = list(self._entries)[:-1]
+            numbers = [one for one, (of, _, _) in self._entries.items() if of() is not shelf]
             # Multiplying by an odd constant scatters consecutive numbers: blind, and the same in every run.
             at = number * GOLDEN & MASK
             while self._total > self.limit and numbers:
