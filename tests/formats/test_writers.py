@@ -323,6 +323,16 @@ def test_two_fields_of_one_name_are_an_error(tmp_path: Path) -> None:
         StreamingDataset(tmp_path / "a.arrow").read([0])
 
 
+def test_lists_that_share_values_again_and_again_are_refused(tmp_path: Path) -> None:
+    array = pa.array(["x"] * 10)
+    for _ in range(9):
+        offsets, sizes = (pa.array([number] * 10, pa.int32()) for number in (0, 10))
+        array = pa.ListViewArray.from_arrays(offsets, sizes, array)
+    write_arrow(pa.table({"x": array}), tmp_path / "a.arrow")
+    with pytest.raises(StokerError, match=r"column 'x'.*lists share 10 values so that they hold"):
+        StreamingDataset(tmp_path / "a.arrow").read([0])
+
+
 @pytest.mark.parametrize("writer", ["parquet", "arrow"])
 def test_converted_tensors_and_other_extension_types_stay_such(writer: str, tmp_path: Path) -> None:
     names = ["tensors", "tensors of another order", "uuid", "truth in bytes", "json"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ from stoker.formats.parquet.footer.schema import tensor_order
 from stoker.formats.parquet.pages.values import ColumnValues, Fixed, Holed, Ragged, run_of
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.types import Column, Ids
+
+# Lists may share values, and lists of lists do so once more at each level: a small file could tell of any number. So many
+# that are taken at once, or 16 times as many as there are, are no mistake.
+_MOST_SHARED: Final = 1 << 25
 
 
 def as_values(array: Any) -> ColumnValues:
@@ -250,14 +254,18 @@ class _Lists(_Node):
     def __init__(self, array: Any) -> None:
         super().__init__(array, _nulls(array))
         self._starts, self._lengths = _list_rows(array)
-        pairs = pyarrow().types.is_map(array.type)
-        self._parts = [_objects(part) for part in ((array.keys, array.items) if pairs else (array.values,))]
+        parts = (array.keys, array.items) if pyarrow().types.is_map(array.type) else (array.values,)
+        self._held = len(parts[0])
+        self._parts = [_objects(part) for part in parts]
 
     def _make(self, rows: Ids) -> list[Any]:
         starts, lengths = self._starts[rows], self._lengths[rows]
         ends = np.cumsum(lengths)
         begins = ends - lengths
-        inner = np.arange(lengths.sum()) + np.repeat(starts - begins, lengths)
+        total = int(lengths.sum())
+        if total > _MOST_SHARED + 16 * self._held:
+            raise ValueError(f"{len(rows)} lists share {self._held} values so that they hold {total}")
+        inner = np.arange(total) + np.repeat(starts - begins, lengths)
         parts = [part.take(inner) for part in self._parts]
         values = list(zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
         return [values[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
