@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.schema import tensor_order
-from stoker.formats.parquet.pages.values import ColumnValues, Fixed, Holed, Ragged, run_of
+from stoker.formats.parquet.pages.values import ColumnValues, Fixed, Holed, RaggedLists, run_of
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.types import Column, Ids
 
@@ -102,7 +102,7 @@ def _is_date(kind: Any) -> bool:
 
 
 def _nulls(array: Any) -> NDArray[np.bool_] | None:
-    """Which rows are null; ``None``: none."""
+    """A mask of the rows that are null; ``None``: none is."""
     return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
@@ -114,14 +114,14 @@ def _filled(array: Any) -> Any:
 
 
 def _stored(array: Any) -> Any:
-    """What an array of an extension type holds: truth values, or else what they are stored as."""
+    """The values of an extension type: truth values of those in bytes, of all others as they are stored."""
     if isinstance(array.type, pyarrow().Bool8Type):
         return pyarrow("compute").not_equal(array.storage, 0)
     return array.storage
 
 
 def _list_rows(array: Any) -> tuple[Ids, Ids]:
-    """Where each row's list begins in ``array.values``, and how long it is; of maps in their keys. int64, checked."""
+    """Begin and length of each row's list in ``array.values``, of a map in its keys; int64, checked."""
     types, kind, rows = pyarrow().types, array.type, len(array)
     if types.is_fixed_size_list(kind):
         starts = (array.offset + np.arange(rows, dtype=np.int64)) * kind.list_size
@@ -143,13 +143,13 @@ def _number_lists(array: Any) -> ColumnValues:
     starts, lengths = _list_rows(array)
     null, inside, values = _nulls(array), _nulls(array.values), _filled(array.values)
     if inside is not None and not pyarrow().types.is_floating(array.values.type):
-        return Ragged(values, starts, lengths, null, np.flatnonzero(inside))
+        return RaggedLists(values, starts, lengths, null, np.flatnonzero(inside))
     rows = len(starts)
     if null is None and rows and (length := int(lengths[0])):
         first = int(starts[0])
         if (lengths == length).all() and (starts == first + length * np.arange(rows)).all():
             return Fixed(values[first : first + rows * length].reshape(rows, length))
-    return Ragged(values, starts, lengths, null)
+    return RaggedLists(values, starts, lengths, null)
 
 
 class _Node(ColumnValues):

@@ -116,7 +116,7 @@ class Holed(ColumnValues):
         return out
 
 
-class Ragged(ColumnValues):
+class RaggedLists(ColumnValues):
     """Lists of numbers, of any lengths.
 
     Args:
