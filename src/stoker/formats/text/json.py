@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import marshal
 import math
 import secrets
+import struct
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from stoker.display import unknown_name
@@ -29,6 +32,7 @@ _TYPES: Final = {
     "bool": frozenset({bool}),
 }
 _LOOKED_AT: Final = 1000
+_INFINITE: Final = struct.pack("<d", math.inf), struct.pack("<d", -math.inf)
 # So many lines are parsed together.
 _FEW: Final = 8
 _MOST_TOLD: Final = 300
@@ -54,9 +58,10 @@ def parse_objects(
     known = kinds.keys()
     values: dict[str, list[Any]] = {name: [] for name in columns}
     slots = [(name, kinds[name], values[name].append) for name in columns]
+    huge: list[str] = []
     for row, line in enumerate(lines):
         try:
-            sample = json.loads(line)
+            sample = json.loads(line, parse_float=partial(_Huge.read, huge))
         except (ValueError, RecursionError) as error:
             raise UnfitValueError(_with_remedy(f"not JSON: {error}", line), row=row) from None
         if not isinstance(sample, dict):
@@ -72,14 +77,53 @@ def parse_objects(
                     continue
                 raise UnfitValueError(f"column {name!r} is missing", row=row, column=name)
             value = sample[name]
-            if kind == "float" and isinstance(value, float) and math.isinf(value):
-                value = json.loads(line, parse_float=_float_or_text)[name]
+            if huge and _holds_huge(value):
+                raise UnfitValueError(
+                    f"column {name!r}: a number of the line ({huge[0][:40]}) is larger than a float holds: write it as text",
+                    row=row,
+                )
             if not _fits(kind, value, exact=whole):
                 raise UnfitValueError(
                     f"column {name!r}: expected {kind}, found {describe(value)}", row=row, column=name
                 )
             append(value)
+        huge.clear()
     return values
+
+
+class _Huge(float):
+    """Infinite in place of a number that no float holds, as 1e400; ``Infinity`` is a plain float."""
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, found: list[str], text: str) -> float:
+        """The number; one that is too large is noted."""
+        number = float(text)
+        if math.isinf(number):
+            found.append(text)
+            return cls(number)
+        return number
+
+
+def _holds_huge(value: Any) -> bool:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, _Huge):
+            return True
+        if isinstance(one, list | dict):
+            waiting += one.values() if isinstance(one, dict) else one
+    return False
+
+
+def _may_hold_huge(values: list[Any]) -> bool:
+    """Whether a value may be or hold an infinite number: its bytes are looked for in all of them, written in one piece."""
+    try:
+        data = marshal.dumps(values, 2)
+    except ValueError:  # nested very deeply
+        return True
+    return any(one in data for one in _INFINITE)
 
 
 def _parse_together(
@@ -111,6 +155,8 @@ def _parse_together(
         fitting = _TYPES.get(kinds[name])
         if fitting is None:
             values[name] = [sample.get(name) for sample in samples]
+            if _may_hold_huge(values[name]):
+                return None
             continue
         try:
             values[name] = [sample[name] for sample in samples]
@@ -132,12 +178,6 @@ def _are_floats(values: Sequence[float], *, exact: bool) -> bool:
         return not exact or all(float(value) == value for value in values if type(value) is int)
     except OverflowError:
         return False
-
-
-def _float_or_text(text: str) -> float | str:
-    """The number, or its text where it is too large for a float."""
-    number = float(text)
-    return text if math.isinf(number) else number
 
 
 def lines_remedy(line: str | bytes) -> str:
