@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import os
@@ -9,17 +10,20 @@ import sys
 import threading
 import types
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from stoker import StreamingDataset
-from stoker.errors import ConfigError, StokerError
+from stoker.catalog.tables.avro import plain_avro
+from stoker.errors import ConfigError, CorruptDataError, StokerError
 
 pyiceberg = pytest.importorskip("pyiceberg.catalog.sql")
 
@@ -134,6 +138,91 @@ def test_packed_metadata_are_read(table: Table) -> None:
     packed = table.metadata.parent / "00009-a.gz.metadata.json"
     packed.write_bytes(gzip.compress(table.metadata.read_bytes()))
     assert numbers(packed) == list(range(10))
+
+
+def _number(value: int) -> bytes:
+    """As Avro writes it."""
+    out, value = bytearray(), value << 1
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _text(data: bytes) -> bytes:
+    return _number(len(data)) + data
+
+
+def _snappy(raw: bytes) -> bytes:
+    return bytes(cramjam.snappy.compress_raw(raw)) + zlib.crc32(raw).to_bytes(4, "big")
+
+
+def _deflate(raw: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(raw) + packer.flush()
+
+
+CODECS: dict[str, Callable[[bytes], bytes]] = {
+    "null": bytes,
+    "deflate": _deflate,
+    "bzip2": bz2.compress,
+    "zstandard": lambda raw: bytes(cramjam.zstd.compress(raw)),
+    "snappy": _snappy,
+}
+SCHEMA = {"type": "record", "name": "r", "fields": [{"name": "x", "type": "bytes"}]}
+
+
+def avro(codec: str, *blocks: tuple[int, bytes], schema: Any = SCHEMA) -> bytes:
+    facts = {b"avro.schema": json.dumps(schema).encode(), b"avro.codec": codec.encode()}
+    out = b"Obj\1" + _number(2) + b"".join(_text(key) + _text(value) for key, value in facts.items()) + b"\0"
+    return out + b"s" * 16 + b"".join(_number(n) + _text(CODECS[codec](raw)) + b"s" * 16 for n, raw in blocks)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_avro_files_are_decompressed_within_bounds(codec: str) -> None:
+    blocks = [(2, _text(b"ab" * 900) + _text(b"c")), (1, _text(b""))]
+    assert plain_avro(avro(codec, *blocks), "a.avro") == avro("null", *blocks)
+    bomb = avro(codec, (1, bytes((32 << 20) + 1)))
+    if codec not in ("null", "snappy"):  # of which a byte stands for few
+        with pytest.raises(
+            CorruptDataError, match=r"a\.avro: the Avro file can not be read: .*(that are allowed|at most)"
+        ):
+            plain_avro(bomb, "a.avro")
+    damaged = avro(codec, *blocks)[:-18] + b"\0" * 18
+    with pytest.raises(CorruptDataError, match=r"a\.avro: "):
+        plain_avro(damaged, "a.avro")
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        "null",
+        {"type": "fixed", "name": "f", "size": 0},
+        {"type": "record", "name": "e", "fields": []},
+        {"type": "null"},
+    ],
+)
+def test_avro_values_that_take_no_bytes_are_not_counted(items: Any) -> None:
+    with pytest.raises(CorruptDataError, match="claims to hold 1,152,921,504,606,846,976 records"):
+        plain_avro(avro("null", (1 << 60, b"")), "a.avro")
+    lists = {
+        "type": "record",
+        "name": "r",
+        "fields": [{"name": "x", "type": ["null", {"type": "array", "items": items}]}],
+    }
+    with pytest.raises(CorruptDataError, match="lists of values that take no bytes"):
+        plain_avro(avro("null", (1, b"\2" + _number(1 << 60)), schema=lists), "a.avro")
+    # An unpartitioned table has a record without fields, alone.
+    alone = {"type": "record", "name": "r", "fields": [{"name": "x", "type": items}, {"name": "y", "type": "int"}]}
+    assert plain_avro(avro("deflate", (1, b"\2"), schema=alone), "a.avro") == avro("null", (1, b"\2"), schema=alone)
+
+
+def test_a_manifest_that_would_fill_memory_is_refused(table: Table) -> None:
+    for manifest in table.metadata.parent.glob("*.avro"):
+        if not manifest.name.startswith("snap-"):
+            manifest.write_bytes(avro("deflate", (1, bytes((32 << 20) + 1))))
+    with pytest.raises(CorruptDataError, match=r"metadata/.*-m0\.avro: .*than the 33,554,432 that are allowed"):
+        StreamingDataset(table.metadata)
 
 
 @pytest.mark.processes

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
 
+from stoker.catalog.tables.avro import MAGIC, plain_avro
 from stoker.catalog.tables.snapshot import TableSnapshot
 from stoker.catalog.unindexed.files_location import source_of
 from stoker.display import redact_url
@@ -146,6 +147,8 @@ class _TableFile:
         if location.endswith(_PACKED):
             location = location.removesuffix(_PACKED) + _METADATA
             data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, MOST_BYTES)
+        elif data.startswith(MAGIC):
+            data = plain_avro(data, redact_url(location))
         self.location = location
         self._data = data
 
