@@ -407,6 +407,44 @@ def test_deletion_vectors_are_refused_and_a_table_that_only_may_have_them_is_rea
     assert numbers(url, format="delta", format_options={"version": 1}) == list(range(10))
 
 
+@pytest.mark.parametrize("parts", ["none", "before", "with"])
+def test_deletion_vectors_are_counted_by_the_log_and_not_opened(
+    tmp_path: Path, parts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(_: Any) -> None:
+        raise AssertionError("the vectors were opened")
+
+    monkeypatch.setattr(deltalake.DeltaTable, "deletion_vectors", opened)
+    url = str(tmp_path / "table")
+    deltalake.write_deltalake(url, rows(0))
+    add = _adds(url, 0)[0]
+    _commit(url, 1, _vectors("deletionVectors"))
+    if parts == "before":
+        deltalake.DeltaTable(url).create_checkpoint()
+    vector = {
+        "storageType": "p",
+        "pathOrInlineDv": "file:///etc/passwd",
+        "offset": 1,
+        "sizeInBytes": 40,
+        "cardinality": 2,
+    }
+    marked = {**add, "deletionVector": vector}
+    _commit(url, 2, {"remove": {"path": add["path"], "dataChange": True}}, {"add": marked})
+    if parts == "with":
+        deltalake.DeltaTable(url).create_checkpoint()
+        (Path(url) / "_delta_log" / f"{0:020}.json").unlink()
+    for version in (2, 3):
+        with pytest.raises(ConfigError, match="rows of 1 of the Delta table's files are deleted by deletion vectors"):
+            StreamingDataset(url)
+        if version == 2:
+            _commit(url, 3, {"commitInfo": {"operation": "NOTHING"}})
+    # As a purge does it.
+    _commit(url, 4, {"remove": {"path": add["path"], "dataChange": True, "deletionVector": vector}}, {"add": add})
+    assert numbers(url) == list(range(10))
+    deltalake.DeltaTable(url).create_checkpoint()
+    assert numbers(url) == list(range(10))
+
+
 def test_features_that_files_alone_do_not_tell_are_refused(tmp_path: Path) -> None:
     for number, (feature, error) in enumerate([("rowsFromTheMoon", StokerError), ("columnMapping", ConfigError)]):
         url = str(tmp_path / str(number))

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
 from stoker.catalog.tables.snapshot import TableSnapshot
 from stoker.catalog.unindexed.files_location import FilesLocation, check_exists
-from stoker.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError, import_option
+from stoker.catalog.unindexed.inspect_headers import StoreSource
+from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError, StorageError, import_option
 from stoker.formats.common.inspect_header import Partition
-from stoker.storage import is_local
+from stoker.formats.parquet.footer.footer import read_footer
+from stoker.formats.parquet.footer.parse import parse_footer
+from stoker.formats.parquet.footer.schema import leaves_below
+from stoker.index.index import MOST_BYTES
+from stoker.storage import ObjectInfo, Store, is_local, open_store
 from stoker.storage.remote.options import flat_options
 from stoker.storage.url import parse_url
 from stoker.types import StorageOptions
@@ -24,6 +33,11 @@ _FEATURES: Final = frozenset(
     ["appendOnly", "columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"]
 )
 _WHOLE: Final = frozenset(["byte", "short", "integer", "long"])
+_CHECKPOINT: Final = re.compile(r"_delta_log/(?P<version>[0-9]{20})\.checkpoint(?:\.[^/]+)?\.(?:parquet|json)")
+_PARTS: Final = re.compile(r"\.[0-9]{10}\.([0-9]{10})\.parquet$")
+_SIDECARS: Final = "_delta_log/_sidecars/"
+# Numbers of a column chunk's fields: its values, and those of them that are null.
+_VALUES, _NULLS = 2, 7
 
 
 def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: StorageOptions | None) -> TableSnapshot:
@@ -51,7 +65,7 @@ def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: Storag
     store_options = flat_options(location, storage_options or {})
     try:
         table = deltalake.DeltaTable(location.url, version=version, storage_options=store_options)
-        _refuse_features(table, location.url)
+        _refuse_features(table, location.url, storage_options)
         found = table.get_add_actions(flatten=False)
         adds = [
             dict(zip(("path", "partition"), row, strict=True))
@@ -102,7 +116,7 @@ def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: Storag
     )
 
 
-def _refuse_features(table: Any, url: str) -> None:
+def _refuse_features(table: Any, url: str, options: StorageOptions | None) -> None:
     """See that the data files hold the rows of the table, and no others.
 
     Raises:
@@ -117,11 +131,73 @@ def _refuse_features(table: Any, url: str) -> None:
             f"{url}: the Delta table maps its columns to other names in the files (columnMapping), which is not read: write "
             "it anew without"
         )
-    if "deletionVectors" in features and (count := sum(batch.num_rows for batch in table.deletion_vectors())):
+    if "deletionVectors" in features and (count := _count_vectors(url, options, table.version())):
         raise ConfigError(
             f"{url}: rows of {count} of the Delta table's files are deleted by deletion vectors, which is not read. Rewrite "
             "these files first: REORG TABLE ... APPLY (PURGE) in Spark"
         )
+
+
+def _count_vectors(url: str, options: StorageOptions | None, version: int) -> int:
+    """How many files of a version have deletion vectors, by the log alone: deltalake would open the vectors to tell.
+
+    Raises:
+        CorruptDataError, StorageError: the log can not be read.
+    """
+    store = open_store(url, None if is_local(url) is not None else options)
+    checkpoints: defaultdict[int, list[ObjectInfo]] = defaultdict(list)
+    sidecars: list[ObjectInfo] = []
+    for item in store.list("_delta_log"):
+        if (match := _CHECKPOINT.fullmatch(item.key)) and int(match["version"]) <= version:
+            checkpoints[int(match["version"])].append(item)
+        elif item.key.startswith(_SIDECARS):
+            sidecars.append(item)
+    whole = [number for number, parts in checkpoints.items() if all(map(partial(_is_of, len(parts)), parts))]
+    last = max(whole, default=-1)
+    used = checkpoints[last]
+    if any(_PARTS.search(item.key) is None and item.key.count(".") > 2 for item in used):  # of version 2
+        used = used + sidecars
+    count = sum(_in_checkpoint(store, item) for item in used if item.key.endswith(".parquet"))
+    texts = [item.key for item in used if item.key.endswith(".json")]
+    active: set[str] = set()
+    for key in [*texts, *(f"_delta_log/{number:020}.json" for number in range(last + 1, version + 1))]:
+        for line in store.get(key, max_bytes=MOST_BYTES).splitlines():
+            try:
+                action = json.loads(line)
+                told = action.get("add") or action.get("remove") or {}
+                vector = told.get("deletionVector")
+                name = json.dumps([told["path"], vector], sort_keys=True) if vector else ""
+            except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+                raise CorruptDataError(f"{store.url_of(key)}: a line is no action: {error}") from None
+            if not vector:
+                continue
+            if action.get("add"):
+                active.add(name)
+            elif name in active:
+                active.remove(name)
+            else:  # one that the checkpoint has
+                count -= 1
+    return count + len(active)
+
+
+def _is_of(parts: int, item: ObjectInfo) -> bool:
+    """Whether a file of a checkpoint is one of so many, if it tells."""
+    told = _PARTS.search(item.key)
+    return told is None or int(told[1]) == parts
+
+
+def _in_checkpoint(store: Store, item: ObjectInfo) -> int:
+    """How many files with deletion vectors a checkpoint has: the values of a column that are not null."""
+    where = store.url_of(item.key)
+    found = parse_footer(read_footer(StoreSource(store, item.key, item.size, where)))
+    leaves = [element.name for element in found.schema[1:] if not element.children]
+    added = leaves_below(found.schema, {"add"})
+    kinds = [number for number, name in enumerate(leaves) if name == "storageType" and number in added]
+    return sum(
+        group.chunks[number][_VALUES] - max(0, group.chunks[number][_NULLS])
+        for group in found.groups
+        for number in kinds
+    )
 
 
 def _values(table: Any, name: str) -> list[Any]:
