@@ -69,7 +69,7 @@ def _plain(data: bytes) -> bytes:
 
 
 def _facts(data: bytes) -> tuple[dict[bytes, bytes], int]:
-    """What the header says, and where the mark behind it begins."""
+    """The facts of the header, and where the mark behind it begins."""
     facts: dict[bytes, bytes] = {}
     at = len(MAGIC)
     while True:

@@ -139,7 +139,7 @@ def _refuse_features(table: Any, url: str, options: StorageOptions | None) -> No
 
 
 def _count_vectors(url: str, options: StorageOptions | None, version: int) -> int:
-    """How many files of a version have deletion vectors, by the log alone: deltalake would open the vectors to tell.
+    """The number of a version's files with deletion vectors, by the log alone: to tell, deltalake would open the vectors.
 
     Raises:
         CorruptDataError, StorageError: the log can not be read.
@@ -187,7 +187,7 @@ def _is_of(parts: int, item: ObjectInfo) -> bool:
 
 
 def _in_checkpoint(store: Store, item: ObjectInfo) -> int:
-    """How many files with deletion vectors a checkpoint has: the values of a column that are not null."""
+    """The number of files with deletion vectors in a checkpoint: the values of a column that are not null."""
     where = store.url_of(item.key)
     found = parse_footer(read_footer(StoreSource(store, item.key, item.size, where)))
     leaves = [element.name for element in found.schema[1:] if not element.children]
