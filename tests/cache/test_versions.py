@@ -64,6 +64,34 @@ def test_a_dataset_that_was_never_a_cache_is_refused_and_left_as_it_is(tmp_path:
     assert tree(tmp_path / "mine") == before
 
 
+@HASHES
+@PACKED
+@pytest.mark.parametrize("split", [None, "train"])
+def test_a_copy_of_this_very_dataset_is_read_and_left_as_it_is(
+    tmp_path: Path, split: str | None, compression: str | None, hashes: Any
+) -> None:
+    remote, local = tmp_path / "remote" / (split or ""), tmp_path / "local" / (split or "")
+    write(str(remote), 1, hashes=hashes, compression=compression)
+    shutil.copytree(remote, local)
+    if compression is None:  # as another library's cache: some are there, and one is half
+        shards = sorted(local.glob("*.mds"))
+        os.unlink(shards[1])
+        shards[2].write_bytes(shards[2].read_bytes()[:100])
+    before = tree(local)
+    dataset = StreamingDataset(remote=str(tmp_path / "remote"), local=tmp_path / "local", split=split)
+    assert tags(dataset) == {1}
+    if compression is None:
+        assert dataset.stats().bytes_fetched == sum(path.stat().st_size for path in sorted(remote.glob("*.mds"))[1:3])
+    dataset.evict_shard(0)
+    assert tags(dataset) == {1}
+    assert before.items() <= tree(local).items()
+    write(str(remote), 2, hashes=hashes, compression=compression, samples=SAMPLES)
+    if hashes or compression is None:
+        with pytest.raises(ConfigError, match="can not be the cache of"):
+            StreamingDataset(remote=str(tmp_path / "remote"), local=tmp_path / "local", split=split)
+    assert before.items() <= tree(local).items()
+
+
 def test_files_next_to_a_cache_are_neither_counted_nor_removed(tmp_path: Path) -> None:
     write(str(tmp_path / "remote"), 1)
     shutil.copytree(tmp_path / "remote", tmp_path / "cache")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
@@ -28,6 +28,9 @@ from stoker.storage.recorded_versions import describe_version
 from stoker.types import StorageOptions
 
 logger = logging.getLogger(__name__)
+
+# Bytes at the end of a file that tell it from one of another dataset with an index of the same bytes.
+_COMPARED: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ def open_indexed(
 
     With only ``local`` (or a remote that is a directory, and no ``local``), shards are read where they lie. With a
     remote, its index is fetched each time, and each version of it has a directory of its own in the cache; where the store
-    can not be reached, the version that was there last serves.
+    can not be reached, the version that was there last serves. Files of the dataset in ``local`` itself are linked there.
 
     Args:
         remote, local, split: where the dataset is, and its cache; see :class:`~stoker.streams.streams.Stream`.
@@ -192,20 +195,21 @@ def open_indexed(
         # A remote is not written to: its shards are decompressed into a cache.
         base = home
     assert source is not None  # without a remote we have returned
-    if local is not None:
-        refuse_dataset((Path(os.path.expanduser(local)).absolute(), base), source)
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
     origin = origin_of(source, storage_options)
     home = default_cache(source, storage_options)
     side = None if settings.in_memory else _side_index(home, origin.url)
     loaded, directory, fresh = _load(store, base, origin, lambda store: load(store, side))
     index = loaded.index
+    copied = local is not None and _holds(base, index, store)
+    if local is not None and not copied:
+        refuse_dataset((Path(os.path.expanduser(local)).absolute(), base), source)
     untold = fresh and not (loaded.version.hashed or loaded.version.files)
     watch = VersionWatch(store, loaded.version, opened, ListedVersions(store) if untold else None)
     cache = make_cache(directory, store, settings, index.file_sizes, watch)
     if cache.keeps:
         directory.hold()
-        _keep_index(index, cache, directory)
+        _keep_index(index, cache, directory, base if copied else None)
         if fresh:
             directory.seen()
     with contextlib.suppress(OSError):
@@ -268,10 +272,46 @@ def _side_index(home: Path, url: str) -> SideIndex:
     return SideIndex(lambda: directory() / PRIVATE / "index", save, turn)
 
 
-def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory) -> None:
-    """Write the index into the cache unless it is there. Shards of others that hashes prove the same are linked."""
+def _holds(base: Path, index: Index, store: Store) -> bool:
+    """Whether a directory holds this dataset, all of its files or some: its writer's copy, or another library's cache.
+
+    Its index tells. Where that has no hashes, the ends of some files are compared with those of the store, too.
+    """
+    try:
+        found = Index.from_json(read_regular(base / INDEX_NAME), str(base))
+    except (OSError, StokerError):
+        return False
+    if found.fingerprint != index.fingerprint or found.file_entries() != index.file_entries():
+        return False
+    unproven = [file for shard in index.shards if not shard.zip for file in shard.raw if not file.hashes]
+    there = [file for file in unproven if _has(base, file.basename, file.bytes)]
+    for file in (there[0], there[len(there) // 2], there[-1]) if there else ():
+        first = max(0, file.bytes - _COMPARED)
+        with open(base / file.basename, "rb") as copy:
+            copy.seek(first)
+            if copy.read() != bytes(store.get_ranges(file.basename, [first], [file.bytes])[0]):
+                return False
+    return True
+
+
+def _has(base: Path, name: str, size: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.stat(base / name).st_size == size
+    return False
+
+
+def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory, copy: Path | None) -> None:
+    """Write the index into the cache unless it is there. Shards of others that hashes prove the same are linked, and those of
+    a directory that holds a copy of the dataset."""
     if (cache.root / INDEX_NAME).exists():
         return
+    if copy is not None:
+        with contextlib.suppress(OSError, StokerError):
+            directory.make()
+            for name in (name for name, size in index.file_sizes().items() if _has(copy, name, size)):
+                with contextlib.suppress(OSError):
+                    (cache.root / name).parent.mkdir(parents=True, exist_ok=True)
+                    os.link(copy / name, cache.root / name)
     new = {name: entry for name, entry in index.file_entries().items() if entry.hashes}
     for other in directory.others() if new else ():
         with contextlib.suppress(OSError, StokerError):
