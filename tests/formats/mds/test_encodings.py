@@ -5,11 +5,13 @@ from __future__ import annotations
 import builtins
 import contextlib
 import datetime as dt
+import json
 import math
 import resource
 import struct
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import cases
+from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError, FormatError, MissingPackageError
-from stoker.formats.mds.encodings import Encoding, UnfitValueError, encoding_names, get_encoding, register_encoding
+from stoker.formats.mds.encodings import (
+    Encoding,
+    UnfitValueError,
+    encoding_names,
+    get_encoding,
+    register_encoding,
+    registry,
+)
 
 ALL = [*(n for n in encoding_names() if n != "ndarray"), "ndarray", "ndarray:int16", "ndarray:float32:2,3"]
 ALL += ["ndarray:bool", "ndarray:bool:5", "ndarray:bfloat16", "ndarray:bfloat16:4"]
@@ -473,3 +483,51 @@ def test_an_array_of_another_library_is_refused_with_the_remedy() -> None:
 
     with pytest.raises(ValueError, match=r"got a .*Tensor: make a NumPy array of it, numpy.asarray\(value\)"):
         through_column(get_encoding("ndarray:float32:3"), [Tensor()])
+
+
+# -- an encoding of the writer's own under a built-in name ----------------------------------------------------------------
+
+
+class Row(Encoding):
+    """An array's bytes, as public programs store latents under ``uint8``."""
+
+    def encode(self, value: Any) -> bytes:
+        return bytes(value.tobytes())
+
+    def decode(self, data: bytes) -> Any:
+        return np.frombuffer(data, np.uint8)
+
+
+class Wide(Row):
+    size = 16
+
+
+@pytest.mark.parametrize("own", [Row, Wide])
+def test_another_encoding_under_a_built_in_name_is_told_by_its_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: type[Encoding]
+) -> None:
+    monkeypatch.setattr(registry, "_replaced", {})
+    name, other = ("uint8", "int8") if own is Row else ("str", "bytes")
+    with pytest.raises(ConfigError, match=rf"'{name}' is a built-in encoding.*replace=True"):
+        register_encoding(name, own)
+    register_encoding(name, own, replace=True)
+    with MDSWriter({"latent": name, "label": other}, str(tmp_path)) as out:
+        for number in range(10):
+            out.write({"latent": np.full(16, number, np.uint8), "label": number if other == "int8" else b"x"})
+    (shard,) = json.loads((tmp_path / "index.json").read_text())["shards"]
+    assert dict(zip(shard["column_names"], shard["column_sizes"], strict=True))["latent"] == own.size
+    assert StreamingDataset(str(tmp_path))[3]["latent"].tolist() == [3] * 16
+    assert [row.tolist() for row in next(StreamingDataset(str(tmp_path)).batches(2))["latent"]] == [[0] * 16, [1] * 16]
+    # Data of others, with the built-in one.
+    with pytest.MonkeyPatch.context() as before:
+        before.setattr(registry, "_replaced", {})
+        with MDSWriter({"latent": name}, str(tmp_path / "others")) as out:
+            out.write({"latent": 3 if name == "uint8" else "three"})
+    assert StreamingDataset(str(tmp_path / "others"))[0]["latent"] in (3, "three")
+    # A program that does not know it reads the other columns.
+    monkeypatch.setattr(registry, "_replaced", {})
+    monkeypatch.setattr(registry, "_generation", -1)
+    assert len(list(StreamingDataset(str(tmp_path), columns=["label"]))) == 10
+    for options in ({}, {"on_bad_sample": "skip"}):
+        with pytest.raises(ConfigError, match=rf"column 'latent': '{name}' .* writer's own .*replace=True"):
+            list(StreamingDataset(str(tmp_path), **options))

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, EncodingError, FormatError, MissingPackageError
 from stoker.formats.common.records import BytesLike, RecordEncoder, Records, batch_length, blame
 from stoker.formats.common.values import UnfitValueError
-from stoker.formats.mds.encodings import Encoding, get_encoding
+from stoker.formats.mds.encodings import Encoding
 from stoker.formats.mds.encodings.arrays import FixedArray
+from stoker.formats.mds.encodings.registry import mds_encoding
 from stoker.types import Ids
 
 # Records up to this size are put together before they are copied once more; larger ones are copied chunk by chunk.
@@ -43,7 +44,7 @@ class MDSEncoder(RecordEncoder):
         self._encodings: dict[str, Encoding] = {}
         for name in names:
             try:
-                self._encodings[name] = get_encoding(columns[name])
+                self._encodings[name] = mds_encoding(columns[name])
             except FormatError as error:
                 raise ConfigError(f"column {name!r}: {error}") from None
         sizes = [encoding.size for encoding in self._encodings.values()]

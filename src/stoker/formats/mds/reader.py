@@ -13,12 +13,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import CorruptDataError
+from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import DECODE_ERRORS
 from stoker.formats.common.read_checks import check_rows, cut_error, unsafe_columns, wanted_columns
 from stoker.formats.common.rows.gather import address_of, gather_rows, gather_u32
-from stoker.formats.mds.encodings import Encoding, get_encoding
+from stoker.formats.mds.encodings import Encoding
+from stoker.formats.mds.encodings.registry import UnknownEncoding, mds_encoding, registered
 from stoker.types import Batch, Buffer, Column, Ids, Sample
 
 _NO_ROWS: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
@@ -55,12 +56,14 @@ class RecordLayout:
     @classmethod
     def of(cls, info: ShardInfo) -> RecordLayout:
         """The layout that an index entry describes. Shards of one dataset share one object."""
-        return _layout(tuple(info.spec["column_names"]), tuple(info.spec["column_encodings"]))
+        spec = info.spec
+        encodings = tuple(zip(spec["column_encodings"], spec["column_sizes"], strict=True))
+        return _layout(tuple(spec["column_names"]), encodings, registered())
 
 
 @lru_cache(maxsize=256)
-def _layout(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> RecordLayout:
-    encodings = tuple(get_encoding(name) for name in encoding_names)
+def _layout(names: tuple[str, ...], told: tuple[tuple[str, int | None], ...], _: int) -> RecordLayout:
+    encodings = tuple(mds_encoding(name, size) for name, size in told)
     sizes = tuple(encoding.size for encoding in encodings)
     fixed = [size for size in sizes if size is not None]
     return RecordLayout(
@@ -335,7 +338,14 @@ def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[
 def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard) -> list[tuple[int, str]]:
     """Number and name of the columns to read."""
     names = wanted_columns(columns, layout.names, shard.where, shard.options, layout.unsafe)
-    return [(layout.names.index(name), name) for name in names]
+    wanted = [(layout.names.index(name), name) for name in names]
+    for number, name in wanted:
+        if isinstance(layout.encodings[number], UnknownEncoding):
+            try:
+                layout.encodings[number].decode(b"")
+            except ConfigError as error:
+                raise ConfigError(f"{shard.where}: column {name!r}: {error}") from None
+    return wanted
 
 
 def _value_bounds(

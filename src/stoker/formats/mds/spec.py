@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.errors import FormatError, IndexFileError
 from stoker.formats.common.checks import parse_settings, refuse, require, string_list
-from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.mds.encodings.registry import UnknownEncoding, get_encoding, mds_encoding
 
 
 def parse_columns(obj: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], int]:
@@ -50,19 +50,14 @@ def mds_spec(
     width = 0
     for name, encoding_name, size in zip(names, encodings, sizes, strict=True):
         try:
-            expected = get_encoding(encoding_name).size
+            found = mds_encoding(encoding_name, size)
+            expected = get_encoding(encoding_name).size if isinstance(found, UnknownEncoding) else found.size
         except FormatError as error:
             raise FormatError(f"column {name!r}: {error}") from None
-        if size != expected or isinstance(size, bool):
-            own = (
-                ". It was written with an encoding of the writer's own under a built-in name: write it anew under another, "
-                "which register_encoding of stoker.formats.mds.encodings takes"
-            )
-            raise IndexFileError(
-                f"column {name!r} ({encoding_name}) should have size {expected}, found {size!r}"
-                f"{own if (size is None) != (expected is None) else ''}"
-            )
-        width += 4 if expected is None else expected
+        own = (size is None) != (expected is None) and size != 0  # the writer's
+        if isinstance(size, bool) or (size != expected and not own) or (size or 0) < 0:
+            raise IndexFileError(f"column {name!r} ({encoding_name}) should have size {expected}, found {size!r}")
+        width += 4 if size is None else size
     spec = {
         "column_names": names,
         "column_encodings": encodings,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Final
+from functools import lru_cache
+from types import EllipsisType
+from typing import Any, Final
 
 from stoker.arguments import checked
 from stoker.display import unknown_name
@@ -55,8 +57,11 @@ def _builtins() -> dict[str, _Factory]:
 
 _BUILTINS = _builtins()
 _registered: dict[str, _Factory] = {}
+# Those registered in place of built-in ones.
+_replaced: dict[str, _Factory] = {}
 _cache: dict[str, Encoding] = {}
 _lock = threading.Lock()
+_generation = 0
 
 
 def _after_fork_in_child() -> None:
@@ -114,9 +119,61 @@ def get_encoding(name: str) -> Encoding:
     return encoding
 
 
+class UnknownEncoding(Encoding):
+    """An encoding of a writer's own under a built-in name, which the index tells by its width. Its values can not be read.
+
+    Args:
+        name: as the index has it.
+        size: of each value; ``None`` where they differ.
+    """
+
+    def __init__(self, name: str, size: int | None) -> None:
+        self.name, self.size = name, size
+
+    def encode(self, value: Any) -> bytes:
+        raise NotImplementedError
+
+    def decode(self, data: bytes) -> Any:  # noqa: ARG002 - as the base class has it
+        width = "differing widths" if self.size is None else f"{self.size} bytes"
+        raise ConfigError(
+            f"{self.name!r} with values of {width} is an encoding of the writer's own under a built-in name: register it, "
+            f"register_encoding({self.name.partition(':')[0]!r}, ..., replace=True) of stoker.formats.mds.encodings, or "
+            "leave the column out by columns="
+        )
+
+
+def mds_encoding(name: str, size: int | EllipsisType | None = ...) -> Encoding:
+    """The encoding of a column of MDS, where one that was registered in the place of a built-in one goes first.
+
+    Args:
+        name: as :func:`get_encoding` takes it.
+        size: width of its values by the index, which tells it from another one of that name; without it, it is to be written.
+
+    Raises:
+        FormatError: see :func:`get_encoding`.
+    """
+    base, _, config = name.partition(":")
+    if base in _replaced:
+        own = _replaced[base](config)
+        if size in (own.size, ...):
+            return own
+    found = get_encoding(name)
+    return found if size in (found.size, ...) else _unknown(name, size)
+
+
+@lru_cache(maxsize=256)
+def _unknown(name: str, size: int | None) -> Encoding:
+    return UnknownEncoding(name, size)
+
+
 def others_registered() -> bool:
     """Whether this process knows encodings that are not stoker's own."""
-    return bool(_registered)
+    return bool(_registered or _replaced)
+
+
+def registered() -> int:
+    """A number that is another when an encoding was registered since."""
+    return _generation
 
 
 @checked
@@ -128,22 +185,31 @@ def register_encoding(name: str, encoding: type[Encoding] | Encoding, *, replace
     ``from_config``.
 
     Args:
-        name: what columns are declared with; no colon, not a built-in name.
+        name: what columns are declared with; no colon.
         encoding: an instance, or a class that is built without arguments.
-        replace: allow another encoding in place of one registered before.
+        replace: allow another encoding in place of one registered before, or of a built-in one: of MDS columns of that name
+            whose values have the width of this one, by the index, and of those that are written.
 
     Raises:
         ConfigError: the name is taken or not allowed, or this is not an encoding.
     """
     if not name or ":" in name or name.strip() != name:
         raise ConfigError(f"an encoding's name is not empty and has no colon or outer space, got {name!r}")
-    if name in _BUILTINS:
-        raise ConfigError(f"{name!r} is a built-in encoding; choose another name for yours")
+    if name in _BUILTINS and not replace:
+        raise ConfigError(
+            f"{name!r} is a built-in encoding; choose another name for yours, or pass replace=True, for MDS that a program "
+            "of yours has written so"
+        )
     instance = encoding() if isinstance(encoding, type) else encoding
     if not isinstance(instance, Encoding):
         raise ConfigError(f"expected a subclass of stoker's Encoding or an instance, got {encoding!r}")
     instance.name = instance.name or name
+    global _generation
     with _lock:
+        _generation += 1
+        if name in _BUILTINS:
+            _replaced[name] = _single(instance)
+            return
         if name in _registered and not replace:
             raise ConfigError(f"encoding {name!r} is registered already; pass replace=True to replace it")
         _registered[name] = _single(instance)
