@@ -177,7 +177,7 @@ class MissingPackageError(StokerError, ImportError):
     """An optional package is not installed; names the extra that brings it."""
 
 
-class UnsafeDataError(StokerError):
+class UnsafeDataError(StokerError, ValueError):
     """Reading would run code from the data (pickle) and the caller has not consented."""
 
 

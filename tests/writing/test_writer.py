@@ -417,3 +417,14 @@ def test_keys_of_a_tar_begin_where_its_writer_says(tmp_path: Path) -> None:
     for shard, numbers in ((0, (41, 42, 43, 44)), (1, (4, 5))):
         with tarfile.open(tmp_path / f"shard.{shard:05}.tar") as archive:
             assert archive.getnames() == [f"{number:09}.txt" for number in numbers]
+
+
+def test_the_default_hashes_do_not_move_the_ends_of_shards(tmp_path: Path) -> None:
+    """mosaicml-streaming has none by default, and counts the settings that a shard carries: its order is that of its shards."""
+    counts = []
+    for name, options in (("default", {}), ("none", {"hashes": ()}), ("named", {"hashes": ["sha1", "xxh3_64"]})):
+        with MDSWriter({"x": "int"}, str(tmp_path / name), size_limit=400, **options) as out:
+            for number in range(500):
+                out.write({"x": number})
+        counts.append(StreamingDataset(str(tmp_path / name)).samples_per_shard.tolist())
+    assert counts[0] == counts[1] != counts[2]
