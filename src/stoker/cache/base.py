@@ -141,6 +141,10 @@ class ShardCache(ABC):
     def discard(self, info: ShardInfo) -> bool:
         """Remove a shard's raw files, which turned out to be corrupt. ``False`` where that would lose the only copy."""
 
+    def evict(self, info: ShardInfo) -> None:
+        """Remove all files of a shard that the store has, too."""
+        self.discard(info)
+
     @abstractmethod
     def used(self, shards: Iterable[ShardInfo]) -> int:
         """Bytes that copies of these shards' raw files take here; 0 where they are read where they lie."""

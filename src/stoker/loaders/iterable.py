@@ -1,4 +1,4 @@
-"""A base class that torch's DataLoader takes for an ``IterableDataset``, without importing torch."""
+"""Base classes that torch takes for its ``IterableDataset`` and ``Dataset``, without importing torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from stoker.errors import ConfigError
 
-__all__ = ["WHOLE_BATCHES", "TorchIterable", "refuse_collating"]
+__all__ = ["WHOLE_BATCHES", "TorchIterable", "TorchMap", "refuse_collating"]
 
 WHOLE_BATCHES: Final = (
     "this loader makes whole batches, of which a DataLoader with a batch_size would make batches again: use "
@@ -18,6 +18,7 @@ WHOLE_BATCHES: Final = (
 """The error of a ``DataLoader`` that is to collate batches of tokens."""
 
 if TYPE_CHECKING:
+    from torch.utils.data import Dataset as TorchMap
     from torch.utils.data import IterableDataset as TorchIterable
 else:
     _Item = TypeVar("_Item")
@@ -25,41 +26,55 @@ else:
     class _WithoutTorch(Generic[_Item]):
         """Stands in for torch's class until torch is imported."""
 
-    class TorchIterable(_WithoutTorch[_Item]):
-        """Base of what is an ``IterableDataset`` wherever torch is imported; type checkers see torch's own.
+    def _like_torch(name: str) -> Any:
+        """A base of what is one of torch's datasets wherever torch is imported; type checkers see torch's own.
 
         As soon as torch is imported, before or after stoker, torch's class becomes the base of this one. A base that is
         torch's from the beginning would make `import stoker` import torch.
         """
 
-        def __init_subclass__(cls, **options: Any) -> None:
-            _adopt()
-            super().__init_subclass__(**options)
+        class LikeTorch(_WithoutTorch[_Item]):
+            def __init_subclass__(cls, **options: Any) -> None:
+                _adopt()
+                super().__init_subclass__(**options)
 
-        def __new__(cls, *_: Any, **__: Any) -> Any:
-            _adopt()
-            return super().__new__(cls)
+            def __new__(cls, *_: Any, **__: Any) -> Any:
+                _adopt()
+                return super().__new__(cls)
 
-        @property
-        def __class__(self):
-            # isinstance() asks for this where the class alone does not tell. If torch was imported since this object was
-            # made, the answer is torch's class, once; from then on the class tells.
-            return _adopt() or type(self)
+            @property
+            def __class__(self):
+                # isinstance() asks for this where the class alone does not tell. If torch was imported since this object
+                # was made, the answer is torch's class, once; from then on the class tells.
+                return _adopt(type(self)) or type(self)
 
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            _adopt()
-            return super().__reduce_ex__(protocol)
+            def __reduce_ex__(self, protocol: Any) -> Any:
+                _adopt()
+                return super().__reduce_ex__(protocol)
 
-    def _adopt() -> type | None:
-        """Make torch's class the base, if it is imported and not yet the base; it, or ``None`` where nothing was done."""
+        LikeTorch.__name__ = LikeTorch.__qualname__ = name
+        return LikeTorch
+
+    TorchIterable, TorchMap = _like_torch("TorchIterable"), _like_torch("TorchMap")
+
+    def _adopt(asked: type = object) -> type | None:
+        """Make torch's classes the bases, if they are imported and not yet the bases.
+
+        Returns:
+            That of the class that is asked for; ``None`` where nothing was done.
+        """
         found = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
         if found is None or found in _adopted:
             return None
+        other = sys.modules["torch.utils.data"].Dataset
         found.register(TorchIterable)  # what DataLoader asks for, wherever Python can not change a class's bases
+        is_map = issubclass(asked, TorchMap)
         with contextlib.suppress(TypeError):
             TorchIterable.__bases__ = (found,)
+        with contextlib.suppress(TypeError):
+            TorchMap.__bases__ = (other,)
         _adopted.append(found)  # last: other threads may ask meanwhile
-        return found
+        return other if is_map else found
 
 
 _adopted: list[type] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from stoker.arguments import checked
 from stoker.arguments.other_libraries import OtherLibraries
@@ -11,12 +12,13 @@ from stoker.formats.base import ShardInfo
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.by_id import SamplesById
 from stoker.loaders.dataset_methods.over_dataset import remedy_of_dataset
+from stoker.loaders.iterable import TorchMap
 from stoker.loaders.pickled import PickledByVersion
 
 __all__ = ["LocalDataset"]
 
 
-class LocalDataset(SamplesById, PickledByVersion, OtherLibraries):
+class LocalDataset(SamplesById, PickledByVersion, OtherLibraries, TorchMap[Any]):
     """A dataset in a local directory, by id: what torch calls a map-style dataset, for its samplers.
 
     It has no order of its own, no ranks, and no state; :class:`~stoker.loaders.dataset.StreamingDataset` has all of these,

@@ -24,7 +24,7 @@ from stoker import (
     StreamingShardLoader,
     World,
 )
-from stoker.errors import ConfigError, DestinationExistsError, FormatError, IndexFileError
+from stoker.errors import ConfigError, DestinationExistsError, FormatError, IndexFileError, UnsafeDataError
 from stoker.lazy import cached_property
 from stoker.streams.registry import streams_registry
 from stoker.util import bytes_to_int, clean_stale_shared_memory, get_list_arg, merge_index, number_abbrev_to_int
@@ -439,3 +439,36 @@ def test_a_subclass_may_have_attributes_that_are_looked_up(root: Path) -> None:
     for name in ("broken", "broken_once", "broken_here"):
         with pytest.raises(AttributeError, match="inside of the property"):
             getattr(Broken(root / "a" / "train"), name)
+
+
+def test_a_shard_is_evicted_with_its_compressed_file(tmp_path: Path) -> None:
+    with MDSWriter({"id": "int"}, tmp_path / "remote", compression="zstd", size_limit=200) as out:
+        out.write_batch({"id": np.arange(100)})
+    dataset = StreamingDataset(str(tmp_path / "remote"), local=tmp_path / "cache", keep_zip=True)
+    assert len(list(dataset)) == 100
+    kept = {path.name for path in (tmp_path / "cache").rglob("shard.*")}
+    assert {"shard.00001.mds", "shard.00001.mds.zstd"} < kept
+    dataset.evict_shard(1)
+    assert kept - {path.name for path in (tmp_path / "cache").rglob("shard.*")} == {
+        "shard.00001.mds",
+        "shard.00001.mds.zstd",
+    }
+    assert len(list(dataset)) == 100
+
+
+def test_a_local_dataset_is_one_of_torchs(root: Path) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    dataset = LocalDataset(root / "a", split="train")
+    assert isinstance(dataset, data.Dataset)
+    assert not isinstance(dataset, data.IterableDataset)
+    assert len(data.DataLoader(dataset, batch_size=10, shuffle=True)) == 10
+    assert pickle.loads(pickle.dumps(dataset))[3] == {"id": 3}
+
+
+def test_unsafe_data_is_a_value_error_as_with_mosaicml(tmp_path: Path) -> None:
+    with MDSWriter({"thing": "pkl"}, tmp_path) as out:
+        out.write({"thing": {1, 2}})
+    with pytest.raises(ValueError, match="allow_unsafe_types=True"):
+        _ = StreamingDataset(str(tmp_path))[0]
+    with pytest.raises(UnsafeDataError):
+        list(StreamingDataset(str(tmp_path), on_bad_sample="skip"))

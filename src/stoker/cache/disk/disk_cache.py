@@ -91,11 +91,18 @@ class DiskCache(Fetches):
     def discard(self, info: ShardInfo) -> bool:
         if self.store is None and not info.zip:
             return False
-        for file in info.raw:
+        self._remove(info.raw)
+        return True
+
+    def evict(self, info: ShardInfo) -> None:
+        """See :class:`~stoker.cache.base.ShardCache`; with ``keep_zip`` there are compressed files, too."""
+        self._remove((*info.raw, *info.zip))
+
+    def _remove(self, files: Iterable[FileInfo]) -> None:
+        for file in files:
             self.files.stay_inside(self.root / file.basename)
             with self.files.named_errors("remove a corrupt shard from"), contextlib.suppress(FileNotFoundError):
                 os.unlink(self.root / file.basename)
-        return True
 
     def used(self, shards: Iterable[ShardInfo]) -> int:
         found = 0

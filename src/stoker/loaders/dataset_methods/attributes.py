@@ -230,7 +230,7 @@ class DatasetAttributes:
                 f"{cache.describe(self.shards[shard_id])} is no copy in a cache: there is nothing to evict"
             )
         pool.done_with(shard_id, close=True)
-        cache.discard(self.shards[shard_id])
+        cache.evict(self.shards[shard_id])
 
     @property
     def cache_usage(self) -> int:
