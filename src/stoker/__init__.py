@@ -189,7 +189,7 @@ _MODULES: Final = {
     "verify": "stoker.inspection",
 }
 
-_SUBMODULES: Final = ("errors", "image", "media", "partitions", "testing", "tokens", "util", "writers")
+_SUBMODULES: Final = ("compat", "errors", "image", "media", "partitions", "testing", "tokens", "util", "writers")
 
 _MOVED: Final = {
     **dict.fromkeys(
