@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice, product, zip_longest
@@ -495,28 +497,26 @@ def test_a_run_continues_with_other_streams_where_each_was(
 
     stopped = world(before)
     seen = [flat([flat(read(dataset)) for dataset in stopped]) for _ in range(2)]
-    seen.append(flat([flat(read(dataset, 3)) for dataset in stopped]))
+    inside = partition is None  # the others give each rank samples of its own
+    seen.append(flat([flat(read(dataset, 3 if inside else None)) for dataset in stopped]))
+    web = [number for epoch in seen for number in epoch if stream_of(number) == "web"]
     state = json.loads(json.dumps(stopped[0].state_dict()))
-    assert state["consumed"] == {"web": 3 * 93, "books": 150}
-    with pytest.raises(StateError, match="change_streams=True to begin a new epoch with these streams"):
+    with pytest.raises(StateError, match="change_streams=True to go on with these streams"):
         world(after)[0].load_state_dict(state)
     resumed = world(after)
     with caplog.at_level(logging.WARNING):
         for dataset in resumed:
             dataset.load_state_dict(state, change_streams=True)
-    assert (
-        "epoch 3 begins; web continue where they were, notes begins; what was left of epoch 2 after position 60"
-        in caplog.text
-    )
+    goes = "epoch 2 goes on at position 60" if inside else "epoch 3 begins"
+    assert f"{goes}; web continue where they were, notes begins" in caplog.text
     assert len(resumed[0]) > 0
-    assert resumed[0].next_epoch == 3
-    # Two whole epochs before took 186 samples of 300, and the third 93 more, whether they were delivered or not.
+    assert resumed[0].next_epoch == (2 if inside else 3)
     first = [flat([flat(read(dataset)) for dataset in resumed])]
-    earlier = {number for epoch in seen[:2] for number in epoch if stream_of(number) == "web"}
-    now = Counter(number for number in first[0] if stream_of(number) == "web")
-    assert now.total() == 60
-    # 21 are left of the pass that was begun, and none of those had come; then a new pass begins.
-    assert len(set(now) - earlier) >= 21
+    now = [number for number in first[0] if stream_of(number) == "web"]
+    if inside:
+        # What was left of the pass that was begun comes before the next one.
+        assert len(now) == 20
+        assert len(set(web + now)) == len(web) + len(now)
     # The new run can be stopped and gone on with, too, in another world, as the run that it is.
     whole = [flat([flat(read(dataset)) for dataset in resumed]) for _ in range(2)]
     again = world(after)
@@ -525,7 +525,7 @@ def test_a_run_continues_with_other_streams_where_each_was(
     assert [flat([flat(read(dataset)) for dataset in again])] == first
     part = flat([flat(read(dataset, 2)) for dataset in again])
     second = json.loads(json.dumps(again[0].state_dict()))
-    assert second["origin"]["epoch"] == 3
+    assert second["origin"]["epoch"] == (2 if inside else 3)
     alone = mixture(data, after, partition=partition)
     alone.load_state_dict(second)
     assert Counter(part + flat(read(alone))) == Counter(whole[0])
@@ -662,10 +662,86 @@ def test_a_curriculum_may_be_changed_on_the_way(data: Path) -> None:
         num_canonical_nodes=run.order["num_canonical_nodes"],
     )
     changed.load_state_dict(run.state_dict(), change_streams=True)
-    # Epochs 0 and 1 count as 400 samples of training, so the weights change after two more epochs of 100.
-    epochs = [Counter(map(stream_of, flat(read(changed)))) for _ in range(3)]
-    assert epochs[0] + epochs[1] == {"web": 100, "books": 100}
-    assert epochs[2] == {"books": 100}
+    # 240 samples of training came before, 60 are left of an epoch of 100, and three more epochs come before the change.
+    epochs = [Counter(map(stream_of, flat(read(changed)))) for _ in range(5)]
+    assert sum(epochs[:4], Counter()) == {"web": 180, "books": 180}
+    assert epochs[0].total() == 60
+    assert epochs[4] == {"books": 100}
+
+
+def test_a_schedule_that_was_the_same_so_far_is_taken(data: Path) -> None:
+    def run(points: Any, interpolate: int = 0) -> StreamingDataset:
+        return StreamingDataset(
+            streams=streams_of(data, {"web": {}, "books": {}}),
+            schedule=Schedule.parse(points, interpolate),
+            epoch_size=120,
+            shuffle=True,
+            batch_size=10,
+        )
+
+    begun = {0: {"web": 3, "books": 1}, 100: {"web": 1, "books": 1}}
+    stopped = run(begun)
+    seen = flat(read(stopped)) + flat(read(stopped, 3))
+    state = json.loads(json.dumps(stopped.state_dict()))
+    later = run({**begun, 150: {"web": 0, "books": 1}})
+    later.load_state_dict(state)
+    rest = flat(read(later))
+    assert Counter(map(stream_of, rest)) == {"books": 90}
+    books = Counter(number for number in seen + rest if stream_of(number) == "books")
+    assert books.total() > len(books) == 120  # all of the first pass before the next one
+    for points, interpolate in (
+        ({0: {"web": 2, "books": 1}, 100: {"web": 1, "books": 1}}, 0),
+        ({**begun, 149: {"web": 0, "books": 1}}, 0),
+        ({**begun, 300: {"web": 0, "books": 1}}, 20),
+    ):
+        with pytest.raises(StateError, match=r"schedule\.points"):
+            run(points, interpolate).load_state_dict(state)
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
+def test_weights_that_change_inside_an_epoch_lose_and_repeat_nothing(data: Path, method: str, nodes: int) -> None:
+    """Each stream goes on where the run was, however often its weight changes, and it goes away and comes back."""
+    draw = random.Random(f"{method} {nodes}")
+    seen: Counter[int] = Counter()
+    state: dict[str, Any] | None = None
+    for _ in range(5):
+        weights: Weights = {name: {"choose": draw.randint(30, 90)} for name in ("web", "books", "notes")}
+        if draw.random() < 0.3:
+            del weights[draw.choice(list(weights))]
+        ranks = draw.choice((1, 2))
+        world = [
+            mixture(
+                data,
+                weights,
+                world=World(rank, ranks),
+                batching_method=method,
+                num_canonical_nodes=nodes,
+                batch_size=draw.choice((4, 6)) if ranks == 1 else 3,
+                remainder="uneven",
+            )
+            for rank in range(ranks)
+        ]
+        if state is not None:
+            for dataset in world:
+                dataset.load_state_dict(state, change_streams=True)
+                state_now = dataset.state_dict()
+                dataset.load_state_dict(json.loads(json.dumps(state_now)))
+        left = (world[0].order["epoch_size"] - world[0].state_dict()["position"]) // ranks
+        taken = max(1, min(draw.randint(1, 26), left - 6))
+        for dataset in world:
+            seen.update(int(sample["id"]) for sample in itertools.islice(iter(dataset), taken))
+        state = json.loads(json.dumps(world[0].state_dict()))
+    for name in STREAMS:
+        # Alone, a stream goes on with what was passed over: after whole passes all its samples have come equally often.
+        alone = mixture(data, {name: {}}, num_canonical_nodes=nodes, batch_size=1)
+        assert state is not None
+        alone.load_state_dict(state, change_streams=True)
+        ids = ids_of_stream(name)
+        passes = sum(seen[number] for number in ids) // len(ids) + 2
+        rest = itertools.chain.from_iterable(flat(read(alone)) for _ in range(4))
+        seen.update(itertools.islice(rest, passes * len(ids) - sum(seen[number] for number in ids)))
+        assert {seen[number] for number in ids} == {passes}
 
 
 def test_more_than_the_streams_can_not_be_changed(data: Path) -> None:

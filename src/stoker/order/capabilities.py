@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from stoker.errors import ConfigError, StateError
+from stoker.order.mixture.reached import Reached
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, SampleOrder
 
 
@@ -84,6 +85,22 @@ class StreamHistory(Protocol):
         whole."""
         ...
 
+    def reached(
+        self, told: Mapping[str, Any], origin: Mapping[str, Any], point: EpochPosition, inside: DataRank | None
+    ) -> tuple[int, dict[str, Reached]] | None:
+        """How many samples of its epoch a run in this order, but with other streams, had had, and how far in each stream.
+
+        Args:
+            told: its :meth:`~stoker.order.sample_order.SampleOrder.as_dict`, as a state has it.
+            origin: its :attr:`origin`.
+            point: where it stopped.
+            inside: its world, where it stopped inside a batch.
+
+        Returns:
+            ``None`` where every epoch has the same samples.
+        """
+        ...
+
     def restarted(
         self,
         epoch: int,
@@ -91,8 +108,10 @@ class StreamHistory(Protocol):
         samples: int,
         away: Sequence[Mapping[str, Any]] = (),
         twins: Mapping[str, int] = MappingProxyType({}),
+        position: int = 0,
+        passed: Mapping[str, Any] = MappingProxyType({}),
     ) -> SampleOrder:
-        """The same order, restarted at an epoch after its streams were changed.
+        """The same order, restarted after its streams were changed.
 
         Args:
             epoch: the epoch.
@@ -100,6 +119,8 @@ class StreamHistory(Protocol):
             samples: samples of training before.
             away: what states remember of streams that are left out now; handed on in :attr:`origin`.
             twins: stream name to its number among those of the same fingerprint, where the list of streams tells another.
+            position: in the epoch; where that can not go on there, the next one begins.
+            passed: stream name to what :meth:`~stoker.order.mixture.reached.Reached.as_dict` has told of it.
         """
         ...
 
@@ -127,18 +148,6 @@ def origin_of(order: SampleOrder) -> dict[str, Any]:
 def consumed_samples(order: SampleOrder, position: EpochPosition) -> dict[str, int]:
     """Samples of each stream that are used up. Default: none, as every epoch is independent of those before."""
     return order.consumed(position) if isinstance(order, StreamHistory) else {}
-
-
-def restarted(
-    order: SampleOrder,
-    epoch: int,
-    consumed: Mapping[str, int],
-    samples: int,
-    away: Sequence[Mapping[str, Any]] = (),
-    twins: Mapping[str, int] = MappingProxyType({}),
-) -> SampleOrder:
-    """The order restarted at an epoch. Default: the order as it is, as every epoch is independent of those before."""
-    return order.restarted(epoch, consumed, samples, away, twins) if isinstance(order, StreamHistory) else order
 
 
 @runtime_checkable

@@ -11,18 +11,20 @@ With a static partition (:mod:`stoker.order.partition.partition`) each part of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StateError
 from stoker.integers import mix
 from stoker.lazy import cached_property
 from stoker.order.global_batches import BatchPlan, DevicePlan
 from stoker.order.mixture.epoch_mixture import EpochMixture
-from stoker.order.mixture.mixing import Mixing
+from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
+from stoker.order.mixture.reached import Reached, Renumbering, read_reached
+from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.stratified_batches import StratifiedPlan
 from stoker.order.mixture.stream_locator import MixedOrder, StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, make_quotas, stream_shuffle
@@ -57,9 +59,10 @@ class NativeOrder:
     Args:
         sources: the streams, at least one.
         settings: everything else.
-        origin: where a run with changed streams was restarted: ``epoch``, ``consumed`` (samples of each stream by name) and
-            ``samples`` (of training before), ``away`` (streams that are left out since, for states to remember), and
-            ``twins`` (see :func:`~stoker.order.mixture.stream_quotas.twin_numbers`).
+        origin: where a run with changed streams was restarted: ``epoch``, ``position``, ``consumed`` (samples of each stream
+            by name), ``passed`` (see :class:`~stoker.order.mixture.reached.Reached`) and ``samples`` (of training before),
+            ``away`` (streams that are left out since, for states to remember), and ``twins`` (see
+            :func:`~stoker.order.mixture.stream_quotas.twin_numbers`).
 
     Raises:
         ConfigError: streams, weights and settings that do not go together.
@@ -134,20 +137,26 @@ class NativeOrder:
         samples: int,
         away: Sequence[Mapping[str, Any]] = (),
         twins: Mapping[str, int] = MappingProxyType({}),
+        position: int = 0,
+        passed: Mapping[str, Any] = MappingProxyType({}),
     ) -> NativeOrder:
-        """The same sample order, restarted at an epoch, each stream after so many samples.
+        """The same sample order, restarted at a position of an epoch, each stream after so many samples.
 
         With fixed sampling this order is returned unchanged: every epoch has the same samples.
         """
         if self.settings.sampling_method == "fixed":
             return self
+        if position >= self._epoch_size or self._batching == "device_per_stream":
+            # The epoch can not go on there: this one has fewer samples, or batches of one stream that begin elsewhere.
+            epoch, position = epoch + (1 if position else 0), 0
         origin: dict[str, Any] | None = None
-        if epoch or consumed or away:
+        if epoch or position or consumed or away:
             origin = {"epoch": epoch, "consumed": dict(consumed), "samples": samples}
             if away:
                 origin["away"] = [dict(one) for one in away]
-            if twins:
-                origin["twins"] = dict(twins)
+            for name, value in (("twins", dict(twins)), ("position", position), ("passed", dict(passed))):
+                if value:
+                    origin[name] = value
         return NativeOrder(self.sources, self.settings, origin)
 
     def as_dict(self) -> dict[str, Any]:
@@ -226,10 +235,65 @@ class NativeOrder:
         if self.settings.sampling_method == "fixed" or not self._epoch_size:
             return {}
         # Exact between phases. Inside one, scrambled samples may be up to a window a node ahead.
-        reached = self._mixture(position.epoch + (1 if position.position else 0), 1, shared=False).reached(
-            np.zeros(1, dtype=np.int64)
-        )
+        epoch = position.epoch + (1 if position.position else 0)
+        first = self._origin.get("position", 0) if epoch == self._origin.get("epoch", 0) else 0
+        reached = self._mixture(self._timeline, epoch, 1, shared=False).reached(np.array([first], dtype=np.int64))
         return {quota.source.name: count for quota, count in zip(self._quotas, reached[0].tolist(), strict=True)}
+
+    def reached(
+        self, told: Mapping[str, Any], origin: Mapping[str, Any], point: EpochPosition, inside: DataRank | None
+    ) -> tuple[int, dict[str, Reached]] | None:
+        """How far a run in this order, with other streams, had got; see
+        :class:`~stoker.order.capabilities.StreamHistory`."""
+        settings = self.settings
+        if settings.sampling_method == "fixed":
+            return None
+        if settings.partition.static and (point.position or inside):
+            raise StateError(
+                f"partition {settings.partition.name!r} gives each rank samples of its own, and this state was taken inside "
+                "an epoch: streams can be changed where an epoch has ended"
+            )
+        order, streams = told["order"], told["streams"]
+        names: list[str] = list(order.get("streams", streams))
+        read = read_reached(origin.get("consumed", {}), origin.get("passed", {}))
+        before = [read.get(name, Reached()) for name in names]
+        counted = CountingOrigin(
+            origin.get("epoch", 0), origin.get("position", 0), origin.get("samples", 0), tuple(b.count for b in before)
+        )
+        if order.get("schedule") is None:
+            counts = [streams[name]["choose"] for name in names]
+            timeline = Timeline.constant(counts, counted) if any(counts) else None
+        else:
+            timeline = Schedule.from_dict(order["schedule"]).timeline(names, order["epoch_size"], counted)
+        if timeline is None:
+            return 0, dict(zip(names, before, strict=True))
+        if point.position > timeline.epoch_size:
+            raise StateError(f"position {point.position} is not in an epoch of {timeline.epoch_size}")
+        start = point.start if isinstance(point.start, NativeStart) else NativeStart()
+        batching = order.get("batching_method", "random") if len(names) > 1 else "random"
+        had = np.zeros(0, dtype=np.int64)
+        if settings.partition.static:
+            mixture, strata = self._mixture(timeline, point.epoch, 1, shared=False), True
+        else:
+            mixture, strata = self._elastic_mixture(timeline, point.epoch, batching, start), batching == "stratified"
+            if inside is not None:
+                firsts = []
+                for rank in range(inside.world_size):
+                    plan = self._elastic_plan(timeline, batching, mixture, point, replace(inside, rank=rank), names)
+                    batch = plan.positions(0, 1)[0] if plan.full_batches else plan.tail_positions()
+                    firsts.append(batch[: point.partial])
+                had = np.unique(np.concatenate(firsts))
+        if strata:
+            low, codes = mixture.reached(np.array([point.position]))[0], had
+        else:
+            low, codes = mixture.taken(point.position)
+            codes = np.concatenate([codes, mixture.codes(had)])
+        numbers, of = codes & ((1 << NUMBER_BITS) - 1), codes >> NUMBER_BITS
+        found = {
+            name: earlier.after(first, numbers[of == stream])
+            for stream, (name, earlier, first) in enumerate(zip(names, before, low.tolist(), strict=True))
+        }
+        return point.position + len(had), found
 
     @property
     def _batching(self) -> str:
@@ -239,11 +303,33 @@ class NativeOrder:
     def _run_elastic(self, position: EpochPosition, data_rank: DataRank, start: NativeStart) -> Run:
         batching = self._batching
         world, batch = start.world_size, start.batch_size
-        unit = {"per_stream": world * batch, "device_per_stream": batch}.get(batching, 1)
-        mixture = self._mixture(position.epoch, unit, shared=batching == "per_stream")
+        mixture = self._elastic_mixture(self._timeline, position.epoch, batching, start)
+        names = [quota.source.name for quota in self._quotas]
+        plan = self._elastic_plan(self._timeline, batching, mixture, position, data_rank, names)
+        if isinstance(plan, StratifiedPlan):
+            return Run(self._locator, plan)
+        if isinstance(plan, DevicePlan):
+            check_batch(data_rank.batch_size, batch)
+        elif batching == "per_stream" and data_rank.world_size * data_rank.batch_size != world * batch:
+            raise ConfigError(
+                f"this epoch was begun with global batches of {world * batch} samples of one stream, here they have "
+                f"{data_rank.world_size * data_rank.batch_size}: resume with the same batch_size times world size until it "
+                "ends"
+            )
+        return Run(MixedOrder(self._locator, mixture), plan)
+
+    def _elastic_plan(
+        self,
+        timeline: Timeline | None,
+        batching: str,
+        mixture: EpochMixture,
+        position: EpochPosition,
+        data_rank: DataRank,
+        names: Sequence[str],
+    ) -> BatchPlan:
         common: dict[str, Any] = {
             "start": position.position,
-            "end": self._epoch_size,
+            "end": 0 if timeline is None else timeline.epoch_size,
             "batch_size": data_rank.batch_size,
             "rank": data_rank.rank,
             "world_size": data_rank.world_size,
@@ -251,27 +337,26 @@ class NativeOrder:
             "remainder": self.settings.remainder,
         }
         if batching == "stratified":
+            passes = {quota.source.name: quota.total for quota in self._quotas}
             key = mix(self.settings.seed, _TAG_SECTIONS, position.epoch)
+            totals = np.array([passes.get(name) or 1 << NUMBER_BITS for name in names], dtype=np.int64)
             shuffled = self.settings.shuffle != "none"
-            return Run(self._locator, StratifiedPlan(**common, strata=mixture, shuffled=shuffled, key=key))
-        order = MixedOrder(self._locator, mixture)
-        if batching == "device_per_stream":
-            check_batch(data_rank.batch_size, batch)
-            return Run(order, DevicePlan(**common))
-        if batching == "per_stream" and data_rank.world_size * data_rank.batch_size != unit:
-            raise ConfigError(
-                f"this epoch was begun with global batches of {unit} samples of one stream, here they have "
-                f"{data_rank.world_size * data_rank.batch_size}: resume with the same batch_size times world size until it "
-                "ends"
-            )
-        return Run(order, BatchPlan(**common))
+            return StratifiedPlan(**common, strata=mixture, shuffled=shuffled, key=key, totals=totals)
+        return DevicePlan(**common) if batching == "device_per_stream" else BatchPlan(**common)
 
-    def _mixture(self, epoch: int, unit: int, *, shared: bool) -> EpochMixture:
-        """The epoch's mixings."""
+    def _elastic_mixture(
+        self, timeline: Timeline | None, epoch: int, batching: str, start: NativeStart
+    ) -> EpochMixture:
+        world, batch = start.world_size, start.batch_size
+        unit = {"per_stream": world * batch, "device_per_stream": batch}.get(batching, 1) or 1
+        return self._mixture(timeline, epoch, unit, shared=batching == "per_stream")
+
+    def _mixture(self, timeline: Timeline | None, epoch: int, unit: int, *, shared: bool) -> EpochMixture:
+        """The mixings of an epoch."""
         key = mix(self.settings.seed, TAG_MIXING)
-        if self._timeline is None:
+        if timeline is None:
             return EpochMixture([0], [0], [Mixing([0])])
-        phases = self._timeline.phases(epoch)
+        phases = timeline.phases(epoch)
         return EpochMixture(
             [phase.first for phase in phases],
             [phase.offset for phase in phases],
@@ -294,6 +379,7 @@ class NativeOrder:
         consumed = self._origin.get("consumed", {})
         origin = CountingOrigin(
             epoch=self._origin.get("epoch", 0),
+            position=self._origin.get("position", 0),
             samples=self._origin.get("samples", 0),
             consumed=tuple(consumed.get(quota.source.name, 0) for quota in self._quotas),
         )
@@ -307,7 +393,13 @@ class NativeOrder:
         offset = dict(zip((source.name for source in self.sources), self._offsets, strict=False))
         offsets = [offset[quota.source.name] for quota in self._quotas]
         quotas, settings, nodes = self._quotas, self.settings, self._nodes
-        self._locator = StreamLocator(lambda number: quotas[number].shuffled(settings, nodes), offsets)
+        renumber = None
+        if passed := self._origin.get("passed"):
+            read = read_reached(self._origin["consumed"], passed)
+            renumber = Renumbering(read.get(quota.source.name, Reached()) for quota in quotas)
+        self._locator = StreamLocator(
+            lambda number: quotas[number].shuffled(settings, nodes), offsets, renumber=renumber
+        )
         self._static_epochs = StaticEpochs(quotas, settings, offsets, self._origin, self._batching)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -107,6 +107,28 @@ def test_a_mixing_has_of_each_stream_its_next_samples_each_once(
     assert np.array_equal(np.concatenate([mixing.codes(some[i : i + 1]) for i in range(17)]), codes[some])
 
 
+@given(
+    counts=MANY,
+    nodes=st.integers(1, 5),
+    unit=st.integers(1, 9),
+    window=st.sampled_from([0, 4, 1024]),
+    shared=st.booleans(),
+    data=st.data(),
+)
+def test_what_was_taken_at_a_position_is_told(
+    counts: list[int], nodes: int, unit: int, window: int, shared: bool, data: st.DataObject
+) -> None:
+    begun = list(range(7, 7 + len(counts)))
+    mixing = Mixing(counts, begun, nodes=nodes, unit=unit, window=window, key=3, shared=shared)
+    index = data.draw(st.integers(0, mixing.total))
+    before, more = mixing.taken(index)
+    assert len(more) < (max(1, window) + len(counts)) * nodes * unit
+    whole = [
+        np.arange(first, end) + (s << NUMBER_BITS) for s, (first, end) in enumerate(zip(begun, before, strict=True))
+    ]
+    assert np.array_equal(np.sort(np.concatenate([*whole, more])), np.sort(mixing.codes(np.arange(index))))
+
+
 @given(counts=MANY, nodes=st.integers(1, 9), unit=st.integers(1, 9), window=st.sampled_from([0, 4, 1024]))
 def test_a_node_reads_its_own_numbers_of_each_stream(counts: list[int], nodes: int, unit: int, window: int) -> None:
     begun = [7 * stream for stream in range(len(counts))]

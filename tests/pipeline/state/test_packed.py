@@ -156,15 +156,17 @@ def test_streams_may_change_after_a_packed_state(data: Path) -> None:
     run = open_streams(data, NAMES)
     for _ in zip(range(5), run.batches(), strict=False):
         pass
-    consumed = unpack_state(run.state_dict())["consumed"]
+    position = run.state_dict()["position"]
     fewer = open_streams(data, NAMES[:3])
     fewer.load_state_dict(run.state_dict(), change_streams=True)
     state = fewer.state_dict()
-    assert state["origin"]["consumed"] == {name: consumed[name] for name in NAMES[:3]}
+    assert list(state["origin"]["consumed"]) == NAMES[:3]
     # Those that were left out are known again, by the hashes of the packed state.
     back = open_streams(data, NAMES)
     back.load_state_dict(state, change_streams=True)
-    assert unpack_state(back.state_dict())["origin"]["consumed"] == consumed
+    consumed = unpack_state(back.state_dict())["origin"]["consumed"]
+    assert {name: consumed[name] for name in NAMES[:3]} == state["origin"]["consumed"]
+    assert sum(consumed.values()) == position > 0
 
 
 def repack(change: Callable[[Any], Any]) -> Callable[[str], str]:

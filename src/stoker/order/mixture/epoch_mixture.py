@@ -57,6 +57,11 @@ class EpochMixture:
             reached[here] = self.mixings[number].reached(self._inside(positions[here], number))
         return reached
 
+    def taken(self, position: int) -> tuple[Ids, Ids]:
+        """What the run has had before a position of the epoch; see :meth:`Mixing.taken`."""
+        number = int(self.numbers(np.array([position]))[0])
+        return self.mixings[number].taken(int(self._inside(np.array([position]), number)[0]))
+
     def counts(self, positions: Ids) -> Ids:
         """Samples of each stream in the whole mixing that has each position; int64, shape ``(k, streams)``."""
         counts: Ids = np.stack([mixing.counts for mixing in self.mixings])[self.numbers(positions)]

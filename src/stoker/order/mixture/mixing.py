@@ -177,6 +177,21 @@ class Mixing:
         """
         return self.begun + self._interleave.counts_before(index)
 
+    def taken(self, index: int) -> tuple[Ids, Ids]:
+        """What the first ``index`` positions have: all of each stream before a number, shape ``(streams,)``; and codes, in
+        addition, of less than a window of each node."""
+        across, main = self._nodes * self._unit, self._order.total * self._nodes * self._unit
+        whole = min(index, main)
+        if whole < main:
+            whole -= whole % (across * max(1, self._window))
+        if self._only is not None:
+            before: Ids = np.zeros_like(self.counts)
+            before[self._only] = whole = index
+        else:
+            units = np.array([whole // max(1, across)], dtype=np.int64)
+            before = self._order.counts_before(units)[0] * across
+        return self.begun + before, self.codes(np.arange(whole, index, dtype=np.int64))
+
     def _lay_out(self, unit_counts: Sequence[int] | NDArray[np.integer] | None) -> None:
         across = self._nodes * self._unit
         most = self.counts // across

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
-from stoker.order.mixture.timeline import CountingOrigin, Timeline
+from stoker.order.mixture.timeline import CountingOrigin, Timeline, divide
 from stoker.units import parse_count
 
 
@@ -63,23 +63,43 @@ class Schedule:
         """
         for time, weights in self.points:
             _check_names(time, [name for name, _ in weights], names)
-        times = self._times(epoch_size)
         begin = 0 if origin is None else origin.samples
+        steps = self._steps(names, epoch_size)
         starts: list[int] = []
         counts: list[tuple[int, ...]] = []
+        for (start, proportions), (end, _) in pairwise(steps):
+            if max(start, begin) < end:
+                starts.append(max(start, begin))
+                counts.append(divide(end - starts[-1], proportions))
+        start, proportions = steps[-1]
+        starts.append(max(start, begin))
+        counts.append(divide(epoch_size, proportions))
+        return Timeline(tuple(starts), tuple(counts), epoch_size, origin)
+
+    def same_until(self, other: Schedule, names: Sequence[str], epoch_size: int, samples: int) -> bool:
+        """Whether both have the same weights for the first samples of training."""
+        ours, theirs = (
+            [
+                (start, proportions)
+                for number, (start, proportions) in enumerate(steps)
+                if start < samples and (not number or proportions != steps[number - 1][1])
+            ]
+            for steps in (one._steps(names, epoch_size) for one in (self, other))
+        )
+        return ours == theirs
+
+    def _steps(self, names: Sequence[str], epoch_size: int) -> list[tuple[int, list[Fraction]]]:
+        """The streams' shares, and from which sample of training on they hold. The last have no end."""
+        times = self._times(epoch_size)
         proportions = [_proportions(names, weights) for _, weights in self.points]
+        found: list[tuple[int, list[Fraction]]] = []
         for (first, last), (now, then) in zip(pairwise(times), pairwise(proportions), strict=True):
             steps = max(1, min(self.interpolate, last - first))
-            ends = [first + (last - first) * step // steps for step in range(steps + 1)]
-            for step, (start, end) in enumerate(pairwise(ends)):
-                if max(start, begin) < end:
-                    part = Fraction(step, steps)
-                    between = [a + (b - a) * part for a, b in zip(now, then, strict=True)]
-                    starts.append(max(start, begin))
-                    counts.append(_divide(end - starts[-1], between))
-        starts.append(max(times[-1], begin))
-        counts.append(_divide(epoch_size, proportions[-1]))
-        return Timeline(tuple(starts), tuple(counts), epoch_size, origin)
+            for step in range(steps):
+                part = Fraction(step, steps)
+                between = [a + (b - a) * part for a, b in zip(now, then, strict=True)]
+                found.append((first + (last - first) * step // steps, between))
+        return [*found, (times[-1], proportions[-1])]
 
     def as_dict(self) -> dict[str, Any]:
         """By name, JSON-serialisable."""
@@ -158,13 +178,3 @@ def _proportions(names: Sequence[str], weights: Sequence[tuple[str, float]]) -> 
     given = {name: Fraction(str(weight)) for name, weight in weights}
     whole = sum(given.values())
     return [given.get(name, Fraction(0)) / whole for name in names]
-
-
-def _divide(size: int, proportions: Sequence[Fraction]) -> tuple[int, ...]:
-    """``size`` in whole parts: rounded down, and one more for those with the largest remainders (Hamilton's method)."""
-    exact = [size * share for share in proportions]
-    parts = [math.floor(part) for part in exact]
-    by_remainder = sorted(range(len(parts)), key=lambda stream: (parts[stream] - exact[stream], stream))
-    for stream in by_remainder[: size - sum(parts)]:
-        parts[stream] += 1
-    return tuple(parts)

@@ -8,12 +8,13 @@ A batch is laid out by canonical node (``number % C``), and rank r takes the r-t
 :mod:`stoker.order.global_batches`. The nodes' sections are of nearly equal length: rounding, stream by stream, shifts their
 borders by less than the number of streams. What so falls to a neighbouring node is of one stream only, the *filler*, which
 is laid to both ends of a section: the rarest that is common enough for that. Only its shards are read by more than one
-node. The rest of a section is mixed by a keyed bijection.
+node. The rest of a section is mixed by a keyed bijection. Where a stream comes to its end inside a batch, its samples rise in
+each section, so that what is left of a pass comes before the next one's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -50,11 +51,13 @@ class StratifiedPlan(BatchPlan):
         strata: which samples are dealt.
         shuffled: whether a node's section of a batch is mixed. If not, it is ordered by stream.
         key: of the mixing.
+        totals: samples in a pass of each stream, shape ``(streams,)``.
     """
 
     strata: Strata
     shuffled: bool = True
     key: int = 0
+    totals: Ids | None = None
 
     def positions(self, first: int, last: int, step: int = 1) -> Ids:
         """Codes of this rank's full batches ``first, first + step, ...`` below ``last``.
@@ -98,7 +101,7 @@ class StratifiedPlan(BatchPlan):
         """
         if not starts.size or not entries.size:
             return np.zeros((starts.size, entries.size), dtype=np.int64)
-        nodes = self.num_canonical_nodes
+        nodes, asked = self.num_canonical_nodes, entries
         low, high = self.strata.reached(starts), self.strata.reached(starts + length)
         streams = low.shape[1]
         # Of any run of a stream's numbers, the first x of C nodes have their share give or take x * (C - x) / C, which is at
@@ -113,7 +116,13 @@ class StratifiedPlan(BatchPlan):
             entries = self._mix(starts, length, entries, before, counts.sum(axis=2), first)
         else:
             entries = np.broadcast_to(entries, (starts.size, entries.size))
-        return _pick(low, counts, before, entries, length, self._filler(starts, length), node, nodes)
+        codes = _pick(low, counts, before, entries, length, self._filler(starts, length), node, nodes)
+        if self.totals is not None and self.shuffled:
+            ends = (high > low) & (low // self.totals != (high - 1) // self.totals)
+            for batch in np.flatnonzero(ends.any(axis=1)).tolist():
+                whole = replace(self, totals=None)._codes(starts[batch : batch + 1], length, np.arange(length))[0]
+                codes[batch] = _rising(whole, np.flatnonzero(ends[batch]), nodes)[asked]
+        return codes
 
     def _filler(self, starts: Ids, length: int) -> Ids:
         """Number of each batch's filler, int64, shape ``(batches,)``. It is constant in a phase."""
@@ -144,6 +153,17 @@ class StratifiedPlan(BatchPlan):
         inside[moving] = permute(inside[moving], sizes[moving], keys.take(section))
         moved: Ids = inside.reshape(starts.size, -1) + low[:, node]
         return moved
+
+
+def _rising(codes: Ids, streams: Ids, nodes: int) -> Ids:
+    """The codes of a batch, those of some streams rising among the places that each node's samples of them have."""
+    found = codes.copy()
+    number = codes & ((1 << NUMBER_BITS) - 1)
+    for stream in streams.tolist():
+        places = np.flatnonzero(codes >> NUMBER_BITS == stream)
+        by_node = places[np.argsort(number[places] % nodes, kind="stable")]
+        found[by_node] = codes[places][np.lexsort((codes[places], number[places] % nodes))]
+    return found
 
 
 def _of_nodes(low: Ids, high: Ids, node: Ids, nodes: int) -> Ids:

@@ -43,12 +43,18 @@ class StreamLocator:
             stream ``n % streams``.
         keep: how many are kept, those used last. Each costs memory for its shards. Default: 64, and no fewer
             than there are streams.
+        renumber: codes that are asked for to those of the streams' numbers. Default: they are the same.
     """
 
     def __init__(
-        self, make: Callable[[int], NumberedStream], shard_offsets: Sequence[int], keep: int | None = None
+        self,
+        make: Callable[[int], NumberedStream],
+        shard_offsets: Sequence[int],
+        keep: int | None = None,
+        renumber: Callable[[Ids], Ids] | None = None,
     ) -> None:
         self._make = make
+        self._renumber = renumber
         self._offsets: Ids = np.array(shard_offsets, dtype=np.int64)
         self._keep = max(_KEPT, self._offsets.size) if keep is None else keep
         self._made: dict[int, NumberedStream] = {}  # the least recently used first
@@ -64,6 +70,8 @@ class StreamLocator:
         if codes.size == 0:
             empty = np.zeros(0, dtype=np.int64)
             return empty, empty
+        if self._renumber is not None:
+            codes = self._renumber(codes)
         streams = codes >> NUMBER_BITS
         first = int(streams.min())
         count = int(streams.max()) - first + 1

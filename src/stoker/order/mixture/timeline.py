@@ -7,8 +7,10 @@ The last phase has no end. It is divided into periods of an epoch's size, all wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -111,7 +113,12 @@ class Timeline:
     def constant(cls, counts: Sequence[int], origin: CountingOrigin | None = None) -> Timeline:
         """The same counts of samples of each stream in every epoch: what there is without a schedule."""
         origin = CountingOrigin() if origin is None else origin
-        return cls((origin.samples,), (tuple(counts),), sum(counts), origin)
+        size, starts, phases = sum(counts), [origin.samples], [tuple(counts)]
+        if origin.position:  # the rest of its epoch, after which epochs are whole
+            rest = size - origin.position
+            starts.append(origin.samples + rest)
+            phases.insert(0, divide(rest, [Fraction(number, size) for number in counts]))
+        return cls(tuple(starts), tuple(phases), size, origin)
 
     def phases(self, epoch: int) -> list[EpochPhase]:
         """The phases of an epoch, in order. O(phases), and none of it grows with ``epoch``.
@@ -148,6 +155,16 @@ class Timeline:
                 "where the streams were changed"
             )
         return origin.samples + (epoch - origin.epoch) * self.epoch_size + position - origin.position
+
+
+def divide(size: int, proportions: Sequence[Fraction]) -> tuple[int, ...]:
+    """``size`` in whole parts: rounded down, and one more for those with the largest remainders (Hamilton's method)."""
+    exact = [size * share for share in proportions]
+    parts = [math.floor(part) for part in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda stream: (parts[stream] - exact[stream], stream))
+    for stream in by_remainder[: size - sum(parts)]:
+        parts[stream] += 1
+    return tuple(parts)
 
 
 def _sum(first: Sequence[int], second: Sequence[int], times: int = 1) -> tuple[int, ...]:

@@ -18,7 +18,14 @@ from stoker.pipeline.state.named_epochs import NamedEpochs
 from stoker.pipeline.state.pinned_quarantine import PinnedQuarantine
 from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.run_from import others_have_more, run_from
-from stoker.pipeline.state.state import check_same_chain, check_same_others, make_state, read_changed, read_state
+from stoker.pipeline.state.state import (
+    check_same_chain,
+    check_same_others,
+    make_state,
+    read_changed,
+    read_state,
+    same_so_far,
+)
 from stoker.pipeline.state.worker_part import WorkerPart
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.quarantine import Quarantine, check_quarantine
@@ -281,6 +288,9 @@ class ResumeState:
                 resume there.
         """
         own = WorkerPart.read(state, worker, data_rank)
+        if own is None and same_so_far(state, self.sample_order):
+            self.change(state)
+            return
         point, sample_order = read_state(state, self.sample_order, data_rank)
         check_same_others(state, self._others)
         begun = point.position or point.partial or (own is not None and (own.batches or own.samples))
@@ -300,7 +310,7 @@ class ResumeState:
         self._forget()
 
     def change(self, state: Mapping[str, Any]) -> None:
-        """Begin a new epoch, with other streams than those of ``state``.
+        """Go on where ``state`` was taken, with other streams.
 
         Raises:
             StateError: more than the streams differs.

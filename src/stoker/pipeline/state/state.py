@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from stoker.errors import StateError
+from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import (
     StreamHistory,
     consumed_samples,
@@ -17,10 +18,11 @@ from stoker.order.capabilities import (
     mosaicml_state,
     origin_of,
     read_start,
-    restarted,
     settled,
     stream_urls,
 )
+from stoker.order.mixture.reached import Reached
+from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.stream_quotas import twin_numbers
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 from stoker.pipeline.state.packed import PACKED_VERSION, cut_alike, pack_state, unpack_state
@@ -215,17 +217,16 @@ def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: 
     if said:
         remedy = "Use the data and the settings that it was taken with"
         if changed and what == "state":
-            remedy += ", or load it with change_streams=True to begin a new epoch with these streams"
+            remedy += ", or load it with change_streams=True to go on with these streams"
         raise StateError(f"this {what.partition('.')[0]} belongs to another order: {'; '.join(said)}. {remedy}")
     check_versions(theirs, ours, stream_urls(sample_order), what)
 
 
 def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[EpochPosition, SampleOrder]:
-    """Begin anew, with other streams, where a state's epoch ends.
+    """Go on with other streams where a state was taken.
 
     Returns:
-        The start of an epoch, and a sample order in which each stream continues after the samples that the state's run
-        delivered.
+        The position, and a sample order in which each stream continues after the samples that the state's run delivered.
 
     Raises:
         StateError: more than the streams and their weights differs.
@@ -234,7 +235,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
     if "version" not in state:
         raise StateError(_NO_STATE)
     state = unpack_state(state)
-    theirs, epoch, position, _ = _fields(state)
+    theirs, epoch, position, inside = _fields(state)
     ours = sample_order.as_dict()
     said = _beside_streams(theirs["order"], ours["order"])
     if said:
@@ -242,25 +243,28 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
             f"change_streams=True changes streams and weights, not the rest of the order: {'; '.join(said)}. Set that as it "
             "was; what was left to its default may have another with other streams"
         )
-    begin = epoch + 1 if position else epoch
     restart = _restart(state.get("origin"))
     numbers = twin_numbers(_fingerprints(theirs), restart.twins)
-    here = _restart({"epoch": epoch, "consumed": state.get("consumed"), "samples": theirs["order"].get("epoch_size")})
+    found = _reached(state, theirs, EpochPosition(epoch, position), inside, restart, sample_order)
+    if found is None or not isinstance(sample_order, StreamHistory):
+        begin = EpochPosition(epoch + 1 if position or inside else epoch)
+        logger.warning("resuming with other streams: epoch %d begins", begin.epoch)
+        return begin, sample_order
+    had, reached = found
     known = [
         *restart.away,
-        *(
-            _left_out(name, theirs["streams"][name], count, numbers.get(name, 0))
-            for name, count in here.consumed.items()
-            if name in theirs["streams"]
-        ),
+        *(_left_out(name, theirs["streams"][name], one, numbers.get(name, 0)) for name, one in reached.items()),
     ]
     kept: dict[str, int] = {}
     twins: dict[str, int] = {}
+    passed: dict[str, Any] = {}
     away: list[dict[str, Any]] = []
     for one in known:
         if one["name"] in ours["streams"] and _same(ours["streams"][one["name"]], one):
             kept[one["name"]] = one["consumed"]
             twins[one["name"]] = one.get("twin", 0)
+            if one.get("passed"):
+                passed[one["name"]] = one["passed"]
         elif one["consumed"]:
             away.append(one)
     if len(away) > _MOST_AWAY:
@@ -269,20 +273,70 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
             _MOST_AWAY,
             ", ".join(one["name"] for one in away[:-_MOST_AWAY]),
         )
-    logger.warning(
-        "resuming with other streams: epoch %d begins; %s continue where they were%s%s",
-        begin,
-        ", ".join(sorted(kept)) or "none",
-        "".join(f", {name} begins" for name in sorted(ours["streams"].keys() - kept.keys())),
-        f"; what was left of epoch {epoch} after position {position} comes when its streams come round"
-        if position
-        else "",
-    )
-    samples = restart.samples + (begin - restart.epoch) * here.samples
+    size: Any = theirs["order"].get("epoch_size")
+    if not is_count(size):
+        raise StateError(f"this state's order should have its epoch_size, found {size!r}")
+    samples = restart.samples + (epoch - restart.epoch) * size + had - restart.position
     listed = _fingerprints(ours)
     if twin_numbers(listed, {}) == twin_numbers(listed, twins):
         twins = {}
-    return EpochPosition(begin), restarted(sample_order, begin, kept, samples, away[-_MOST_AWAY:], twins)
+    changed = sample_order.restarted(epoch, kept, samples, away[-_MOST_AWAY:], twins, had, passed)
+    origin = _restart(origin_of(changed))
+    logger.warning(
+        "resuming with other streams: epoch %d %s; %s continue where they were%s",
+        origin.epoch,
+        f"goes on at position {origin.position}" if origin.position else "begins",
+        ", ".join(sorted(kept)) or "none",
+        "".join(f", {name} begins" for name in sorted(ours["streams"].keys() - kept.keys())),
+    )
+    return EpochPosition(origin.epoch, origin.position), changed
+
+
+def same_so_far(state: Mapping[str, Any], sample_order: SampleOrder) -> bool:
+    """Whether a state's run had the weights that this order has up to where the state was taken, and others from there on."""
+    if not isinstance(state, Mapping) or "version" not in state or not isinstance(sample_order, StreamHistory):
+        return False
+    theirs, ours = _described(state := unpack_state(state)), sample_order.as_dict()
+    before, now = theirs["order"].get("schedule"), ours["order"].get("schedule")
+    if not isinstance(before, Mapping) or now is None or _plain(before) == _plain(now):
+        return False
+    if _compare({**theirs, "order": {**theirs["order"], "schedule": now}}, ours)[0]:
+        return False
+    _, epoch, position, _ = _fields(state)
+    restart = _restart(state.get("origin"))
+    size = ours["order"]["epoch_size"]
+    samples = restart.samples + (epoch - restart.epoch) * size + position - restart.position
+    try:
+        names = ours["order"].get("streams", list(ours["streams"]))
+        return Schedule.from_dict(before).same_until(Schedule.from_dict(now), names, size, samples)
+    except (ConfigError, LookupError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _reached(
+    state: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    point: EpochPosition,
+    inside: tuple[int, ...],
+    restart: _Restart,
+    sample_order: SampleOrder,
+) -> tuple[int, dict[str, Reached]] | None:
+    """How far the state's run had got in its epoch and its streams; ``None`` where epochs do not continue streams."""
+    if not isinstance(sample_order, StreamHistory):
+        return None
+    world = None
+    if inside:
+        partial, batch_size, world_size, per_node = inside
+        point = replace(point, partial=partial)
+        world = DataRank(0, world_size, per_node, batch_size)
+    point = replace(point, start=read_start(sample_order, state["start"] if "start" in state else state.get("terms")))
+    try:
+        return sample_order.reached(theirs, restart._asdict(), point, world)
+    except (ConfigError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise StateError(
+            f"this state does not say what its run had of each stream ({error!r}): give what state_dict() returned, whole "
+            "and as it was"
+        ) from error
 
 
 def _fingerprints(told: Mapping[str, Any]) -> dict[str, str]:
@@ -291,10 +345,11 @@ def _fingerprints(told: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(streams[name].get("fingerprint", "")) for name in told["order"].get("streams", streams)}
 
 
-def _left_out(name: str, about: Mapping[str, Any], consumed: int, twin: int) -> dict[str, Any]:
+def _left_out(name: str, about: Mapping[str, Any], reached: Reached, twin: int) -> dict[str, Any]:
     """The entry of a stream that is left out, from which it continues when it comes back."""
     return (
-        {"name": name, "consumed": consumed}
+        {"name": name, "consumed": reached.count}
+        | reached.as_dict()
         | ({"twin": twin} if twin else {})
         | {of: about[of] for of in (*_SAME_ORDER, *_SAME_CONTENT) if about.get(of) is not None}
     )
@@ -309,6 +364,8 @@ class _Restart(NamedTuple):
         samples: of training before.
         away: entries of streams that are left out since.
         twins: see :func:`~stoker.order.mixture.stream_quotas.twin_numbers`.
+        position: in the epoch.
+        passed: see :class:`~stoker.order.mixture.reached.Reached`; by name.
     """
 
     epoch: int = 0
@@ -316,6 +373,8 @@ class _Restart(NamedTuple):
     samples: int = 0
     away: Sequence[dict[str, Any]] = ()
     twins: Mapping[str, int] = MappingProxyType({})
+    position: int = 0
+    passed: Mapping[str, Any] = MappingProxyType({})
 
 
 def _restart(origin: Any) -> _Restart:
@@ -329,7 +388,13 @@ def _restart(origin: Any) -> _Restart:
     values = origin if isinstance(origin, Mapping) else {}
     epoch, consumed, samples = values.get("epoch"), values.get("consumed"), values.get("samples")
     away, twins = values.get("away", []), values.get("twins", {})
-    listed = isinstance(twins, Mapping) and all(map(is_count, twins.values()))
+    position, passed = values.get("position", 0), values.get("passed", {})
+    listed = (
+        isinstance(passed, Mapping)
+        and is_count(position)
+        and isinstance(twins, Mapping)
+        and all(map(is_count, twins.values()))
+    )
     listed = listed and isinstance(away, list | tuple)
     listed = listed and all(
         isinstance(one, Mapping)
@@ -338,11 +403,17 @@ def _restart(origin: Any) -> _Restart:
         and is_count(one.get("twin", 0))
         for one in away
     )
+    listed = listed and isinstance(consumed, Mapping) and passed.keys() <= consumed.keys()
     if not isinstance(consumed, Mapping) or not all(map(is_count, (epoch, samples, *consumed.values()))) or not listed:
         raise StateError(f"this state should say how much of each stream was consumed, found {origin!r}")
     counts = {str(name): count for name, count in consumed.items()}
     numbers = {str(name): number for name, number in twins.items()}
-    return _Restart(int(epoch or 0), counts, int(samples or 0), [dict(one) for one in away], numbers)
+    for name, value in passed.items():
+        Reached.read(counts[name], value)
+    for one in away:
+        Reached.read(one["consumed"], one.get("passed"))
+    gone = [dict(one) for one in away]
+    return _Restart(int(epoch or 0), counts, int(samples or 0), gone, numbers, position, dict(passed))
 
 
 def is_count(value: Any) -> bool:
