@@ -16,6 +16,7 @@ import pytest
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, StorageFullError
 from stoker.storage import local, open_store
 from stoker.storage.files.file_errors import file_errors
+from stoker.storage.files.staged_file import StagedFile
 
 _KILLED = """
 import os, sys
@@ -180,3 +181,17 @@ def test_readers_see_one_version_or_the_other(tmp_path: Path) -> None:
     while not done.is_set():
         assert store.get("a", max_bytes=1 << 30) in versions
     writer.join()
+
+
+@pytest.mark.parametrize("url", ["{}", "memory://staged"])
+def test_a_disk_that_is_full_at_the_last_flush_of_a_staged_file(url: str, tmp_path: Path) -> None:
+    """What Python held back is written when the file is stored, also where it is only staged for an upload."""
+    store = open_store(url.format(tmp_path))
+    staged = StagedFile(store, "a")
+    staged.file.close()
+    staged.file = open("/dev/full", "wb")
+    staged.file.write(b"x")
+    with pytest.raises(StorageFullError, match="No space left on device"):
+        staged.store(store, "a")
+    staged.discard()
+    assert list(store.list()) == []

@@ -40,7 +40,8 @@ class StagedFile:
         if folder is None:
             import tempfile  # here, as each writer would wait for its compression modules
 
-            self.file: IO[bytes] = tempfile.TemporaryFile(prefix="stoker-")  # noqa: SIM115
+            with file_errors(_temporary()):
+                self.file: IO[bytes] = tempfile.TemporaryFile(prefix="stoker-")  # noqa: SIM115
             return
         parent = (folder / key).parent
         self._path = parent / f"{TEMPORARY}{secrets.token_hex(8)}"
@@ -54,13 +55,14 @@ class StagedFile:
         Raises:
             StorageError: it can not be stored.
         """
-        self.file.flush()
+        target = f"{store.url}/{key}" if self._path is not None else _temporary()
+        with file_errors(target):
+            self.file.flush()
         self.size = os.fstat(self.file.fileno()).st_size
         if self._path is None:
             store.put_file(key, Path(path_for_others(self.file.fileno())))
             self.file.close()
             return
-        target = f"{store.url}/{key}"
         with file_errors(target):
             os.fsync(self.file.fileno())
             self.file.close()
@@ -73,3 +75,9 @@ class StagedFile:
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
+
+
+def _temporary() -> str:
+    import tempfile
+
+    return tempfile.gettempdir()
