@@ -189,7 +189,7 @@ def test_a_disk_that_is_full_at_the_last_flush_of_a_staged_file(url: str, tmp_pa
     store = open_store(url.format(tmp_path))
     staged = StagedFile(store, "a")
     staged.file.close()
-    staged.file = open("/dev/full", "wb")
+    staged.file = open("/dev/full", "wb")  # noqa: SIM115
     staged.file.write(b"x")
     with pytest.raises(StorageFullError, match="No space left on device"):
         staged.store(store, "a")
