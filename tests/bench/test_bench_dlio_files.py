@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stoker.bench.loaders import LoaderJob, get_loader
-from stoker.bench.loaders.decode import samples_last
+from stoker.bench.loaders.decode import samples_axis
 from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
 
@@ -65,10 +66,53 @@ def test_each_sample_of_dlio_s_files_comes_once(kind: str, loader: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("shape", "last"), [((4, 9, 2), False), ((9, 2, 4), True), ((4, 2, 4), False), ((2, 9), False)]
+    ("shape", "samples", "axis"),
+    [
+        *(((4, 9, 2), 4, 0), ((9, 2, 4), 4, -1), ((4, 2, 4), 4, 0), ((2, 9), 4, 0)),
+        *(((1, 9, 2), 1, 0), ((9, 9, 1), 1, -1), ((9, 9), 1, None)),
+    ],
 )
-def test_the_first_axis_that_counts_the_samples_does(shape: tuple[int, ...], last: bool, tmp_path: Path) -> None:
+def test_the_first_axis_that_counts_the_samples_does(
+    shape: tuple[int, ...], samples: int, axis: int | None, tmp_path: Path
+) -> None:
     np.save(tmp_path / "a.npy", np.zeros(shape))
-    np.savez(tmp_path / "a.npz", x=np.zeros(shape), y=[0] * 4)
+    labels: Any = {"y": [0] * samples} if len(shape) > 2 else {}
+    np.savez(tmp_path / "a.npz", x=np.zeros(shape), **labels)
     for name in ("a.npy", "a.npz"):
-        assert samples_last((tmp_path / name).read_bytes(), 4) is last
+        assert samples_axis((tmp_path / name).read_bytes(), samples) == axis
+
+
+@pytest.mark.parametrize("loader", ["stoker", "torch"])
+@pytest.mark.parametrize("kind", ["npz", "npy"])
+def test_dlio_s_files_of_one_sample_are_one_sample_each(kind: str, loader: str, tmp_path: Path) -> None:
+    """Of the shape ``(side, side, 1)``, as its generators write them."""
+    (tmp_path / "data/train").mkdir(parents=True)
+    made = []
+    for number in range(8):
+        x = np.random.default_rng(number).integers(0, 255, (63, 63, 1), np.uint8)
+        path = tmp_path / f"data/train/img_{number}_of_8.{kind}"
+        np.savez(path, x=x, y=[0]) if kind == "npz" else np.save(path, x)
+        made.append(x.tobytes())
+    settings = (
+        *(f"dataset.format={kind}", "dataset.files=8", "dataset.record_bytes=3969", "reader.threads=0"),
+        *(f"reader.loader={loader}", "reader.batch_size=2"),
+    )
+    workload = read_workload(None, settings, environ={}, dotenv=None).workload
+    job = LoaderJob(workload, "train", str(tmp_path / "data"), World(), 0, 2, str(tmp_path / "scratch"))
+    opened = get_loader(loader).open(job)
+    try:
+        batches = list(opened.epoch(0))
+    finally:
+        opened.close()
+    found = [
+        row.tobytes()
+        for one in batches
+        for row in np.asarray(
+            one.data["x"]
+            if kind == "npz"
+            else next(iter(one.data.values()))
+            if isinstance(one.data, dict)
+            else one.data
+        )
+    ]
+    assert sorted(found) == sorted(made)

@@ -73,17 +73,21 @@ def _rows(array: Array, samples: int) -> FileSamples:
     return FileSamples(array.shape[0] if array.ndim else 1, lambda row: array[row])
 
 
-def samples_last(data: bytes, samples: int) -> bool:
-    """Whether the arrays of an NPZ or NPY file have their samples along the last axis, as DLIO's generator has it.
+def samples_axis(data: bytes, samples: int) -> int | None:
+    """The axis along which arrays of an NPZ or NPY file have their samples: the first (0), or the last (-1), as DLIO has it.
 
     Args:
         data: the file.
         samples: how many it holds. Where the first axis has as many, it is the first.
+
+    Returns:
+        ``None`` where neither has, and a file is a sample.
     """
     found = np.load(io.BytesIO(data), allow_pickle=False)
     arrays = [found] if isinstance(found, np.ndarray) else [found[name] for name in found.files]
     first = all(array.ndim and array.shape[0] == samples for array in arrays)
-    return not first and all(array.ndim and array.shape[-1] == samples for array in arrays)
+    last = all(array.ndim and array.shape[-1] == samples for array in arrays)
+    return 0 if first or (samples > 1 and not last) else -1 if last else None
 
 
 def _npz(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:

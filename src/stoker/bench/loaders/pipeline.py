@@ -15,7 +15,7 @@ from stoker.bench.loaders.decode import (
     open_samples,
     read_counted,
     resized,
-    samples_last,
+    samples_axis,
     suffixes,
 )
 from stoker.bench.loaders.listing import check_listing, data_files
@@ -166,13 +166,15 @@ class StokerLoader(RankLoader):
     def _axis(self) -> dict[str, Any] | None:
         """Format options for files whose samples lie along the last axis, as those of the first file do."""
         dataset = self.job.workload.dataset
-        if self._format not in _ALONE or dataset.samples_per_file == 1:
+        if self._format not in _ALONE:
             return None
         store = open_store(self.job.split_url, self._read_options)
         ends = suffixes(self._format)
         first = next((one for one in store.list() if one.key.lower().endswith(ends)), None)
-        last = first is not None and samples_last(store.get(first.key, max_bytes=first.size), dataset.samples_per_file)
-        return {"axis": -1} if last else None
+        if first is None:
+            return None
+        axis = samples_axis(store.get(first.key, max_bytes=first.size), dataset.samples_per_file)
+        return {"axis": axis} if axis != 0 else None
 
     def _open(self, epoch: int) -> StreamingDataset:
         self._observe()
