@@ -17,7 +17,11 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 
-from stoker import StokerError, StreamingDataset, convert
+from stoker import StokerError, StreamingDataset, convert, verify
+from stoker.formats.parquet.footer.facts import COMPRESSED, START
+from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer
+from stoker.formats.parquet.pages.page_headers import page_heads
+from support import open_parquet
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -374,3 +378,35 @@ def test_files_of_duckdb(tmp_path: Path) -> None:
     some = "00112233-4455-6677-8899-aabbccddeeff"
     duckdb.sql(f"copy (select '{some}'::uuid as u from range({ROWS})) to '{tmp_path}/a.parquet'")
     check(tmp_path / "a.parquet", [uuid.UUID(some).bytes] * ROWS, "u")
+
+
+# -- parquet-mr before 1.2.9, whose sizes of chunks leave out the head of the dictionary's page (PARQUET-816) --------------
+
+
+def write_short_chunks(path: Path, table: Any, created_by: str) -> None:
+    """The chunks' sizes in the footer are made smaller by the heads of their dictionaries' pages."""
+    pq.write_table(table, path, compression="none", store_schema=False, row_group_size=50)
+    shards = open_parquet(path).index.shards
+    data = path.read_bytes()
+    schema = shards[0].detail.file.schema  # type: ignore[union-attr]
+    (column,) = schema.columns
+    parts = []
+    for facts in shards[0].detail.file.chunks[:, 0].tolist():  # type: ignore[union-attr]
+        head = next(page_heads(data, facts[START], facts[COMPRESSED]))
+        facts[COMPRESSED] -= head.start - head.at
+        parts.append(ColumnPart(50, [facts]))
+    path.write_bytes(data[: -8 - int.from_bytes(data[-8:-4], "little")] + column_footer(column, parts, created_by))
+
+
+def test_chunks_whose_sizes_are_too_small_are_read_of_the_writer_that_does_so(tmp_path: Path) -> None:
+    words = [f"word {number % 7}" for number in range(150)]
+    path = tmp_path / "a.parquet"
+    write_short_chunks(path, pa.table({"x": words}), "parquet-mr version 1.2.8 (build 0)")
+    assert pq.read_table(path)["x"].to_pylist() == words
+    check(path, words)
+    assert not verify(path, deep=True).problems
+    dataset = StreamingDataset(path.as_uri(), local=tmp_path / "cache", columns=["x"])
+    assert dataset.read([0, 149])["x"] == [words[0], words[149]]
+    write_short_chunks(path, pa.table({"x": words}), "parquet-mr version 1.2.9 (build 0)")
+    with pytest.raises(StokerError, match="can not be decoded"):
+        StreamingDataset(path).read([0])

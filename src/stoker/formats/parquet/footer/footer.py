@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,16 +17,20 @@ from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer import parse
 from stoker.formats.parquet.footer.bounds import FooterBounds
-from stoker.formats.parquet.footer.facts import FIELDS, GROUP_FIELDS, MAGIC
+from stoker.formats.parquet.footer.facts import COMPRESSED, FIELDS, GROUP_FIELDS, MAGIC, START
 from stoker.formats.parquet.footer.predicate import Predicate
 from stoker.formats.parquet.footer.schema import ARROW_KEY, DECLARED_KEY, FileSchema, leaves_below, read_schema
 from stoker.formats.parquet.footer.single_column import open_limits
+from stoker.types import Ids
 
 # Bytes after the footer: its length and the magic.
 _TAIL: Final = 8
 # Uncompressed, Snappy, gzip, Brotli, LZ4 as Hadoop frames it, zstd, LZ4: all but LZO.
 _CODECS: Final = frozenset([0, 1, 2, 4, 5, 6, 7])
 _MOST_ROWS: Final = 1 << 31
+# parquet-mr before 1.2.9 (PARQUET-816), and the longest head of a dictionary's page, both as pyarrow has them.
+_SHORT: Final = re.compile(r"parquet-mr version (0\.|1\.[01]\.|1\.2\.[0-8]\b|1\.2\b(?!\.))")
+_LONGEST_HEAD: Final = 100
 # Index of the number of values in a chunk as parse.py has it.
 _VALUES: Final = 2
 
@@ -138,7 +143,21 @@ def read_facts(
                 raise CorruptDataError(f"row group {number}, column {name!r}: {error}") from None
         groups.append(facts)
     table = np.array(groups, dtype=np.int64).reshape(len(groups), GROUP_FIELDS + FIELDS * len(leaves))
+    if _SHORT.match(parsed.created_by):
+        _lengthen(table[:, GROUP_FIELDS:].reshape(-1, FIELDS), end)
     return HeaderFacts(parsed.rows, schema.spec, table)
+
+
+def _lengthen(chunks: Ids, end: int) -> None:
+    """Let chunks end where the head of a dictionary's page, which their sizes leave out, may: where the next begins at most.
+
+    Args:
+        chunks: facts of all chunks.
+        end: of the file's data.
+    """
+    starts = np.append(np.sort(chunks[:, START]), end)
+    after = starts[np.searchsorted(starts[:-1], chunks[:, START], side="right")]
+    chunks[:, COMPRESSED] = np.minimum(chunks[:, COMPRESSED] + _LONGEST_HEAD, after - chunks[:, START])
 
 
 def _declared(metadata: Mapping[bytes, bytes], schema: FileSchema) -> dict[str, dict[str, str]]:
