@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import sys
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -410,3 +411,31 @@ def test_chunks_whose_sizes_are_too_small_are_read_of_the_writer_that_does_so(tm
     write_short_chunks(path, pa.table({"x": words}), "parquet-mr version 1.2.9 (build 0)")
     with pytest.raises(StokerError, match="can not be decoded"):
         StreamingDataset(path).read([0])
+
+
+# -- wide tables --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("writer", ["parquet", "arrow", "stream", "zstd"])
+def test_work_grows_as_columns_do(writer: str, tmp_path: Path) -> None:
+    def calls(columns: int) -> int:
+        write, file = WRITERS[writer]
+        path = tmp_path / str(columns) / file
+        path.parent.mkdir()
+        write(pa.table({f"c{number}": [number] for number in range(columns)}), path)
+        count = 0
+
+        def counted(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(counted)
+        try:
+            assert len(StreamingDataset(path).read([0])) == columns
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls(3)  # imports
+    few, some, many = (calls(columns) for columns in (40, 220, 400))
+    assert many - some < 1.2 * (some - few)

@@ -195,13 +195,11 @@ class ParquetReader:
 
     def _find(self, name: str) -> tuple[ColumnSchema, NDArray[np.int64]]:
         """A column of the file, and facts of its chunks, with offsets in the buffer."""
-        first = 0
-        for column in self._group.file.schema.columns:
-            if column.name == name:
-                facts = self._group.file.chunks[self._group.index, first : first + len(column.paths)]
-                return column, self._shifted(facts)
-            first += len(column.paths)
-        raise FormatError(f"{self.where} has no column {name!r}; it has {', '.join(self.columns)}")
+        found = self._group.file.schema.find(name)
+        if found is None:
+            raise FormatError(f"{self.where} has no column {name!r}; it has {', '.join(self.columns)}")
+        column, first = found
+        return column, self._shifted(self._group.file.chunks[self._group.index, first : first + len(column.paths)])
 
     def _check_size(self, name: str, chunks: NDArray[np.int64]) -> None:
         """Refuse a column that takes too much memory: by what its chunks say, or its values, a byte each at least."""

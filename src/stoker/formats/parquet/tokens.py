@@ -69,14 +69,10 @@ def token_counts(index: _Shards, column: str) -> Ids:
         group = shard.detail
         if not isinstance(group, RowGroup):
             raise ConfigError("token_counts: not an index of a Parquet dataset")
-        leaf = 0
-        for candidate in group.file.schema.columns:
-            if candidate.name == column:
-                break
-            leaf += len(candidate.paths)
-        else:
+        found = group.file.schema.find(column)
+        if found is None:
             raise ConfigError(f"{group.file.key} has no column {column!r}")
-        facts = group.file.chunks[group.index, leaf]
+        facts = group.file.chunks[group.index, found[1]]
         counts[number] = facts[VALUES] - facts[NULLS] if facts[NULLS] >= 0 else -1
     return counts
 

@@ -55,10 +55,11 @@ class FooterBounds:
             value = self._constants[name]
             return Bounds(value, value, exact=True, empty=value is None, holes=value is None)
         if name not in self._made:
-            column = self._schema.find(name)
-            if column is None:
+            found = self._schema.find(name)
+            if found is None:
                 names = ", ".join(column.name for column in self._schema.columns)
                 raise ConfigError(f"filters= names {name!r}: it has {names}")
+            column = found[0]
             if len(column.paths) != 1 or len(column.paths[0]) != 1:
                 raise ConfigError(
                     f"filters= names {name!r}, which holds {column.type}: only plain columns have an order"

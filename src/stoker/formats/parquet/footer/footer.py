@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -189,8 +190,9 @@ def _chosen(schema: FileSchema, columns: Sequence[str] | None, partition: Mappin
     """The columns to read of a file."""
     names = [column.name for column in schema.columns]
     wanted = [name for name in (names if columns is None else columns) if name not in partition]
+    times = Counter(names)
     for name in wanted:
-        if names.count(name) > 1:
+        if times[name] > 1:
             remedy = "rename one"
             if columns is None:
                 remedy += ", or name the columns to read without it (columns=, of a StreamingParquetLoader column=)"

@@ -7,7 +7,7 @@ import binascii
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -73,10 +73,19 @@ class FileSchema:
 
     columns: tuple[ColumnSchema, ...]
     created_by: str
+    _places: dict[str, tuple[ColumnSchema, int]] = field(init=False, repr=False, compare=False)
 
-    def find(self, name: str) -> ColumnSchema | None:
-        """The column of this name."""
-        return next((column for column in self.columns if column.name == name), None)
+    def __post_init__(self) -> None:
+        places: dict[str, tuple[ColumnSchema, int]] = {}
+        first = 0
+        for column in self.columns:
+            places.setdefault(column.name, (column, first))
+            first += len(column.paths)
+        object.__setattr__(self, "_places", places)
+
+    def find(self, name: str) -> tuple[ColumnSchema, int] | None:
+        """The column of this name, and the number of its first leaf among those of these columns."""
+        return self._places.get(name)
 
     def as_spec(self) -> dict[str, Any]:
         """The schema in JSON values; ``columns`` are names and types."""
