@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.cache.disk.claims import Claims
 from stoker.cache.origin import read_origin
+from stoker.catalog.location import caches_home
 from stoker.concurrency.shared.counters import Count
 from stoker.errors import (
     CacheError,
@@ -555,3 +557,28 @@ def test_a_small_shard_that_arrives_damaged_is_no_part_of_the_cache(tmp_path: Pa
         pool.get(0)
     assert len(shard_files(tmp_path / "local")) == 1
     assert not list(cache_of(tmp_path / "local").rglob("*.part"))
+
+
+def test_a_cache_that_can_not_be_looked_into_is_an_error_of_the_caches(tmp_path: Path) -> None:
+    """As another user's, which may not be entered; root may enter all, so here a name leads in a circle."""
+    write(tmp_path / "remote")
+    local = tmp_path / "local"
+    read_all(StreamingDataset(remote=tmp_path / "remote", local=local))
+    for shard in list(local.rglob("shard.*.mds")):
+        shard.unlink()
+        shard.symlink_to(shard)
+    with pytest.raises(CacheError, match=r"can not (read the cache|open) .*choose another local= \(or STOKER_CACHE\)"):
+        read_all(StreamingDataset(remote=tmp_path / "remote", local=local))
+
+
+def test_a_user_without_a_home_has_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STOKER_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where the system does not know the user
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = tmp_path / f"stoker-{os.geteuid()}"
+    assert caches_home() == own
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    (tmp_path / "stoker-12345").mkdir()
+    with pytest.raises(CacheError, match=r"stoker-12345 .*another user's: set STOKER_CACHE"):
+        caches_home()

@@ -432,3 +432,9 @@ def test_texts_of_images_describe_them(tmp_path: Path) -> None:
     assert StreamingDataset(tmp_path)[0]["path"] == "a.png"
     (tmp_path / "a.png").unlink()
     assert StreamingDataset(tmp_path)[0]["text"] == "black"
+
+
+def test_a_path_that_the_system_refuses_is_an_error_of_stokers(tmp_path: Path) -> None:
+    """As one in a folder of another user; root may read all, so here a name is too long."""
+    with pytest.raises(StorageError, match="File name too long"):
+        StreamingDataset(tmp_path / ("a" * 300))

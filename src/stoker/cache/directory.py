@@ -67,7 +67,7 @@ class CacheDirectory:
             OSError: it can not be made.
         """
         for _ in range(_TRIES):
-            if self._held is not None and self._note.exists():
+            if self._held is not None and os.path.exists(self._note):
                 return
             make_own_directory(self._note.parent)
             with contextlib.suppress(FileNotFoundError):  # removed at this moment
@@ -115,7 +115,7 @@ def is_cache_directory(path: Path) -> bool:
 
 def latest_version(base: Path, origin: CacheOrigin) -> CacheOrigin | None:
     """The version of a dataset that was last found at its origin, among those with an index in a cache."""
-    found = [path for path in _versions(base, origin) if (path / INDEX_NAME).exists()]
+    found = [path for path in _versions(base, origin) if os.path.exists(path / INDEX_NAME)]
     if not found:
         return None
     latest = max(found, key=lambda path: os.stat(path / PRIVATE / ORIGIN_NAME).st_mtime_ns)

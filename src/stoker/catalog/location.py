@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from stoker.cache.open_cache import make_cache
 from stoker.cache.origin import PRIVATE, CacheOrigin, make_private
 from stoker.digests import sha256
 from stoker.display import redact_url
-from stoker.errors import ConfigError, StokerError, StorageTimeoutError
+from stoker.errors import CacheError, ConfigError, StokerError, StorageTimeoutError
 from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.index.listed_versions import ListedVersions
 from stoker.index.side_index import SideIndex
@@ -303,7 +304,7 @@ def _has(base: Path, name: str, size: int) -> bool:
 def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory, copy: Path | None) -> None:
     """Write the index into the cache unless it is there. Shards of others that hashes prove the same are linked, and those of
     a directory that holds a copy of the dataset."""
-    if (cache.root / INDEX_NAME).exists():
+    if os.path.exists(cache.root / INDEX_NAME):
         return
     if copy is not None:
         with contextlib.suppress(OSError, StokerError):
@@ -340,7 +341,17 @@ def default_cache(url: str, options: StorageOptions | None, purpose: str = "") -
 
 def _caches_home() -> str:
     base = os.environ.get("STOKER_CACHE")
-    return base or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stoker")
+    if base:
+        return base
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not user.startswith("~"):
+        return os.path.join(user, "stoker")
+    # A container whose user has no home: neither HOME nor an entry in the system's list.
+    base = os.path.join(tempfile.gettempdir(), f"stoker-{os.geteuid()}")
+    with contextlib.suppress(FileNotFoundError):
+        if os.lstat(base).st_uid != os.geteuid():
+            raise CacheError(f"{base} would be the cache, as HOME is not set, and is another user's: set STOKER_CACHE")
+    return base
 
 
 def _own_directory(url: str, endpoint: str, purpose: str = "") -> Path:

@@ -216,4 +216,4 @@ def _may_have_index(given: Files | None) -> bool:
     """Whether an index may lie there: it is neither a list, nor a pattern, nor a file of this machine."""
     if given is None or not isinstance(given, str | os.PathLike):
         return given is None
-    return not is_pattern(given) and not ((path := is_local(given)) is not None and path.is_file())
+    return not is_pattern(given) and not ((path := is_local(given)) is not None and os.path.isfile(path))

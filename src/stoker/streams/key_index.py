@@ -270,7 +270,7 @@ class KeyIndex:
         """Remove the file, so that the next index is made anew; whether it is gone."""
         with contextlib.suppress(OSError):
             os.unlink(self.path)
-        return not self.path.exists()
+        return not os.path.exists(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"locations": self._locations, "column": self.column, "options": self._options}

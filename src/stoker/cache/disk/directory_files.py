@@ -58,6 +58,8 @@ class DirectoryFiles:
             return stat.S_ISREG(status.st_mode) and file.whole in (status.st_size, UNKNOWN)
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:
+            raise self.named(error, "read") from error
 
     def have_directories(self, name: str) -> None:
         """Make the directories for a file, unless they were there a moment ago."""
@@ -106,10 +108,7 @@ class DirectoryFiles:
         """The error of stoker's own for one of a local file."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return self._full()
-        message = (
-            f"can not {doing} the cache {self.root}: {error.strerror}; choose another local= or mend its permissions"
-        )
-        return CacheError(message)
+        return CacheError(f"can not {doing} the cache {self.root}: {error.strerror}{_remedy(error)}")
 
     def _full(self) -> StorageFullError:
         message = f"no space left in the cache {self.root}: free some, set cache_limit=, or put local= elsewhere"
@@ -121,6 +120,21 @@ class DirectoryFiles:
             for entry in list(os.scandir(self.private)):
                 if entry.name.endswith(PART) and not remove_origin_part(self.private / entry.name):
                     remove_unlocked(self.private / entry.name)
+
+
+def not_opened(error: OSError, path: str) -> CacheError:
+    """The error for a file that is there, and can not be opened or mapped."""
+    return CacheError(f"can not open {path}: {os.strerror(error.errno or 0)}{_remedy(error)}")
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ": something keeps all file descriptors that this process may have; raise the limit (ulimit -n)"
+    if error.errno == errno.ENOMEM:
+        return ": this process has no memory for it, or more maps than it may have; raise vm.max_map_count (sysctl)"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "; choose another local= (or STOKER_CACHE), or mend its permissions"
+    return "; choose another local= (or STOKER_CACHE)"
 
 
 def unlink(path: str | Path) -> None:

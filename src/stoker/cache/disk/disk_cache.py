@@ -17,17 +17,17 @@ Readers of present shards take no lock that anyone waits for.
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import time
 from collections.abc import Iterable, Sequence
 
+from stoker.cache.disk.directory_files import not_opened
 from stoker.cache.disk.fetches import Fetches
 from stoker.cache.disk.in_use import hold
 from stoker.cache.range_fetch import check_file
 from stoker.concurrency.request_observer import fetched_by_thread, observer
-from stoker.errors import CacheError, CorruptDataError, StokerError
+from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.storage.files.mapped import MappedFile, map_open_file
 from stoker.storage.files.regular import open_regular
@@ -120,7 +120,7 @@ class DiskCache(Fetches):
                 raise
             return None
         except OSError as error:
-            raise _not_opened(error, path) from error
+            raise not_opened(error, path) from error
         try:
             first, end = 0, status.st_size
             if file.part is not None and file.part.in_place and self.store is None:
@@ -146,7 +146,7 @@ class DiskCache(Fetches):
         except OSError as error:
             if isinstance(error, StokerError):
                 raise
-            raise _not_opened(error, path) from error
+            raise not_opened(error, path) from error
         finally:
             os.close(descriptor)
 
@@ -164,12 +164,3 @@ class DiskCache(Fetches):
                 "new files into place: then a start sees that they changed"
             )
         return error
-
-
-def _not_opened(error: OSError, path: str) -> CacheError:
-    remedy = ""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        remedy = ": something keeps all file descriptors that this process may have; raise the limit (ulimit -n)"
-    elif error.errno == errno.ENOMEM:
-        remedy = ": this process has no memory for it, or more maps than it may have; raise vm.max_map_count (sysctl)"
-    return CacheError(f"can not open {path}: {os.strerror(error.errno or 0)}{remedy}")

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from stoker.display import counted, redact_url
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local
+from stoker.storage.files.file_errors import file_errors
 from stoker.storage.unfinished import is_hidden
 
 Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -179,15 +180,19 @@ def check_exists(given: str | os.PathLike[str]) -> None:
         ObjectNotFoundError: it does not; names files next to it of similar names.
     """
     path = is_local(given)
-    if path is None or path.exists() or _is_local_pattern(str(path)):
+    if path is None:
         return
-    parent = path.parent
-    if not parent.is_dir():
+    with file_errors(path):
+        if path.exists() or _is_local_pattern(str(path)):
+            return
+        parent = path.parent
+        beside = [entry.name for entry in os.scandir(parent)] if parent.is_dir() else None
+    if beside is None:
         hub = f". A dataset of the Hub is hf://datasets/{given}" if _HUB_NAME.fullmatch(os.fspath(given)) else ""
         raise ObjectNotFoundError(f"{path} does not exist, nor does its directory: check the path{hub}", url=str(path))
     import difflib  # of an error alone
 
-    near = difflib.get_close_matches(path.name, [entry.name for entry in os.scandir(parent)], 3)
+    near = difflib.get_close_matches(path.name, beside, 3)
     meant = f": did you mean {' or '.join(repr(name) for name in near)}?" if near else f": check what is in {parent}"
     braces = ". Of braces, {a,b} and {000..127} stand for names" if _BRACE.search(str(path)) else ""
     several = ". Several files are a list, or a pattern" if "::" in path.name else ""
