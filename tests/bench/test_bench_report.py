@@ -536,3 +536,41 @@ def test_a_smoke_test_that_was_asked_for_is_no_alarm(runs: list[RunFiles]) -> No
     assert '<span class="bad">smoke test</span>' in bench_page([RunFiles(runs[0].folder, "x", result)])
     result["plan"]["workload"]["metric"]["smoke"] = True
     assert '<span class="bad">smoke test</span>' not in bench_page([RunFiles(runs[0].folder, "x", result)])
+
+
+def edited(result: dict[str, Any], change: str) -> None:
+    """Change results as somebody would who wants another number."""
+    epoch, rank = result["epochs"][0], result["epochs"][0]["ranks"][0]
+    if change == "utilization of an epoch":
+        epoch["au"] = 0.97
+    elif change == "all but the steps":
+        rank["blocks"][0]["compute"], rank["blocks"][0]["stall"] = rank["blocks"][0]["seconds"], 0.0
+    elif change == "utilization of the run":
+        result["train"]["au_nominal"]["mean"] = 0.999
+    elif change == "utilization of a rank":
+        rank["metrics"]["au"] = 0.97
+    elif change == "a finding":
+        result["findings"] = [one for one in result["findings"] if not one["invalid"]]
+        result["valid"], result["verdict"] = True, "valid"
+    elif change == "validity":
+        result["valid"] = not result["valid"]
+
+
+EDITS = ("utilization of an epoch", "all but the steps", "utilization of the run", "utilization of a rank", "a finding")
+
+
+@pytest.mark.parametrize("change", [*EDITS, "validity"])
+def test_results_that_were_changed_are_invalid(change: str, tmp_path: Path) -> None:
+    real_run(tmp_path / "r", *TINY, "metric.au=0", url=str(tmp_path / "d"), stages=("generate", "train"))
+    path = tmp_path / "r/results.json"
+    result = json.loads(path.read_text())
+    assert read_run(path.parent) == result
+    assert any(one["invalid"] for one in result["findings"])  # a small data set
+    edited(result, change)
+    path.write_text(json.dumps(result))
+    found = read_run(path.parent)
+    assert (found["valid"], found["verdict"], found["passed"]) == (False, "invalid", False)
+    first = found["findings"][0]
+    assert (first["rule"], first["invalid"]) == ("as measured", True)
+    assert "results.json was changed after the run" in first["reason"]
+    assert "as measured" in bench_page(find_runs([path.parent]))

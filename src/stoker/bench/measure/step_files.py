@@ -78,11 +78,16 @@ def read_steps(path: Path) -> RankSteps | None:
     return RankSteps(**arrays)
 
 
-def counted_waits(steps: RankSteps, exclude_start: int, exclude_end: int) -> NDArray[np.int64]:
-    """Nanoseconds waited, of the steps of each block that count."""
+def counted(steps: RankSteps, exclude_start: int, exclude_end: int) -> list[slice]:
+    """The steps of each block that count."""
     ends = [*steps.block[1:].tolist(), len(steps.wait)]
-    parts = [
-        steps.wait[min(first + exclude_start, last) : max(first, last - exclude_end)]
+    return [
+        slice(min(first + exclude_start, last), max(first, last - exclude_end))
         for first, last in zip(steps.block.tolist(), ends, strict=True)
     ]
+
+
+def counted_waits(steps: RankSteps, exclude_start: int, exclude_end: int) -> NDArray[np.int64]:
+    """Nanoseconds waited, of the steps of each block that count."""
+    parts = [steps.wait[one] for one in counted(steps, exclude_start, exclude_end)]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.bench.results.edited import as_measured
 from stoker.bench.results.results import RESULTS, schema
 from stoker.errors import ConfigError, FormatError, import_option
 
@@ -78,7 +79,7 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> list[RunFiles]:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """``results.json`` of a directory.
+    """``results.json`` of a directory; one that was changed after its run is invalid, see :mod:`stoker.bench.results.edited`.
 
     Raises:
         FormatError: it is not what a run writes, or has more than 256 MiB.
@@ -94,8 +95,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is no JSON: {str(error)[:200]}") from None
     _check_shape(found, str(path))
-    made: dict[str, Any] = found
-    return made
+    return as_measured(found, folder)
 
 
 def _finite(text: str) -> float:
