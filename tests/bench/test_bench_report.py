@@ -30,8 +30,11 @@ from stoker.bench.measure.step_files import read_steps
 from stoker.bench.results.report_files import RunFiles, find_runs, read_run
 from stoker.bench.results.report_steps import stall_histogram, timeline
 from stoker.bench.results.results import schema
+from stoker.bench.results.rules import PUBLISHED, check_rules
+from stoker.bench.settings.sources import read_workload
 from stoker.cli import main
 from stoker.cli.bench.page import bench_page
+from stoker.cli.bench.tables.verdicts import verdict_text
 from stoker.errors import FormatError
 
 TINY = (
@@ -574,3 +577,40 @@ def test_results_that_were_changed_are_invalid(change: str, tmp_path: Path) -> N
     assert (first["rule"], first["invalid"]) == ("as measured", True)
     assert "results.json was changed after the run" in first["reason"]
     assert "as measured" in bench_page(find_runs([path.parent]))
+
+
+def test_what_a_published_workload_was_run_with_instead_stands_at_the_verdict(tmp_path: Path) -> None:
+    settings = ("name=cosmoflow", "accelerator=h100", "compute.seconds=0.001", "dataset.format=tfrecord", *TINY[1:-1])
+    real_run(tmp_path / "r", *settings, url=str(tmp_path / "d"), stages=("generate", "train"))
+    (run,) = find_runs([tmp_path / "r"])
+    changed = "this is not cosmoflow-h100 as it is published: compute.seconds is 0.001, not 0.0035"
+    assert changed in verdict_text(run.result)
+    result = copy.deepcopy(dict(run.result))
+    result["findings"] = [one for one in result["findings"] if not one["invalid"]]
+    page = Page(bench_page([RunFiles(run.folder, run.name, result)]))
+    assert changed in " ".join(page.words).split("Summary")[0]
+    original = read_workload("cosmoflow-h100", environ={}, dotenv=None).workload
+    assert not [one for one in check_rules(run.result, original) if one.rule == PUBLISHED]
+
+
+def test_the_page_begins_with_the_answer_and_what_differs(runs: list[RunFiles]) -> None:
+    tiny = runs[0]
+    result = copy.deepcopy(dict(tiny.result))
+    result |= {"verdict": "passed", "valid": True, "passed": True}
+    for name in ("au", "au_nominal"):
+        result["train"][name]["mean"] = 0.998
+        for epoch in result["epochs"]:
+            for number, rank in enumerate(epoch["ranks"]):
+                rank["metrics"][name] = 0.998 if number else 0.5
+    run = RunFiles(tiny.folder, "first", result)
+    ranks = result["world"]["ranks"]
+    said = f"feeds {ranks - 1} of {ranks} accelerators at 99.8%, asked 90%: passed"
+    assert bench_page([run]).partition("<main>")[2].startswith(f'<p class="answer">{said}')
+    other = copy.deepcopy(result)
+    other["plan"]["workload"]["reader"]["batch_size"] = 77
+    other["train"]["au"]["mean"] = 0.499
+    both = bench_page([run, RunFiles(tiny.folder, "second", other)])
+    top = Page(both.partition('class="charts"')[0])
+    (table,) = (one for one in top.tables if one[0][1:3] == ["first", "second"])
+    assert ["reader.batch_size", "4", "77", ""] in table
+    assert ["utilization", "99.80%", "49.90%", "-50.0%"] in table

@@ -179,7 +179,9 @@ def _ahead(
         if not needed or needed < TELLING_BYTES or (epoch["storage_bytes"] or 0) < FROM_DEVICE * needed:
             continue  # what was not read at all is another rule's
         if read is None:
-            reason = f"{_name(epoch)} was too short to tell when its bytes came, during steps or before: train on more steps"
+            reason = (
+                f"{_name(epoch)} was too short to tell when its bytes came, during steps or before: train on more steps"
+            )
             yield "read ahead", True, reason
             return
         counted = sum(block["samples"] for rank in epoch["ranks"] for block in rank["blocks"])

@@ -30,7 +30,10 @@ def as_measured(result: dict[str, Any], folder: Path) -> dict[str, Any]:
         result: ``results.json``, checked against its schema.
         folder: where it is, beside the files of its steps.
     """
-    said = next(_differences(result, folder), None)
+    try:
+        said = next(_differences(result, folder), None)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # results that somebody made up
+        said = f"its numbers can not be computed again ({type(error).__name__})" if _is_ours(result) else None
     if said is None:
         return result
     reason = f"{said}: results.json was changed after the run"
@@ -104,7 +107,7 @@ def _judged(result: Mapping[str, Any]) -> Iterator[str]:
     """Whether the verdict follows from the rest; of another version's rules that is not known."""
     if result["valid"] == any(one["invalid"] for one in result["findings"]):
         yield f"it is {'valid' if result['valid'] else 'invalid'} against its findings"
-    if result["environment"].get("versions", {}).get("stoker") != __version__:
+    if not _is_ours(result):
         return
     try:
         workload = build(Workload, tree_of(result["plan"]["workload"], "results.json"))
@@ -120,6 +123,12 @@ def _judged(result: Mapping[str, Any]) -> Iterator[str]:
     au = None if result["train"] is None else deciding_au(result["train"])
     if result["passed"] != (None if au is None else told == "passed"):
         yield "whether it passed does not follow from its verdict"
+
+
+def _is_ours(result: Mapping[str, Any]) -> bool:
+    """Whether this version of stoker wrote them."""
+    versions = result["environment"].get("versions")
+    return isinstance(versions, Mapping) and versions.get("stoker") == __version__
 
 
 def _over(block: Mapping[str, Any], name: str) -> tuple[float, ...]:

@@ -9,11 +9,13 @@ from typing import Any, Final
 from stoker.bench.checkpoint.findings import checkpoint_findings
 from stoker.bench.kv_cache.findings import kv_cache_findings
 from stoker.bench.measure.metrics import step_seconds
+from stoker.bench.mlperf.parameters import changes
 from stoker.bench.mlperf.verdict import mlperf_findings
 from stoker.bench.results.bytes_read import bytes_findings
 from stoker.bench.results.counts import count_findings
 from stoker.bench.results.requests import request_findings
 from stoker.bench.results.verdict import LEAST_STEPS, least_counted_steps
+from stoker.bench.settings.sources import as_published
 from stoker.bench.settings.workload import Workload
 from stoker.bench.vectors.outcome import vector_findings
 from stoker.display import counted
@@ -25,6 +27,9 @@ _LONGER: Final = 0.02
 _CLOCK_READ: Final = 2e-6
 """Seconds that a step's computation takes longer because the clock is read."""
 _MARGIN: Final = 0.02
+PUBLISHED: Final = "published workload"
+"""The rule that tells what a published workload was run with instead of its own settings."""
+_TOLD: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,17 @@ def _computation(result: Mapping[str, Any], workload: Workload) -> Iterator[Find
         )
 
 
+def _published(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:  # noqa: ARG001
+    found = as_published(workload)
+    if found is None or workload.metric.rules != "stoker":  # MLPerf Storage's say themselves what may differ
+        return
+    name, original = found
+    told = [f"{one.path} is {one.seen}, not {one.wanted}" for one in changes(workload, original)]
+    if told:
+        more = f", and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+        yield Finding(PUBLISHED, False, f"this is not {name} as it is published: {'; '.join(told[:_TOLD])}{more}")
+
+
 def _repeated(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
     if workload.metric.rules != "stoker":  # MLPerf Storage's own rule of the runs, which differs by edition, decides
         return
@@ -239,6 +255,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     _unique,
     _warm_up,
     _computation,
+    _published,
     _repeated,
     _even,
     _ceiling,

@@ -60,6 +60,13 @@ def shipped_text(name: str) -> str | None:
     return resources.files("stoker.bench").joinpath("workloads", f"{name}.yaml").read_text("utf-8")
 
 
+def as_published(workload: Workload) -> tuple[str, Workload] | None:
+    """The shipped workload whose name a workload has, unchanged; ``None`` where there is none."""
+    names = (f"{workload.name}-{workload.accelerator}", workload.name, f"{workload.name}-checkpoint")
+    name = next((one for one in names if one in shipped()), None)
+    return None if name is None else (name, read_workload(name, environ={}, dotenv=None).workload)
+
+
 def read_workload(
     source: str | os.PathLike[str] | None = None,
     arguments: Sequence[str] = (),

@@ -23,15 +23,21 @@ def datum(k: int, run: RunFiles, path: str, words: Callable[[Any], str]) -> str:
         path: where in the file, with dots.
         words: what is shown.
     """
-    value: Any = run.result
-    for name in path.split("."):
-        if value is None:
-            break
-        value = value[int(name)] if isinstance(value, list) else value.get(name)
+    value = value_at(run.result, path)
     if value is None:
         return NOTHING
     exact = escape(json.dumps(value))
     return Html(f'<data value="{exact}" data-run="{k}" data-path="{escape(path)}">{escape(words(value))}</data>')
+
+
+def value_at(result: Mapping[str, Any], path: str) -> Any:
+    """What is at a path with dots, or ``None``."""
+    value: Any = result
+    for name in path.split("."):
+        if value is None:
+            break
+        value = value[int(name)] if isinstance(value, list) else value.get(name)
+    return value
 
 
 def epoch_name(result: Mapping[str, Any], epoch: Mapping[str, Any]) -> str:

@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Final, NamedTuple
 
+from stoker.bench.measure.metrics import deciding_au
 from stoker.bench.results.report_files import RunFiles
+from stoker.bench.results.rules import PUBLISHED
 from stoker.cli.bench.charts import charts
-from stoker.cli.bench.datum import NOTHING, datum, epoch_name
+from stoker.cli.bench.datum import NOTHING, datum, epoch_name, value_at
 from stoker.cli.bench.system_text import SystemText
 from stoker.cli.bench.tables.requests_table import listing_text
 from stoker.cli.bench.tables.result_table import generated_text
 from stoker.cli.render.markup import Html, document, pairs, rows, scroll, section, tile
 from stoker.cli.render.numbers import bytes_rate_text, percent_text, seconds_text
-from stoker.display import decimal_bytes_text
+from stoker.display import counted, decimal_bytes_text
 
 _NUMBER: Final = re.compile(r"\d[\d,.]*")
 _WARNED: Final = 5
@@ -37,7 +39,10 @@ def bench_page(runs: Sequence[RunFiles], *, title: str | None = None, system: Sy
         system: description of the system that was measured, shown before the results.
     """
     names = title or " and ".join(dict.fromkeys(run.text("name") for run in runs))
-    body = [f"<h1>{escape(names)}</h1>", f"<p>{escape(_said(runs))}</p>"]
+    answers = "".join(f'<p class="answer">{escape(_answer(run, alone=len(runs) == 1))}</p>' for run in runs)
+    body = [answers, f"<h1>{escape(names)}</h1>", f"<p>{escape(_said(runs))}</p>"]
+    if len(runs) == 2:
+        body.append(_differences(*runs))
     if system is not None:
         body.append(section("System", "", _system(system)))
     if len(runs) == 1:
@@ -60,6 +65,52 @@ def _said(runs: Sequence[RunFiles]) -> str:
     result = runs[0].result
     began = result["began"].replace("T", " ").replace("Z", " UTC")
     return f"{result['world']['said']}; began {began}, took {seconds_text(result['seconds'])}."
+
+
+def _answer(run: RunFiles, *, alone: bool) -> str:
+    """What was to be found out, in a sentence."""
+    result = run.result
+    name = "" if alone else f"{run.name}: "
+    au = None if result["train"] is None else deciding_au(result["train"])
+    if au is None:
+        return f"{name}{result['verdict']}"
+    asked = run.number("metric.au", 0)
+    said = f"feeds {_fed(result, asked)} of {counted(result['world']['ranks'], 'accelerator')} at {au:.1%}, asked {asked:.0%}"
+    return (
+        f"{name}{said}: {result['verdict']}"
+        if result["verdict"] != "invalid"
+        else f"{name}invalid: tells nothing of this storage"
+    )
+
+
+def _fed(result: Mapping[str, Any], asked: float) -> int:
+    """Ranks whose utilization was enough, as the mean over epochs of training."""
+    found: dict[int, list[float]] = {}
+    for epoch in result["epochs"]:
+        for rank in epoch["ranks"] if epoch["kind"] == "train" else ():
+            au = deciding_au(rank["metrics"])
+            found.setdefault(rank["rank"], []).append(0.0 if au is None else au)
+    return sum(sum(each) / len(each) >= asked for each in found.values())
+
+
+def _differences(one: RunFiles, other: RunFiles) -> str:
+    """How the second of two runs differs from the first: what was set, and what was measured."""
+    table = [(name, mine, theirs, "") for name, mine, theirs in _other_settings(one, other)]
+    for name, path, words in _COMPARED:
+        values = [value_at(run.result, path) for run in (one, other)]
+        if None not in values:
+            first, second = values
+            table.append((name, words(first), words(second), f"{second / first - 1:+.1%}" if first else ""))
+    return section("Differences", "", scroll(rows(("", one.name, other.name, ""), table)))
+
+
+def _other_settings(one: RunFiles, other: RunFiles) -> list[tuple[str, str, str]]:
+    first, second = (dict(_flat(run.workload)) for run in (one, other))
+    return [
+        (name, json.dumps(first.get(name)), json.dumps(second.get(name)))
+        for name in {**first, **second}
+        if first.get(name) != second.get(name)
+    ]
 
 
 def _rate(value: float) -> str:
@@ -161,6 +212,14 @@ def _known_columns(headings: Sequence[str], table: Sequence[Sequence[str]]) -> s
     return rows([headings[at] for at in kept], [[row[at] for at in kept] for row in table])
 
 
+_COMPARED: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
+    ("utilization", "train.au.mean", percent_text),
+    ("nominal utilization", "train.au_nominal.mean", percent_text),
+    ("samples a second", "train.samples_per_second.mean", _rate),
+    ("bytes a second from storage", "train.storage_bytes_per_second.mean", bytes_rate_text),
+    ("until the first batch", "train.time_to_first_batch.mean", seconds_text),
+)
+"""What two runs are compared by: its name, where it is, and how it is told."""
 _STAGES: Final[tuple[tuple[str, str, str, Callable[[Any], str]], ...]] = (
     ("eval utilization", "utilization of evaluation", "evaluate.au.mean", percent_text),
     ("eval nominal", "nominal utilization of evaluation", "evaluate.au_nominal.mean", percent_text),
@@ -222,10 +281,14 @@ def _grouped(runs: Sequence[RunFiles]) -> list[_Findings]:
 
 
 def _warning(runs: Sequence[RunFiles]) -> str:
-    """The runs that are invalid, and the rules that they broke; a list, as a small run breaks many of MLPerf Storage's."""
+    """The runs that are invalid, and the rules that they broke; a list, as a small run breaks many of MLPerf Storage's.
+
+    Of valid ones, what their numbers are not to be taken for.
+    """
     broken = [one for one in _grouped(runs) if one.invalid]
     if not broken:
-        return ""
+        lines = [f"<li>{escape(one.reason())}</li>" for one in _grouped(runs) if one.rule in (PUBLISHED, "read ahead")]
+        return f'<div class="warning" role="note"><ul>{"".join(lines)}</ul></div>' if lines else ""
     names = list(dict.fromkeys(name for one in broken for name, _ in one.said))
     whose = _Findings("", True, [(name, "") for name in names]).whose(len(runs))
     told = "This run is invalid" if len(runs) == 1 else f"Invalid: {whose}"
@@ -274,10 +337,8 @@ def _settings(run: RunFiles, first: RunFiles) -> str:
     """All settings of the first run, and of others those that differ from it."""
     title, told = "All settings", json.dumps(run.workload, indent=1)
     if run is not first:
-        mine, theirs = (dict(_flat(one.workload)) for one in (run, first))
-        names = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
         title = f"Settings that differ from those of {first.name}"
-        told = "\n".join(f"{name}: {json.dumps(mine.get(name))}" for name in names) or "none"
+        told = "\n".join(f"{name}: {mine}" for name, _, mine in _other_settings(first, run)) or "none"
     return f"<details><summary>{escape(title)}</summary><pre>{escape(told)}</pre></details>"
 
 

@@ -15,7 +15,7 @@ _STYLE: Final = """
 body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1180px; margin: 0 auto; padding: 28px 20px 48px; }
 h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 16px; margin: 0 0 2px; }
-p { margin: 4px 0 12px; color: var(--soft); }
+p { margin: 4px 0 12px; color: var(--soft); } .answer { color: var(--ink); font-size: 20px; font-weight: 600; }
 code { white-space: nowrap; font-size: 14px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 12px; margin: 20px 0; }
 .tile, section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 14px 16px; }

@@ -60,10 +60,12 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     calibration = result["calibration"]
     if calibration is not None and calibration["au_ceiling"] is not None:
         console.print(f"with data in memory: utilization {calibration['au_ceiling']:.2%}")
+    told = verdict_text(result)
     for finding in result["findings"]:
+        if finding["reason"] in told:
+            continue  # where the verdict is
         style = "bold red" if finding["invalid"] else "yellow"
         console.print(Text.assemble(("invalid: " if finding["invalid"] else "note: ", style), finding["reason"]))
-    told = verdict_text(result)
     if told:
         console.print(Text(told, style="bold"))
 

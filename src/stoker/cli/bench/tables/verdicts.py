@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from stoker.bench.results.rules import PUBLISHED
 from stoker.cli.running import ExitCode
 
 
@@ -38,6 +39,11 @@ def verdict_text(result: Mapping[str, Any]) -> str:
     """
     if result["passed"] is None:
         return ""
+    changed = next((f"; {one['reason']}" for one in result.get("findings", ()) if one["rule"] == PUBLISHED), "")
+    return _told(result) + changed
+
+
+def _told(result: Mapping[str, Any]) -> str:
     asked = f"a utilization of at least {result['plan']['workload']['metric']['au']:.0%}, both as measured and nominal"
     if result["verdict"] == "smoke test" and _smoke(result):
         return f"smoke test: a small run, which is no pass; that needs the whole workload, valid, with {asked}"
