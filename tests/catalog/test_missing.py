@@ -21,6 +21,7 @@ from PIL import Image
 
 from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset
+from stoker.catalog.unindexed.files_location import FilesLocation, is_pattern, source_of
 from stoker.cli import main
 from stoker.conversion import convert
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError, StorageError
@@ -314,6 +315,18 @@ def test_what_a_writer_makes_at_such_a_name_is_read(name: str, tmp_path: Path) -
             writer.write({"i": number})
     assert numbers_of(url, tmp_path / "a") == numbers_of(url, tmp_path / "b", format="mds") == [0, 1, 2]
     assert (inspect(url).samples, verify(url).samples) == (3, 3)
+    above, _, split = url.rpartition("/")
+    assert numbers_of(above, tmp_path / "c", split=split) == [0, 1, 2]
+    with MDSWriter({"i": "int"}, f"{url}s/train") as writer:
+        writer.write({"i": 7})
+    assert numbers_of(f"{url}s", tmp_path / "d", split="train") == [7]
+
+
+def test_brackets_in_a_url_of_the_web_are_those_of_a_name() -> None:
+    for url in ("https://host/run[1]/x.parquet", "http://[::1]:80/run[1]/x.parquet"):
+        assert not is_pattern(url)
+        assert source_of(url) == FilesLocation(url.rpartition("/")[0], keys=("x.parquet",))
+    assert is_pattern("https://host/*.parquet")
 
 
 @pytest.mark.s3

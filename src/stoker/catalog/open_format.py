@@ -148,7 +148,8 @@ def _open(
         refuse_shard_files(given)
     if name is None and not _may_have_index(given):
         assert given is not None  # as a dataset that has neither remote nor local is refused
-        name = detect(given, reading["storage_options"]).format
+        where = join_url(given, split) if split and isinstance(given, str) and is_pattern(given) else given
+        name = detect(where, reading["storage_options"]).format
     if name == _CHUNKS:
         assert remote is None or isinstance(remote, str | os.PathLike)
         size = (options or {}).get("block_size")

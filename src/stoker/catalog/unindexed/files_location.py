@@ -19,6 +19,8 @@ Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _BRACES: Final = re.compile(r"\{(?:(?P<first>[0-9]+)\.\.(?P<last>[0-9]+)|(?P<each>[^{}]*,[^{}]*))\}")
 _WILD: Final = re.compile(rf"[*?\[]|{_BRACES.pattern}")
+# A web server lists nothing: of its URLs, brackets are those of a name.
+_WILD_OF_WEB: Final = re.compile(rf"\*|{_BRACES.pattern}")
 _BRACE: Final = re.compile(r"[{}]")
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+")
 _MOST_NAMES: Final = 1_000_000
@@ -121,7 +123,7 @@ def as_named(source: FilesLocation, keys: Iterable[str]) -> FilesLocation | None
 def is_pattern(given: str | os.PathLike[str]) -> bool:
     """Whether a text stands for any number of files, as one with ``*`` or ``{00..12}``, and is no path of this machine."""
     path = is_local(given)
-    return _WILD.search(os.fspath(given)) is not None if path is None else _is_local_pattern(str(path))
+    return _is_wild(os.fspath(given)) if path is None else _is_local_pattern(str(path))
 
 
 def expand_braces(text: str) -> list[str]:
@@ -243,8 +245,8 @@ def _one(text: str) -> FilesLocation:
         if os.path.isfile(path):
             return FilesLocation(os.path.dirname(path), keys=(os.path.basename(path),))
         return FilesLocation(path)
-    head, tail = _split(text)
-    if _WILD.search(tail):
+    head, _ = _split(text)
+    if _is_wild(text):
         return _wild(text)
     if head.startswith(("http://", "https://")):  # which can not be listed
         parent, _, name = text.rpartition("/")
@@ -274,6 +276,12 @@ def _wild(text: str, literal: str = "") -> FilesLocation:
             f"{redact_url(text)} is no pattern of files: {error}. Ranges in [...] rise, such as [0-9]"
         ) from None
     return FilesLocation(root or "/", pattern=joined, given=text)
+
+
+def _is_wild(url: str) -> bool:
+    """Whether a URL has a pattern's characters."""
+    head, tail = _split(url)
+    return (_WILD_OF_WEB if head.startswith(("http://", "https://")) else _WILD).search(tail) is not None
 
 
 def _is_local_pattern(path: str) -> bool:
