@@ -234,7 +234,9 @@ def _objects(array: Any) -> ColumnValues:
         return _Unions(array)
     if types.is_struct(kind):
         return _Structs(array)
-    return _Lists(array) if types.is_nested(kind) else _Leaf(array)
+    if types.is_nested(kind):
+        return _Lists(array)
+    return _Numbers(array) if _is_number(kind) else _Leaf(array)
 
 
 class _Arrays(_Node):
@@ -307,6 +309,18 @@ class _Unions(_Node):
         return values
 
 
+class _Numbers(_Node):
+    """Numbers, as Python's own."""
+
+    def __init__(self, array: Any) -> None:
+        super().__init__(array, _nulls(array))
+        self._values = _filled(array)
+
+    def _make(self, rows: Ids) -> list[Any]:
+        values: list[Any] = self._values[rows].tolist()
+        return values
+
+
 class _Leaf(_Node):
     """Values that hold no others."""
 
@@ -320,7 +334,7 @@ class _Leaf(_Node):
         flat = (
             types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
         )
-        self._quick = self._view or flat or types.is_fixed_size_binary(kind) or _is_number(kind)
+        self._quick = self._view or flat or types.is_fixed_size_binary(kind)
 
     def _make(self, rows: Ids) -> list[Any]:
         run, array = run_of(rows), self._array
