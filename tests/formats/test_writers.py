@@ -353,6 +353,12 @@ def test_converted_tensors_and_other_extension_types_stay_such(writer: str, tmp_
     assert same(list(values), CASES["tensors of another order"][1][:1])
 
 
+def test_times_of_day_are_converted_to_text(tmp_path: Path) -> None:
+    write_parquet(pa.table({"x": CASES["nanoseconds of a day"][0][:2]}), tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", tmp_path / "out", to="mds")
+    assert StreamingDataset(tmp_path / "out").read([0, 1])["x"] == ["01:02:03.123456789", "01:02:03"]
+
+
 def test_files_of_polars(tmp_path: Path) -> None:
     frame = pl.DataFrame(
         {

@@ -149,6 +149,8 @@ def _texts(values: Column) -> list[Any]:
         if isinstance(value, str)
         else value.isoformat()
         if hasattr(value, "isoformat")
+        else str(np.datetime64(0, "ns") + value).partition("T")[2]  # a time of day, of nanoseconds
+        if isinstance(value, np.timedelta64)
         else str(value)
         for value in values
     ]

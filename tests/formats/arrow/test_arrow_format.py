@@ -208,3 +208,38 @@ def test_offsets_that_change_in_the_file_later_lead_nowhere(tmp_path: Path, writ
         assert sample["text"] == texts[number]
         assert np.asarray(sample["list"]).tolist() == lists[number]
         assert sample["nested"] == nested[number]
+
+
+LONG = "a text that a view leads to"
+DAMAGED = {
+    "list view": (pa.array([[1], [2], [3]], pa.list_view(pa.int64())), np.array([0, 1, 2], "i4"), [0, -1, 2]),
+    "size of a view": (
+        pa.array([[LONG], [], [LONG]], pa.list_view(pa.string())),
+        np.array([1, 0, 1], "i4"),
+        [1, 0, 1 << 30],
+    ),
+    "large list view": (
+        pa.array([[1], [2], [3]], pa.large_list_view(pa.int8())),
+        np.array([0, 1, 2], "i8"),
+        [0, 1, 1 << 62],
+    ),
+    "view in a list": (pa.array([[LONG]], pa.list_(pa.string_view())), np.array([len(LONG)], "i4"), [1 << 24]),
+    "runs": (pa.RunEndEncodedArray.from_arrays([3, 5, 9], [6, 7, 8]), np.array([3, 5, 9], "i8"), [3, 99, 9]),
+    "dictionary": (pa.array([LONG, "b", LONG]).dictionary_encode(), np.array([0, 1, 0], "i4"), [0, 77, 0]),
+    "union": (
+        pa.UnionArray.from_dense(pa.array([0] * 3, pa.int8()), pa.array([0, 1, 2], pa.int32()), [pa.array([7, 8, 9])]),
+        np.array([0, 1, 2], "i4"),
+        [0, 1, 99],
+    ),
+    "map": (pa.array([[("k", 1)]] * 3, pa.map_(pa.string(), pa.int8())), np.array([0, 1, 2, 3], "i4"), [0, 1, 2, 400]),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_numbers_that_lead_out_of_an_array_are_refused(name: str) -> None:
+    array, good, bad = DAMAGED[name]
+    data = file_of(pa.table({"x": array}), 100)
+    assert data.count(good.tobytes())
+    reader = opened(data.replace(good.tobytes(), np.array(bad, good.dtype).tobytes()), "arrow")
+    with pytest.raises(CorruptDataError, match="column 'x' does not decode"):
+        reader.read(np.array([0]))
