@@ -100,6 +100,7 @@ def same(found: Any, expected: Any) -> bool:
 SOME = 1_577_934_245_123_456_789
 NANO = np.datetime64(SOME, "ns")
 FIRST = dt.datetime(1970, 1, 1, 0, 0, 0, 7)
+LAST = dt.datetime(9999, 12, 31, 23, 59, 59)
 WHOLE = dt.datetime(2020, 1, 2, 3, 4, 5, 123456)
 TEXTS = [LONG, "b", None, "", "é" * 20]
 # What pyarrow does not write to Parquet, and types that only Arrow's schema in the file tells.
@@ -382,9 +383,27 @@ def test_files_of_polars(tmp_path: Path) -> None:
 
 def test_files_of_duckdb(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
-    some = "00112233-4455-6677-8899-aabbccddeeff"
-    duckdb.sql(f"copy (select '{some}'::uuid as u from range({ROWS})) to '{tmp_path}/a.parquet'")
-    check(tmp_path / "a.parquet", [uuid.UUID(some).bytes] * ROWS, "u")
+    some = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
+    columns = {
+        "u": (f"'{some}'::uuid", some.bytes),
+        "us": (f"['{some}'::uuid, null]", [some.bytes, None]),
+        "texts": ("[['a text of more than twelve', null], []]", [["a text of more than twelve", None], []]),
+        "map": ("map {'k': [1, 2], 'l': null}", [("k", [1, 2]), ("l", None)]),
+        "struct": (
+            "{'t': timestamp '9999-12-31 23:59:59', 'd': date '0001-01-01'}",
+            {"t": LAST, "d": dt.date(1, 1, 1)},
+        ),
+        "nano": ("[timestamp_ns '2020-01-02 03:04:05.123456789']", [NANO]),
+        "time": ("time '01:02:03.000004'", dt.time(1, 2, 3, 4)),
+        "kind": ("'b'::enum('a', 'b')", "b"),
+        "decimal": ("[1.50::decimal(30, 2)]", [decimal.Decimal("1.50")]),
+        "array": ("[1.5, 2.5]::float[2]", [1.5, 2.5]),
+        "blob": (r"'\xAA'::blob", b"\xaa"),
+    }
+    chosen = ", ".join(f"{sql} as {name}" for name, (sql, _) in columns.items())
+    duckdb.sql(f"copy (select {chosen} from range({ROWS})) to '{tmp_path}/a.parquet'")
+    for name, (_, value) in columns.items():
+        check(tmp_path / "a.parquet", [value] * ROWS, name)
 
 
 # -- parquet-mr before 1.2.9, whose sizes of chunks leave out the head of the dictionary's page (PARQUET-816) --------------
