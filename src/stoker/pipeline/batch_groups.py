@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from stoker.concurrency.spans.recorder import Stage, span
-from stoker.pipeline.collate import empty_tensor, makes_tensor
+from stoker.pipeline.collate import empty_tensor, makes_tensor, stack_tensors
 from stoker.pipeline.columns import CutColumn, GroupColumn, split_batch
 from stoker.types import Array, Batch
 
@@ -89,7 +89,7 @@ def _batches_of(message: GroupMessage) -> list[dict[str, Any]]:
             numbers.add(name)
     batch.update({name: CutColumn(parts) for name, parts in cuts.items()})
     return [
-        {name: torch.from_numpy(column) if name in numbers else column for name, column in one.items()}
+        {name: torch.from_numpy(column) if name in numbers else stack_tensors(column) for name, column in one.items()}
         for one in split_batch(batch, lengths)
     ]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import weakref
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeGuard
@@ -60,11 +61,25 @@ def _unlike_samples(samples: list[Any]) -> TransformError:
 
 
 def as_tensors(batch: Batch) -> dict[str, Any]:
-    """A batch with its arrays as tensors; columns of other things stay lists.
+    """A batch with its arrays as tensors, and tensors of one shape stacked; columns of other things stay lists.
 
-    In a loader worker they are copied into memory that the main process reads, elsewhere they share their memory.
+    In a loader worker arrays are copied into memory that the main process reads, elsewhere they share their memory.
     """
-    return {name: _as_tensor(column) if isinstance(column, np.ndarray) else column for name, column in batch.items()}
+    return {
+        name: _as_tensor(column) if isinstance(column, np.ndarray) else stack_tensors(column)
+        for name, column in batch.items()
+    }
+
+
+def stack_tensors(column: Any) -> Any:
+    """One tensor of a list of tensors, as ``default_collate`` makes it, if they have one shape and type; else the column."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(column, list) or not column or not isinstance(column[0], torch.Tensor):
+        return column
+    kind = (column[0].shape, column[0].dtype)
+    if any(not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != kind for value in column):
+        return column
+    return torch.stack(column)
 
 
 def speed_up_worker(ring: Ring) -> None:
