@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import pickle
@@ -20,6 +21,7 @@ from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
+from stoker.loaders.dataset_methods.settings import BatchSize
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import looks_only, reads_ahead
@@ -43,6 +45,8 @@ except ModuleNotFoundError as error:
     raise MissingPackageError(f"StreamingDataLoader needs torch ({error}): pip install 'stoker[torch]'") from error
 
 __all__ = ["StreamingDataLoader", "as_tensors", "collate"]
+
+logger = logging.getLogger(__name__)
 
 
 class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
@@ -86,6 +90,10 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
             options["worker_init_fn"] = UserFunction(worker_init_fn, "worker_init_fn")
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        if batch_size is None and dataset.batch_size is None:
+            logger.warning(
+                "a StreamingDataLoader without batch_size=, here or in the dataset: each batch is of one sample"
+            )
         if batch_size is None:
             batch_size = dataset.batch_size if dataset.batch_size is not None else 1
         if dataset.batch_size is None:
@@ -95,6 +103,7 @@ class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
                 f"batch_size={batch_size} here and {dataset.batch_size} in the dataset: the order of batches rests on both "
                 "being the same"
             )
+        BatchSize.fix(dataset, "the StreamingDataLoader over it")
         self._stream = dataset
         self._pass: _Pass | None = None
         self._open: Any = None

@@ -32,7 +32,7 @@ from stoker.loaders.dataset_methods.checks import (
     check_sizes,
 )
 from stoker.loaders.dataset_methods.overrides import SAMPLE_METHODS, check_columns_allowed, overridden
-from stoker.loaders.dataset_methods.settings import reader_settings
+from stoker.loaders.dataset_methods.settings import BatchSize, reader_settings
 from stoker.loaders.dataset_methods.states import DatasetStates
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.protocol import CloseOnExit
@@ -154,6 +154,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         StorageError: an index can not be fetched.
         IndexFileError: an index is not valid.
     """
+
+    batch_size = BatchSize()
 
     @checked(
         remote="for several streams write streams=[Stream(...), ...]",

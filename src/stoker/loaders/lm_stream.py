@@ -19,6 +19,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.lazy import told
 from stoker.loaders.dataset_methods.chained import ChainMethods, tokenized
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
+from stoker.loaders.dataset_methods.settings import BatchSize
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import reads_ahead
@@ -136,6 +137,7 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
         self._rows = self._layout.document_rows
         if dataset.batch_size is None:
             dataset.batch_size = batch_size if self._rows else _AT_ONCE
+        BatchSize.fix(dataset, "the LMStream over it")
         if self._rows and dataset.batch_size != batch_size:
             raise ConfigError(
                 f"batch_size={batch_size} here and {dataset.batch_size} in the dataset: with layout={layout!r} a row is a "

@@ -23,6 +23,7 @@ from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
 from stoker.loaders.dataset_methods.over_dataset import remedy_of_dataset
+from stoker.loaders.dataset_methods.settings import BatchSize
 from stoker.loaders.epoch_by_files import EpochByFiles, FilesProgress
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
@@ -109,6 +110,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         StorageError, CorruptDataError, FormatError, IndexFileError: files can not be read, are damaged, or disagree.
     """
 
+    batch_size = BatchSize()
     instead_of_sum = "give the files of all to one StreamingParquetLoader, in a list"
     instead_of_index = "iterate over it; a StreamingDataset of the same files has documents by id, dataset[i]"
 
@@ -160,6 +162,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         self._bad_samples = BadSamples.of(on_bad_sample)
         rows.salvage = self._bad_samples is not None
         self.batch_size = batch_size
+        BatchSize.fix(self, "this loader")
         self._threads = threads
         self._counts = Counts()
         self._rank_finder = DataRankFinder(world, replication, compare=read.compare_ranks)

@@ -14,6 +14,7 @@ from stoker.errors import ConfigError, StateError, StokerError, TransformError
 from stoker.lazy import cached_property, told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.over_dataset import OverDataset
+from stoker.loaders.dataset_methods.settings import BatchSize
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.shard_checkpoints import ShardCheckpoints
 from stoker.loaders.shard_sources import check_ranks_in_step, config_of, of_dataset, ranges_of
@@ -140,6 +141,8 @@ class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit
     @cached_property
     def _worker(self) -> WorkerReader:
         config, dataset, (source, order) = self.config, self._given[0], self._source_and_order
+        if isinstance(dataset, StreamingDataset):
+            BatchSize.fix(dataset, "the StreamingShardLoader over it")
         batch_size = config.batch_size or (dataset.batch_size if isinstance(dataset, StreamingDataset) else 0) or 1
         if config.checkpoint_url is not None:
             self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, self._counts)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.order.capabilities import repeats_samples
 from stoker.order.sample_order import SampleOrder
@@ -13,6 +15,28 @@ from stoker.reading.apply_chain import SampleIdentity
 from stoker.reading.bad_samples import BadSamples
 from stoker.streams.streams import Streams
 from stoker.types import Transform
+
+
+class BatchSize:
+    """An attribute ``batch_size``, which no longer changes when something was made that counts batches of it."""
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return self if owner is None else owner.__dict__.get("batch_size")
+
+    def __set__(self, owner: Any, size: int | None) -> None:
+        user = owner.__dict__.get("_batches_for")
+        if user is not None and size != owner.__dict__.get("batch_size"):
+            raise ConfigError(
+                f"{type(owner).__name__}.batch_size={size!r}: the order of batches, and the states of {user}, rest on "
+                f"batch_size={owner.batch_size}. Give batch_size= when you make it"
+            )
+        owner.__dict__["batch_size"] = size
+
+    @staticmethod
+    def fix(owner: Any, user: str) -> None:
+        """Let the attribute change no more, as ``user`` counts on it."""
+        if isinstance(getattr(type(owner), "batch_size", None), BatchSize):
+            owner.__dict__["_batches_for"] = user
 
 
 def reader_settings(
