@@ -50,6 +50,19 @@ def test_workers_and_a_function(data: Path, tmp_path: Path, capsys: pytest.Captu
     assert found["trace"] == str(tmp_path / "trace.json")
 
 
+def test_bad_samples_are_left_out_as_in_training(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "augmenting.py").write_text(
+        "def augment(sample):\n    if sample['id'] == 50: raise ValueError('damaged')\n    return sample\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = ("--steps", 5, "--transform", "augmenting:augment", "--out", "trace.json", "--json", "--no-shuffle")
+    assert "damaged" in profile(capsys, data, *settings, code=1)
+    found = json.loads(profile(capsys, data, *settings, "--on-bad-sample", "skip"))
+    assert found["trace"] == "trace.json"
+
+
 def test_traces_of_ranks_are_compared(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(2):
         dataset = StreamingDataset(data, batch_size=8, world=World(rank, 2))

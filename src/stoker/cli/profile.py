@@ -66,6 +66,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     dataset.add_argument("--predownload", type=integer(0), metavar="SAMPLES")
     dataset.add_argument("--no-shuffle", dest="shuffle", action="store_false", help="in the order of ids")
     dataset.add_argument("--columns", nargs="+", metavar="NAME", help="read only these")
+    dataset.add_argument(
+        "--on-bad-sample",
+        choices=("raise", "skip", "replace"),
+        default="raise",
+        help="what becomes of samples that are damaged, or of which the function raises; default: raise",
+    )
     dataset.add_argument("--read-threads", type=integer(0), metavar="N", help="see ReadOptions(read_threads=)")
     dataset.add_argument("--download-threads", type=integer(1), metavar="N", help="see ReadOptions(download_threads=)")
     dataset.add_argument("--tune", choices=("auto", "off"), default=None, help="see ReadOptions(tune=)")
