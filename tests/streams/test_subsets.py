@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from cases import OPERATORS
 from patience import PATIENCE
-from stoker import MDSWriter, StreamingDataset
+from stoker import BadSamples, MDSWriter, StreamingDataset
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation, open_indexed
-from stoker.errors import ConfigError, TransformError
+from stoker.errors import ConfigError, DecodeError, TransformError
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.compare import compare, plain_operand
 from stoker.streams.conditions import Condition, Where, chosen_ids
@@ -471,3 +471,26 @@ def test_streams_keep_their_subsets(data: Path) -> None:
     copy = pickle.loads(pickle.dumps(streams))
     assert [stream.subsets for stream in copy.streams] == chained
     assert Stream(local=data, subset=subsets).subsets == tuple(subsets)
+
+
+@pytest.mark.parametrize("damaged", [[120], [0, 50, 51, 250, 299], list(range(300, 303))])
+def test_a_sample_that_a_condition_can_not_read_is_a_bad_one(tmp_path: Path, damaged: list[int]) -> None:
+    lines = [json.dumps({"x": number}) if number not in damaged else '{"x": 12 broken' for number in range(303)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+
+    def read(treatment: Any, **options: Any) -> list[int]:
+        dataset = StreamingDataset(
+            str(tmp_path / "a.jsonl"), subset=Where("x", ">", 99), on_bad_sample=treatment, batch_size=8, **options
+        )
+        return [int(sample["x"]) for sample in dataset]
+
+    good = [number for number in range(100, 303) if number not in damaged]
+    with pytest.raises(DecodeError, match=f"sample {damaged[0]}: not JSON"):
+        read("raise")
+    assert read("skip") == good
+    log = tmp_path / "bad.jsonl"
+    assert sorted(read(BadSamples("skip", file=str(log)), shuffle=True)) == good
+    assert sorted(json.loads(line)["sample"] for line in log.read_text().splitlines()) == damaged
+    assert len(read("replace")) == len(good) + len(damaged)
+    with pytest.raises(DecodeError, match="not JSON"):  # also where the ids are known
+        read("raise")

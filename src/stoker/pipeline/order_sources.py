@@ -19,7 +19,7 @@ from stoker.streams.conditions import Condition, chosen_ids
 from stoker.streams.labels import LabelKind, column_labels
 from stoker.streams.streams import Streams
 from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, Subset
-from stoker.types import Ids, Nulls
+from stoker.types import Nulls
 
 
 def needed_columns(
@@ -35,7 +35,7 @@ def needed_columns(
 
 
 def make_sources(
-    streams: Streams, subsets: Sequence[Subset], partition: Partition, options: ReadOptions
+    streams: Streams, subsets: Sequence[Subset], partition: Partition, options: ReadOptions, *, keep_bad: bool
 ) -> tuple[StreamSource, ...]:
     """The sources of an order, one a stream.
 
@@ -44,6 +44,7 @@ def make_sources(
         subsets: what holds for all of them; ids count through all streams.
         partition: where it needs a column, its labels are read, once.
         options: how columns are read.
+        keep_bad: whether samples of which a condition can not be read are kept, to be found bad.
 
     Raises:
         ConfigError: a subset or a partition that does not fit the data.
@@ -70,7 +71,7 @@ def make_sources(
             StreamSource(
                 name=name,
                 table=table,
-                selection=_selection(table, location, chosen, name, options),
+                selection=_selection(table, location, chosen, name, options, keep_bad=keep_bad),
                 weight=stream.weight,
                 about=about,
                 labels=_labels(location, partition, options),
@@ -101,13 +102,23 @@ def _of_stream(subset: Subset, first: int, end: int) -> Subset:
 
 
 def _selection(
-    table: ShardTable, location: DatasetLocation, subsets: Sequence[Subset], name: str, options: ReadOptions
+    table: ShardTable,
+    location: DatasetLocation,
+    subsets: Sequence[Subset],
+    name: str,
+    options: ReadOptions,
+    *,
+    keep_bad: bool,
 ) -> Selection:
     splits = [subset for subset in subsets if isinstance(subset, HashSplit)]
     if len(splits) > 1:
         raise ConfigError(f"stream {name!r} has {len(splits)} hash splits: give one, with the bounds of what is wanted")
     base = Split(table, splits[0].low, splits[0].high, splits[0].seed) if splits else Everything(table)
-    kept = [_sorted_ids(subset, location, options) for subset in subsets if isinstance(subset, KeepIds | Condition)]
+    kept = [
+        subset.ids if isinstance(subset, KeepIds) else chosen_ids(location, subset, options=options, keep_bad=keep_bad)
+        for subset in subsets
+        if isinstance(subset, KeepIds | Condition)
+    ]
     skipped = [subset.ids for subset in subsets if isinstance(subset, SkipIds)]
     if not kept:
         if not skipped:
@@ -119,7 +130,3 @@ def _selection(
     if len(ids) and int(ids[-1]) >= table.total:
         raise ConfigError(f"subset: id {int(ids[-1])} is not in stream {name!r}, which has {table.total} samples")
     return Listed(base, ids, checked=True)  # sorted and different, as all subsets' ids are
-
-
-def _sorted_ids(subset: KeepIds | Condition, location: DatasetLocation, options: ReadOptions) -> Ids:
-    return subset.ids if isinstance(subset, KeepIds) else chosen_ids(location, subset, options=options)

@@ -248,7 +248,9 @@ class _Not(Condition):
         return ~holds if unknown is None else ~(holds | unknown), unknown
 
 
-def chosen_ids(location: DatasetLocation, where: Condition, *, options: ReadOptions = ReadOptions()) -> Ids:
+def chosen_ids(
+    location: DatasetLocation, where: Condition, *, options: ReadOptions = ReadOptions(), keep_bad: bool = False
+) -> Ids:
     """Ids of the samples that a condition holds for.
 
     The first call reads the condition's columns of all samples; later ones, in any process, map the file.
@@ -257,6 +259,7 @@ def chosen_ids(location: DatasetLocation, where: Condition, *, options: ReadOpti
         location: the dataset.
         where: the condition.
         options: how values are handed to a function.
+        keep_bad: keep samples that can not be read, which whoever reads them then finds bad; else they are errors.
 
     Returns:
         int64, shape ``(n,)``, rising; mapped read-only (8 bytes of disk each, no memory of its own).
@@ -279,7 +282,8 @@ def chosen_ids(location: DatasetLocation, where: Condition, *, options: ReadOpti
             location.where,
             description,
         )
-        for first, count, batch in scan(location, where.columns, options):
+        bad: list[int] | None = [] if keep_bad else None
+        for first, count, batch in scan(location, where.columns, options, bad):
             try:
                 mask, _ = where.evaluate(batch, count)
             except ConfigError as error:
@@ -287,8 +291,11 @@ def chosen_ids(location: DatasetLocation, where: Condition, *, options: ReadOpti
             except TransformError as error:
                 last = first + count - 1
                 raise TransformError(f"{location.where}, samples {first} to {last}: {error}") from error.__cause__
+            while bad and bad[0] < first:
+                sink.append(np.array([bad.pop(0)], _ID))
             sink.append((np.flatnonzero(mask) + first).astype(_ID))
             sink.beat()
+        sink.append(np.array(bad or (), _ID))
         return _ID, b""
 
     recipe: dict[str, Any] = {"condition": description, "nulls": _NULLS}

@@ -8,10 +8,12 @@ from typing import Final
 import numpy as np
 
 from stoker.catalog.location import DatasetLocation
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, SampleError
 from stoker.formats.base import ReadOptions
 from stoker.formats.unstacked import as_batch
-from stoker.reading.samples import read_samples
+from stoker.reading.bad_samples import is_of_sample
+from stoker.reading.good_rows import GoodRowReader
+from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
 
@@ -33,7 +35,10 @@ def check_column(location: DatasetLocation, column: str) -> None:
 
 
 def scan(
-    location: DatasetLocation, columns: Sequence[str], options: ReadOptions = ReadOptions()
+    location: DatasetLocation,
+    columns: Sequence[str],
+    options: ReadOptions = ReadOptions(),
+    bad: list[int] | None = None,
 ) -> Iterator[tuple[int, int, Batch]]:
     """All samples of a dataset in the order of their ids.
 
@@ -41,6 +46,7 @@ def scan(
         location: the dataset.
         columns: names of the columns to read.
         options: how they are handed out.
+        bad: what ids of samples that can not be read are appended to; ``None``: they are errors.
 
     Yields:
         Id of the first sample of a chunk, number of its samples (at least 1), and its columns.
@@ -53,6 +59,7 @@ def scan(
         ahead = max(1, min(ahead, limit // 2 // max(1, location.index.largest_shard)))
     pool = ShardPool(location.index, location.cache, threads=_THREADS, most_open=2 * ahead, options=options)
     full = [number for number, size in enumerate(sizes) if size]
+    reader = SampleReader(pool, columns)
     needed: set[int] = set()
     pool.expect(needed)
     first = 0
@@ -66,8 +73,17 @@ def scan(
             step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * size // max(1, raw)))
             for start in range(0, size, step):
                 rows = np.arange(start, min(start + step, size), dtype=np.int64)
-                read = read_samples(pool, np.full_like(rows, number), rows, columns)
-                yield first + start, len(rows), as_batch(read)
+                samples = SampleRows(np.full_like(rows, number), rows)
+                try:
+                    yield first + start, len(rows), as_batch(reader.batch(samples))
+                    continue
+                except SampleError as error:
+                    if bad is None or not is_of_sample(error):
+                        raise
+                parts, errors = GoodRowReader(reader).parts(samples, whole=False)
+                bad += [first + start + one for one in sorted(errors)]
+                for numbers, batch in parts:
+                    yield first + start + int(numbers[0]), len(numbers), as_batch(batch)
             first += size
             needed.discard(number)
             pool.done_with(number)
