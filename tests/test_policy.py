@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 import uuid
@@ -92,3 +93,12 @@ def test_the_usual_amounts_where_there_is_memory(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(policy, "memory_limit", lambda: 64 << 30)
     assert [policy.held_in_memory(), policy.reused_memory(), policy.decoded_memory()] == [8 << 30, 1 << 30, 1 << 30]
     assert [policy.spare_bytes(None, 1), policy.small_shards_held(1), ReadAmounts().group_bytes] == [1 << 28] * 3
+
+
+def test_the_limit_of_descriptors_is_raised_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    for now in ((1024, 4096), (1024, resource.RLIM_INFINITY), (1024, 1024), (2000, 4096)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, now=now: now)
+        policy.allow_descriptors(2000)
+    assert given == [(2000, 4096), (2000, resource.RLIM_INFINITY), (1024, 1024)]

@@ -62,6 +62,23 @@ def most_maps() -> int:
         return _USUAL_MAPS // 4
 
 
+def allow_descriptors(wanted: int) -> None:
+    """Raise the limit of descriptors of this process, which is 1024 as a rule, where it is short and may be raised."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most)
+            )
+
+
+CACHE_DESCRIPTORS: Final = 2
+"""Descriptors that a process keeps of each cache on disk: they say that it is in use."""
+
+USUAL_DESCRIPTORS: Final = 512
+"""Descriptors beside those: of connections, of files for a moment, of memory that processes share, and of others' code."""
+
+
 def small_files_open(threads: int) -> int:
     """Small files that each of some threads may have open at once: together an eighth of a process's descriptors."""
     return max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8 // threads)

@@ -26,7 +26,7 @@ from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index, collector_paused
 from stoker.index.version import opening_time
 from stoker.order.mixture.weights import StreamWeight
-from stoker.policy import INDEXES_AT_ONCE
+from stoker.policy import CACHE_DESCRIPTORS, INDEXES_AT_ONCE, USUAL_DESCRIPTORS, allow_descriptors
 from stoker.reading.chain import Chain
 from stoker.reading.chain_steps import StepKind
 from stoker.reading.shard_pool import ShardPool
@@ -349,6 +349,7 @@ def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = No
     if len(different) == 1:
         locations = [open_format(**openings[0])]
     else:
+        allow_descriptors(USUAL_DESCRIPTORS + CACHE_DESCRIPTORS * len(different))
         begun = opening_time(os.curdir)  # which may wait for a tick of the clock: once for all
         with collector_paused():
             locations = map_in_order(

@@ -7,6 +7,7 @@ last process that has it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -51,7 +52,8 @@ class SharedFile:
     _threads: Any  # threading.RLock, which is a function in Python 3.11 and 3.12
 
     def __init__(self, name: str, size: int) -> None:
-        self._attach(os.memfd_create(name, os.MFD_CLOEXEC))
+        with _named_errors():
+            self._attach(os.memfd_create(name, os.MFD_CLOEXEC))
         try:
             os.ftruncate(self._file, size)
         except OSError as error:
@@ -62,7 +64,8 @@ class SharedFile:
 
     def map(self, size: int, offset: int = 0) -> mmap.mmap:
         """So many bytes of the file, writable. Changes are seen by all processes."""
-        return mmap.mmap(self._file, size, offset=offset)
+        with _named_errors():  # a map takes a descriptor of its own
+            return mmap.mmap(self._file, size, offset=offset)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -151,3 +154,12 @@ class SharedFile:
             if file is not None:
                 with suppress(OSError):
                     close(file)
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = ": raise the limit on open files, ulimit -n" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+        raise StokerError(f"memory that processes share can not be had ({error.strerror}){remedy}") from error

@@ -7,6 +7,7 @@ lies, and when to come back.
 from __future__ import annotations
 
 import base64
+import errno
 import http.client
 import os
 import socket
@@ -214,6 +215,8 @@ def _fault_of(error: Exception) -> Fault:
         return Fault("transient", "can not connect (connection refused)")
     if isinstance(error, ConnectionError | http.client.IncompleteRead | ssl.SSLError):
         return Fault("transient", "the connection broke before the answer was whole")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return Fault("other", "this process may open no more files or connections: raise the limit (ulimit -n)")
     if isinstance(error, OSError):
         return Fault(
             "transient", f"can not connect ({os.strerror(error.errno) if error.errno else type(error).__name__})"

@@ -258,6 +258,8 @@ def _without_status(name: str, text: str) -> Fault:
         return Fault("timeout", "the server sent nothing within the stall time")
     if "dns error" in lowered or "failed to lookup" in lowered:
         return Fault("transient", "the server's name can not be resolved")
+    if "TooManyOpenFiles" in text or "Too many open files" in text:
+        return Fault("other", "this process may open no more files or connections: raise the limit (ulimit -n)")
     if kind == "Connect":
         system = _SYSTEM.search(text)
         return Fault("transient", f"can not connect ({system[2] if system else 'no connection'})")
