@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def dataset_dict(tmp_path: Path) -> Path:
 
 
 def test_a_dataset_dict_is_refused_and_its_splits_are_read(dataset_dict: Path) -> None:
-    with pytest.raises(ConfigError, match=r'DatasetDict of the splits train, test: choose one, as by split="train"'):
+    with pytest.raises(ConfigError, match=r'the splits train, test: choose one by naming .*/train .*split="train"'):
         StreamingDataset(remote=dataset_dict, format="arrow")
     with pytest.raises(ConfigError, match="DatasetDict of the splits train, test"):
         StreamingDataset(local=dataset_dict, format="arrow")
@@ -52,7 +53,7 @@ def test_a_dataset_dict_in_an_object_store_is_refused(dataset_dict: Path, bucket
     for path in dataset_dict.rglob("*.*"):
         store.put(f"saved/{path.relative_to(dataset_dict)}", path.read_bytes())
     url, options = f"{bucket.url}/saved", bucket.storage_options
-    with pytest.raises(ConfigError, match=r'DatasetDict of the splits train, test: choose one, as by split="train"'):
+    with pytest.raises(ConfigError, match=r'the splits train, test: choose one by naming .*/train .*split="train"'):
         StreamingDataset(remote=url, format="arrow", storage_options=options)
     assert StreamingDataset(remote=url, format="arrow", split="test", storage_options=options).size == 7
 
@@ -65,8 +66,13 @@ def test_a_dataset_dict_is_refused_by_converting_and_on_the_command_line(
             convert(dataset_dict, tmp_path / "out", format=kind)
     for command in (["convert", str(dataset_dict), str(tmp_path / "out")], ["inspect", str(dataset_dict)]):
         assert main(command) != 0
-        assert "DatasetDict of the splits train, test" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "DatasetDict of the splits train, test" in said
+        assert "--split" not in said, "which divides the result of a conversion"
     assert not (tmp_path / "out").exists()
+    named = re.findall(r"choose one by naming (\S+)", said)[0]
+    assert main(["convert", named, str(tmp_path / "out"), "--processes", "1"]) == 0
+    assert StreamingDataset(tmp_path / "out").size == 7
 
 
 def test_a_dataset_dict_of_one_split_is_that_split(dataset_dict: Path) -> None:

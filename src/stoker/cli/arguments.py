@@ -122,7 +122,7 @@ def with_options(message: str, parser: argparse.ArgumentParser, others: Mapping[
         message: of an error that the library raised.
         parser: of the command.
         others: options of arguments whose names differ: the argument, or it with its value (``"strict=False"``), to what
-            to write instead.
+            to write instead; nothing where the command's option of that name means something else.
     """
     known: dict[str, argparse.Action] = {}
     for action in parser._actions:
@@ -134,7 +134,7 @@ def with_options(message: str, parser: argparse.ArgumentParser, others: Mapping[
         option = others.get(f"{name}={value}") or others.get(name)
         if option is None and name in known:
             option = _option(known[name], value)
-        if option is not None and option.split()[0] not in message:
+        if option and option.split()[0] not in message:
             found[f"{name}={value}"] = option
     if not found:
         return message

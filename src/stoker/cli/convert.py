@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS: Final = {
     "columns": "--columns NAME=TYPE,..., or --select NAME,... to read only some,",
+    "split": "",  # divides the result, where StreamingDataset's chooses a part of the source
 }
 """Options for arguments that have another name in Python."""
 

@@ -46,8 +46,8 @@ def refuse_dict(store: Store, key: str = DICT_NAME) -> None:
     first = "train" if "train" in splits else splits[0]
     url = store.url.rstrip("/")
     raise ConfigError(
-        f"{url}/{below} is a DatasetDict of the splits {', '.join(splits)}: choose one, as by "
-        f'split="{below}{first}" (or name {url}/{below}{first}), or take all of them on purpose by the pattern '
+        f"{url}/{below} is a DatasetDict of the splits {', '.join(splits)}: choose one by naming "
+        f'{url}/{below}{first} (a StreamingDataset also by split="{below}{first}"), or take all of them by the pattern '
         f"{url}/{below}*/data-*.arrow"
     )
 
