@@ -51,6 +51,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="add what the tokenizer's template adds",
     )
+    parser.add_argument(
+        "--parse-special-tokens",
+        action="store_true",
+        help="special tokens in a text are these; otherwise text like any other",
+    )
     parser.add_argument("--processes", type=integer(1), metavar="N", help="default: one a processor")
     add_engine(parser)
     parser.add_argument("--output-column", metavar="NAME", default="input_ids", help="default: input_ids")

@@ -99,7 +99,8 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
         batch_size: rows in a batch.
         seq_len: tokens a row.
         layout: as for the loader. ``"pad"`` and ``"truncate"`` make a row of each document.
-        tokenizer: for text: a function from texts to lists of ids, or a ``tokenizers.Tokenizer``.
+        tokenizer: for text: a function from texts to lists of ids, or a ``tokenizers.Tokenizer``, for which ``<|endoftext|>``
+            in a text is text like any other; a function does as it does.
         token_dtype: what ``bytes`` hold, such as ``"uint16"``.
         endless: continue with the next epoch's documents where one ends; otherwise an iteration is an epoch.
         too_long: as for the loader.

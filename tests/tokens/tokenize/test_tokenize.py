@@ -7,6 +7,7 @@ import errno
 import gzip
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -40,6 +41,7 @@ from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 from stoker.storage import open_store
 from stoker.storage.unfinished import MARK, STAGE
 from stoker.tokens import Ragged
+from stoker.tokens.sources.document_column import as_function
 from stoker.tokens.tokenize import sinks, texts
 from stoker.writers import JSONWriter
 from support import start_script
@@ -702,3 +704,22 @@ def test_the_command_does_what_the_function_does(
     assert "of 60 documents, in 1 file " in capsys.readouterr().out
     tokenize(source, tmp_path / "2", tokenizer_file, append_eos=True, row_group_tokens=1000, compression=None)
     assert _contents(tmp_path / "dst") == _contents(tmp_path / "2")
+
+
+def test_special_tokens_in_a_text_are_text_unless_asked_for(tmp_path: Path, tokenizer_file: Path) -> None:
+    """Others wrote the text: a page that quotes <|endoftext|> does not end there."""
+    (tmp_path / "a.txt").write_text("one <|endoftext|> two")
+    eos = Tokenizer.from_file(str(tokenizer_file)).token_to_id("<|endoftext|>")
+    rows = {}
+    for parsed in (False, True):
+        out = tmp_path / str(parsed)
+        tokenize(tmp_path / "a.txt", out, tokenizer_file, processes=1, append_eos=True, parse_special_tokens=parsed)
+        (rows[parsed],) = pq.read_table(out)["input_ids"].to_pylist()
+        assert decoded(tokenizer_file, [rows[parsed]]) == ["one <|endoftext|> two<|endoftext|>"]
+    assert [rows[parsed].count(eos) for parsed in (False, True)] == [1, 2]
+    given = Tokenizer.from_file(str(tokenizer_file))
+    encode = as_function(given)
+    for function in (encode, pickle.loads(pickle.dumps(encode))):
+        (ids,) = function(["one <|endoftext|> two"])
+        assert eos not in ids
+    assert given.encode_special_tokens is False, "a tokenizer of the caller's own stays as it is"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -82,12 +83,15 @@ def as_function(tokenizer: Any) -> Tokenize:
     """A tokenizer as a function.
 
     Args:
-        tokenizer: a function, or a ``tokenizers.Tokenizer``.
+        tokenizer: a function, or a ``tokenizers.Tokenizer``, for which special tokens in a text are text like any other.
 
     Raises:
         ConfigError: it is neither.
     """
     if hasattr(tokenizer, "encode_batch"):
+        if hasattr(tokenizer, "encode_special_tokens"):
+            with contextlib.suppress(Exception):  # one with parts in Python has no copy
+                tokenizer = type(tokenizer).from_str(tokenizer.to_str())
         return partial(_encoded, tokenizer)
     if not callable(tokenizer):
         raise ConfigError(
@@ -99,4 +103,6 @@ def as_function(tokenizer: Any) -> Tokenize:
 
 def _encoded(tokenizer: Any, texts: Sequence[str]) -> list[Sequence[int]]:
     """The ids that a ``tokenizers.Tokenizer`` gives texts."""
+    if getattr(tokenizer, "encode_special_tokens", True) is False:  # which pickling forgets
+        tokenizer.encode_special_tokens = True
     return [found.ids for found in tokenizer.encode_batch(list(texts), add_special_tokens=False)]

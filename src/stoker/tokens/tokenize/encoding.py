@@ -42,6 +42,7 @@ class EncodingJob:
 
     tokenizer: str
     special: bool
+    parsed: bool
     eos_id: int | None
     dtype: str
 
@@ -58,6 +59,7 @@ class _Encoder:
     def __init__(self, job: EncodingJob) -> None:
         self._job = job
         self._tokenizer = _load(job.tokenizer)
+        self._tokenizer.encode_special_tokens = not job.parsed  # so what looks like one in a text is text
 
     def __call__(self, block: TextBlock) -> Tokens:
         job = self._job
@@ -141,7 +143,9 @@ def _load(text: str) -> Any:
     return tokenizer
 
 
-def make_job(path: str | os.PathLike[str], append_eos: bool | str | int, special: bool) -> tuple[EncodingJob, int]:
+def make_job(
+    path: str | os.PathLike[str], append_eos: bool | str | int, special: bool, parsed: bool
+) -> tuple[EncodingJob, int]:
     """The job, and one more than the largest id."""
     try:
         text = read_regular(path).decode("utf-8")
@@ -166,7 +170,7 @@ def make_job(path: str | os.PathLike[str], append_eos: bool | str | int, special
         raise ConfigError(f"{os.fspath(path)} is a tokenizer without a vocabulary: give one that was trained")
     vocab_size = max(vocabulary.values()) + 1
     eos_id = _eos(append_eos, vocabulary, vocab_size)
-    return EncodingJob(text, special, eos_id, "uint16" if vocab_size <= 1 << 16 else "uint32"), vocab_size
+    return EncodingJob(text, special, parsed, eos_id, "uint16" if vocab_size <= 1 << 16 else "uint32"), vocab_size
 
 
 def _eos(append: bool | str | int, vocabulary: dict[str, int], vocab_size: int) -> int | None:

@@ -67,6 +67,7 @@ def tokenize(
     column: str | None = None,
     append_eos: bool | str | int = False,
     add_special_tokens: bool = False,
+    parse_special_tokens: bool = False,
     processes: int | None = None,
     engine: Engine = "local",
     output_column: str = "input_ids",
@@ -97,6 +98,8 @@ def tokenize(
         append_eos: put a token behind each document: its text, its id, or True for the one that the tokenizer has of the
             usual names. Batches can be given eos later, too: do not do both.
         add_special_tokens: add what the tokenizer's template adds, such as a token that begins a document.
+        parse_special_tokens: take what a text has of special tokens, such as ``<|endoftext|>``, for these; otherwise it is
+            text like any other, as others wrote it.
         processes: default one a processor; 1 works in this process. With Ray: most blocks of text at once.
         engine: ``"ray"`` to tokenize in the tasks of a Ray cluster. This process reads the text and writes the tokens.
         output_column: name of the tokens' column.
@@ -128,13 +131,14 @@ def tokenize(
         )
     if not output_column or column == "":
         raise ConfigError(f"column={column!r}, output_column={output_column!r}: a column's name must not be empty")
-    job, vocab_size = make_job(tokenizer, append_eos, add_special_tokens)
+    job, vocab_size = make_job(tokenizer, append_eos, add_special_tokens, parse_special_tokens)
     texts = find_texts(src, column=column, strict=strict)
     about = {
         "vocab_size": vocab_size,
         "eos_id": job.eos_id,
         "tokenizer_sha256": hashlib.sha256(job.tokenizer.encode()).hexdigest(),
         "special_tokens": add_special_tokens,
+        "parsed_special_tokens": parse_special_tokens,
     }
     dtype = np.dtype(job.dtype)
     record = _record(
