@@ -13,11 +13,13 @@ import pytest
 from bench_threads import run_in_threads
 
 from stoker.bench.loaders.base import LoaderJob, SplitListing
-from stoker.bench.loaders.listing import data_files, list_split
+from stoker.bench.loaders.listing import data_files, list_split, used_files
+from stoker.bench.measure.content import look_at
 from stoker.bench.measure.generation import make_data
 from stoker.bench.ranks.control.client import RankFailedError
 from stoker.bench.results.counts import count_findings
 from stoker.bench.results.results import schema
+from stoker.bench.results.rules import content_rule
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
@@ -187,3 +189,35 @@ def test_a_damaged_file_is_named(loader: str, kind: str, tmp_path: Path) -> None
     result = json.loads((tmp_path / "r" / "results.json").read_text())
     assert not result["valid"]
     assert path.name in result["failure"]
+
+
+@pytest.mark.parametrize("kind", ["npy", "hdf5", "parquet", "jpeg", "csv"])
+def test_files_that_storage_need_not_read_are_no_data(kind: str, tmp_path: Path) -> None:
+    """Zeros, which no device need keep, and files that are not those that were generated."""
+    settings = (f"dataset.format={kind}", "dataset.files=4", "dataset.record_bytes=60000", "compute.seconds=0")
+    made = read_workload(None, settings, environ={}, dotenv=None).workload
+    make_data(made, str(tmp_path))
+    job = LoaderJob(made, "train", str(tmp_path), World(), 0, 1)
+
+    def broken() -> list[str]:
+        found = {"content": look_at(made, str(tmp_path), used_files(job))}
+        return [one.reason for one in content_rule(found, made)]
+
+    assert not broken()
+    files = [tmp_path / "train" / one.key for one in used_files(job)]
+    for path in files:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 3 : len(data) // 3 * 2] = bytes(len(data) // 3)
+        path.write_bytes(data)
+    (said,) = broken()
+    assert "not those of its seed" in said
+    for path in (tmp_path / "train").glob("_generated.json"):
+        path.unlink()
+    for path in files:
+        path.write_bytes(files[0].read_bytes())
+    (said,) = broken()
+    assert "of 16 blocks of the files" in said
+    for path in files:
+        path.write_bytes(bytes(len(path.read_bytes())))
+    (said,) = broken()
+    assert "blocks of the files are one byte again and again, such as zeros" in said

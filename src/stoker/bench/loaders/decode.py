@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -83,8 +84,11 @@ def samples_axis(data: bytes, samples: int) -> int | None:
     Returns:
         ``None`` where neither has, and a file is a sample.
     """
-    found = np.load(io.BytesIO(data), allow_pickle=False)
-    arrays = [found] if isinstance(found, np.ndarray) else [found[name] for name in found.files]
+    try:
+        found = np.load(io.BytesIO(data), allow_pickle=False)
+        arrays = [found] if isinstance(found, np.ndarray) else [found[name] for name in found.files]
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+        return 0  # who opens the data says what is wrong with it
     first = all(array.ndim and array.shape[0] == samples for array in arrays)
     last = all(array.ndim and array.shape[-1] == samples for array in arrays)
     return 0 if first or (samples > 1 and not last) else -1 if last else None

@@ -70,6 +70,11 @@ def too_few(found: SplitListing, files: int, samples_per_file: int) -> str | Non
     return f"{found.files} of the workload's {files} files" if found.files < files else None
 
 
+def used_files(job: LoaderJob) -> list[ObjectInfo]:
+    """The files that are read, where there is no index."""
+    return _of_format(job, {one.key: one for one in _store(job).list()})[: job.files]
+
+
 def data_files(job: LoaderJob) -> list[str]:
     """Names of the split's files, sorted, below ``job.split_url``: as many as the workload says, as DLIO takes them.
 

@@ -18,11 +18,12 @@ from stoker.bench.checkpoint.saver import Saver
 from stoker.bench.checkpoint.training import InEpoch
 from stoker.bench.loaders import get_loader
 from stoker.bench.loaders.base import LoaderJob, OpenLoader, Split, SplitListing
-from stoker.bench.loaders.listing import check_split, list_split
+from stoker.bench.loaders.listing import check_split, list_split, used_files
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
 from stoker.bench.measure.calibration import copy_files, copy_of_host, in_memory
 from stoker.bench.measure.compute import ComputeStep, make_step
+from stoker.bench.measure.content import look_at
 from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.measure.metrics import block_metrics, epoch_metrics, percentiles, stalls, window
 from stoker.bench.measure.requests import Moment, request_record
@@ -84,6 +85,10 @@ class Training:
             found = self.listings[split] = SplitListing(**self.link.gather(f"{split} listed", listed)[0])
             if split == "train":
                 check_split(workload, found, self.world.world_size)
+                if self.world.rank == 0:  # what this reads leaves the page cache before the first epoch
+                    self.record["content"] = look_at(
+                        workload, self.plan.url, used_files(self._job(split, 1, self.plan.url, workload))
+                    )
 
     def train(self, repeat: int) -> None:
         """All epochs, and the evaluations between them."""

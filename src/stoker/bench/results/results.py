@@ -100,6 +100,7 @@ def collect(
         },
         "storage": _storage(plan),
         "listing": _listing(next((record["listing"] for record in records if record.get("listing")), {})),
+        "content": next((record["content"] for record in records if record.get("content")), None),
         "generate": None if made is None else {name: value for name, value in made.items() if name != "requests"},
         "checkpoint": checkpoint_result(records, ranks),
         "kv_cache": kv_cache_result(records),

@@ -30,6 +30,10 @@ _MARGIN: Final = 0.02
 PUBLISHED: Final = "published workload"
 """The rule that tells what a published workload was run with instead of its own settings."""
 _TOLD: Final = 12
+_DISTINCT: Final = 0.75
+"""Part of the blocks of others' data below which these are told to be copies."""
+_CONSTANT: Final = 0.5
+"""Part of the blocks of the data that may be of one byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,30 @@ def _computation(result: Mapping[str, Any], workload: Workload) -> Iterator[Find
         )
 
 
+def content_rule(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:  # noqa: ARG001
+    """Whether files hold what storage has to read from a device."""
+    found = result.get("content")
+    if found is None or not found["blocks"]:
+        return
+    if found["as_generated"] is False:
+        yield Finding(
+            "data", True, "the files are not those that were generated: blocks of one are not those of its seed"
+        )
+    elif found["constant"] > _CONSTANT * found["blocks"]:
+        yield Finding(
+            "data",
+            True,
+            f"{found['constant']} of {found['blocks']} blocks of the files are one byte again and again, such as zeros: "
+            "storage may keep them without reading a device. Generate the data, or measure with real files",
+        )
+    elif found["as_generated"] is None and found["distinct"] < _DISTINCT * found["blocks"]:
+        reason = (
+            f"of {found['blocks']} blocks of the files {found['distinct']} differ: storage that keeps equal blocks once, or "
+            "caches them so, reads less than it delivers"
+        )
+        yield Finding("data", False, reason)
+
+
 def _published(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:  # noqa: ARG001
     found = as_published(workload)
     if found is None or workload.metric.rules != "stoker":  # MLPerf Storage's say themselves what may differ
@@ -250,6 +278,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     _complete,
     _identity,
     _counts,
+    content_rule,
     _bytes,
     _requests,
     _unique,
