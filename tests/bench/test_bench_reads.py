@@ -24,10 +24,12 @@ from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.measure.generation import make_data
 from stoker.bench.measure.page_cache import cached_files, counts_device_reads, file_system, resident_pages
 from stoker.bench.results.bytes_read import bytes_findings
+from stoker.bench.results.epochs import _residue
 from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
 from stoker.errors import ConfigError, StokerError
 from stoker.storage.files.mapped import map_file
+from stoker.storage.files.mounts import mount_of
 
 SIZE, FILES = 24_000_000, 2
 
@@ -467,6 +469,36 @@ def test_a_block_device_over_a_file_in_memory_is_memory(tmp_path: Path) -> None:
             assert file_system(mount / "train") == ("ext4 on tmpfs", True)
         finally:
             subprocess.run(["umount", str(mount)], check=True)
+
+
+@pytest.mark.processes
+def test_a_block_device_over_a_cached_file_tells_nothing_of_a_device(tmp_path: Path) -> None:
+    """What it reads may come from the page cache, which has the file."""
+    image, mount = tmp_path / "image", tmp_path / "mount"
+    image.write_bytes(bytes(2 << 20))
+    mount.mkdir()
+    for command in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", "loop", str(image), str(mount)]):
+        if (
+            os.geteuid() != 0
+            or shutil.which(command[0]) is None
+            or subprocess.run(command, check=False, capture_output=True).returncode
+        ):
+            pytest.skip(f"this container may not: {' '.join(command)}")
+    try:
+        device = Path("/sys/class/block", Path(mount_of(mount)[2]).name)
+        assert (device / "loop/dio").read_text().strip() == "0"
+        assert not counts_device_reads(str(mount))
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "apart"), [((10.0, 10.0, 10.04), 0.0), ((5.0, 5.0, 10.0), 0.495), ((10.0, 5.0, 10.0), 0.495)]
+)
+def test_clocks_that_differ_are_told(clocks: tuple[float, ...], apart: float) -> None:
+    """A process whose clock runs slow computes less than it says, and waits less."""
+    block = {"residue": 0.0, "seconds": 9.0, "counted": 20}
+    assert _residue([{"blocks": [block], "clocks": clocks}]) == pytest.approx(apart)
 
 
 def test_files_that_nobody_wrote_leave_the_page_cache_without_a_sync_of_each(

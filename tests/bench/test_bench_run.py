@@ -353,7 +353,7 @@ def test_time_that_is_in_no_part_makes_a_run_invalid(tmp_path: Path) -> None:
         assert ("identity" not in broken(result)) is valid
         if not valid:
             assert not result["valid"]
-            assert "0.20% of a block's time is in no part of it" in noted(result)
+            assert "0.20% of the time is in no part of it" in noted(result)
 
 
 @pytest.mark.processes

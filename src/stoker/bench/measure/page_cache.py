@@ -142,18 +142,30 @@ def _memory_below(device: str) -> str | None:
     return None
 
 
+def _file_below(device: str) -> bool:
+    """Whether a block device, or one that it is made of, is a file that is read through the page cache."""
+    below = Path("/sys/class/block", os.path.basename(os.path.realpath(device))).resolve()
+    if (below / "partition").exists():
+        below = below.parent
+    with contextlib.suppress(OSError):
+        return (below / "loop" / "dio").read_text().strip() == "0"
+    with contextlib.suppress(OSError):
+        return any(_file_below(f"/dev/{one}") for one in os.listdir(below / "slaves"))
+    return False
+
+
 @functools.cache
 def counts_device_reads(path: str) -> bool:
     """Whether the kernel counts for a process what it reads of a path's file system from the device, or over the network.
 
     Not so where another process reads it (FUSE, virtiofs), where the file system does not tell (Lustre, Ceph, 9P), or counts
-    what its own cache had, too (ZFS).
+    what its own cache had, too (ZFS). Nor where the device is a file that this host's page cache may hold (a loop device).
     """
     _, kind, device = mount_of(path)
     if kind in {"nfs", "nfs4"}:
         version = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
         return not _NFS_UNCOUNTED[0] <= version < _NFS_UNCOUNTED[1]
-    return kind in _COUNTED or (device.startswith("/dev/") and kind != "fuseblk")
+    return kind in _COUNTED or (device.startswith("/dev/") and kind != "fuseblk" and not _file_below(device))
 
 
 def cached_in_pages(kind: str) -> bool:

@@ -149,6 +149,7 @@ class Training:
         if is_local(self.plan.url):
             at_first = before.device
         began_at, began, begun = time.time(), time.perf_counter_ns(), time.monotonic()
+        clocks = usage.all_clocks()
         requested = Moment(begun, counted)
         # Opening reads headers, and all of text: it belongs to the first epoch, but to none of its steps.
         opening, emptying = split not in runs, 0
@@ -199,6 +200,7 @@ class Training:
             series.close()
             read = Moment(ended, self.requests.table())
             entry["ended_at"] = time.time()  # after the last look at the counters
+            entry["clocks"] = [now - then for now, then in zip(usage.all_clocks(), clocks, strict=True)]
             entry |= self._measured(steps, workload)
             entry["time_to_first_batch"] = (int(steps.arrived[0]) - began - emptying) * 1e-9 if steps.count else None
             entry["usage"] = last.since(before)

@@ -17,6 +17,8 @@ from stoker.types import Array
 
 _RANK: Final = ("rank", "steps", "samples", "bytes", "complete", "metrics", "blocks", "stall_seconds", "usage")
 """Fields of an epoch's result that are taken from each rank's."""
+_COARSE: Final = 0.05
+"""Seconds by which the clocks of an epoch may differ: one counts hundredths, and a busy process reads them one by one."""
 _CLOCKS: Final = 4e-6
 """Seconds by which two clocks may differ that are read as one, at a block's begin and at its end."""
 
@@ -148,13 +150,18 @@ def _tokens(workload: Workload, samples_per_second: float | None) -> float | Non
 
 
 def _residue(entries: Sequence[Mapping[str, Any]]) -> float | None:
-    """The largest part of any rank's block that is in no part of the identity, but for what reading two clocks takes."""
+    """The largest part of any rank's block that is in no part of the identity, but for what reading two clocks takes.
+
+    Or the part by which the clocks of an epoch differ.
+    """
     parts = [
         max(0.0, abs(block["residue"]) - _CLOCKS) / block["seconds"]
         for entry in entries
         for block in entry["blocks"]
         if block["seconds"] > 0 and block["counted"]
     ]
+    told = [entry.get("clocks") or [0.0] for entry in entries]
+    parts += [max(0.0, max(each) - min(each) - _COARSE) / max(each) for each in told if max(each) > 0 and parts]
     return max(parts, default=None)
 
 

@@ -88,7 +88,9 @@ def _complete(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding
 def _identity(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:  # noqa: ARG001
     worst = max((epoch["residue_part"] for epoch in result["epochs"] if epoch["residue_part"] is not None), default=0.0)
     if worst > _RESIDUE:
-        yield Finding("identity", True, f"{worst:.2%} of a block's time is in no part of it: the clocks disagree")
+        yield Finding(
+            "identity", True, f"{worst:.2%} of the time is in no part of it, or in one clock alone: the clocks disagree"
+        )
 
 
 def _bytes(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
