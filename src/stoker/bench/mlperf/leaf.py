@@ -1,26 +1,30 @@
-"""The directory of one run in a submission: writes the files of ``mlpstorage`` and DLIO from a run's results."""
+"""The files of ``mlpstorage`` and DLIO for runs of stoker, which MLCommons' own tools read.
+
+One call lays runs out, see :func:`lay_out`; checking and packing a submission is MLCommons' own ``mlpstorage``.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from stoker.bench.mlperf.code_image import POINTER, algorithm
 from stoker.bench.mlperf.dlio_form import dlio_parameters, moment, rank_epochs, rank_output
-from stoker.bench.mlperf.editions import Edition, MlperfDivision, checkpoint_model, published
+from stoker.bench.mlperf.editions import Edition, MlperfDivision, checkpoint_model, named_rules, published
 from stoker.bench.mlperf.parameters import changes, dlio_name
 from stoker.bench.mlperf.verdict import same_volume
-from stoker.bench.results.report_files import RunFiles
+from stoker.bench.results.report_files import RunFiles, find_runs
 from stoker.bench.results.summary import dlio_summary
 from stoker.bench.settings.schema import build, tree_of
 from stoker.bench.settings.workload import Workload
 from stoker.bench.settings.yaml import write_yaml
+from stoker.errors import ConfigError
+from stoker.storage.files.file_errors import file_errors
 from stoker.units import GIB
 
 Command = Literal["datasize", "datagen", "run"]
@@ -28,7 +32,7 @@ Command = Literal["datasize", "datagen", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One run in a submission.
+    """One run of a command.
 
     Attributes:
         run: the results.
@@ -92,16 +96,57 @@ def workload_of(run: RunFiles) -> Workload:
     return build(Workload, tree_of(run.workload, str(run.folder)))
 
 
-def write_leaf(leaf: Leaf, folder: Path, code: str) -> dict[str, Any]:
-    """Write a run's directory.
+def lay_out(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
+    """Write what ``mlpstorage`` and DLIO leave of runs, below ``out``: ``<kind>/<model>/<command>/<moment>/``.
 
     Args:
-        leaf: the run.
-        folder: the directory, which must not exist. Its name is the moment of the run, ``YYYYMMDD_HHmmss``.
-        code: the hash of the image of the source.
+        folders: results of runs with ``metric.rules`` of MLPerf Storage; those of a training with the generation of its data
+            have it written, too.
+        out: the folder, such as ``closed/<organization>/results/<system>``.
 
     Returns:
-        The run's entry of ``results.json``.
+        The folders of the runs, in the order of their time.
+
+    Raises:
+        ConfigError: there are no results, they have other rules or stages, or the folder of a run is there already.
+        StorageError: a file can not be written.
+    """
+    written: list[Path] = []
+    last = 0
+    for run in sorted(find_runs(folders), key=lambda one: str(one.result["began"])):
+        workload = workload_of(run)
+        if {"kv_cache", "vectors"} & set(workload.stages):
+            raise ConfigError(f"{run.folder}: mlpstorage has no such files of KV caches and vectors: leave it out")
+        # Several results may together have as many runs as the rules want: mlpstorage counts them.
+        broken = [one for one in run.result["findings"] if one["invalid"] and one["rule"] != "mlperf runs"]
+        first = Leaf(run, "run", None, *named_rules(workload.metric.rules), not broken)
+        for leaf in _commands(first):
+            # Two runs may begin in one second, as in a rehearsal.
+            last = max(last + 1, int(leaf.span[0]))
+            command = () if leaf.benchmark == "checkpointing" else (leaf.command,)
+            folder = Path(out, leaf.benchmark, leaf.model, *command, moment(last).strftime("%Y%m%d_%H%M%S"))
+            if folder.exists():
+                raise ConfigError(f"{folder} is there already: give another folder, or remove it")
+            with file_errors(folder):
+                write_leaf(leaf, folder)
+            written.append(folder)
+    return written
+
+
+def _commands(leaf: Leaf) -> list[Leaf]:
+    """The commands of ``mlpstorage`` that do what a run did."""
+    if leaf.benchmark == "checkpointing":
+        return [leaf] if leaf.checkpoints else []
+    found = [replace(leaf, command="datagen")] if leaf.run.result["generate"] is not None else []
+    if found and leaf.edition.name == "v3":
+        found.append(replace(leaf, command="datasize"))
+    return found + [
+        replace(leaf, repeat=one["repeat"]) for one in leaf.run.result["repeats"] if one["train"] is not None
+    ]
+
+
+def write_leaf(leaf: Leaf, folder: Path) -> None:
+    """Write the directory of a run, whose name is its moment, ``YYYYMMDD_HHmmss``.
 
     Raises:
         OSError: it could not be written.
@@ -110,20 +155,9 @@ def write_leaf(leaf: Leaf, folder: Path, code: str) -> dict[str, Any]:
     name = folder.name
     parameters = _parameters(leaf)
     overrides = _overrides(leaf)
-    (folder / POINTER).write_text(f"{algorithm(leaf.edition.name)}:{code}")
-    metadata = _metadata(leaf, name, parameters, overrides)
-    _json(folder / f"{leaf.benchmark}_{name}_metadata.json", metadata)
-    entry = {
-        "run_id": name,
-        "benchmark_type": leaf.benchmark,
-        "model": leaf.model,
-        "command": leaf.command,
-        "parameters": parameters,
-        "system_info": metadata["system_info"],
-        "metrics": {},
-    }
+    _json(folder / f"{leaf.benchmark}_{name}_metadata.json", _metadata(leaf, name, parameters, overrides))
     if leaf.command == "datasize":
-        return entry
+        return
     configured = folder / "dlio_config"
     configured.mkdir()
     listed = [f"workload={leaf.model}", *(f"++workload.{path}={value}" for path, value in overrides.items())]
@@ -144,7 +178,6 @@ def write_leaf(leaf: Leaf, folder: Path, code: str) -> dict[str, Any]:
         _json(folder / f"{rank}_output.json", output)
         _json(folder / f"{rank}_per_epoch_stats.json", rank_epochs(rank, epochs, checkpoints))
     _logs(leaf, folder, summary)
-    return {**entry, "metrics": summary["metric"]}
 
 
 def _json(path: Path, value: Any) -> None:

@@ -25,20 +25,6 @@ _OURS: Final = frozenset(
 a rule of their own."""
 _CLOSED: Final = frozenset({"dataset.files", "dataset.subfolders", "reader.threads", "reader.prefetch"})
 _OPEN: Final = frozenset({"dataset.format", "dataset.samples_per_file", "reader.loader"})
-_OVERRIDABLE: Final = frozenset(
-    {
-        *("dataset.num_files_train", "dataset.num_subfolders_train", "dataset.data_folder", "dataset.total_disk_bytes"),
-        *("dataset.skip_listing", "dataset.listing_validation_interval", "reader.read_threads"),
-        *("reader.computation_threads", "reader.transfer_size", "reader.prefetch_size", "reader.odirect"),
-        *("storage.storage_root", "storage.storage_type", "storage.storage_library", "checkpoint.checkpoint_folder"),
-        *("storage.storage_options.prefetch_window", "checkpoint.num_checkpoints_write"),
-        *("checkpoint.num_checkpoints_read", "checkpoint.mode", "model.parallelism.data"),
-    }
-)
-"""DLIO's keys that a run of the closed division may override, or that ``mlpstorage`` overrides itself."""
-_OVERRIDABLE_OPEN: Final = frozenset(
-    {"framework", "dataset.format", "dataset.num_samples_per_file", "reader.data_loader"}
-)
 _LOADERS: Final = ("stoker", "torch")
 """Loaders that take the place of DLIO's in the closed division."""
 _MOST_PREFETCH: Final = 2
@@ -89,11 +75,6 @@ def _allowed(path: str, value: Any) -> MlperfDivision | None:
     if path == "reader.prefetch" and value > _MOST_PREFETCH:
         return None
     return "closed" if path in _CLOSED else "open" if path in _OPEN else None
-
-
-def may_override(key: str, division: MlperfDivision) -> bool:
-    """Whether a run of a division may override one of DLIO's keys, such as ``reader.read_threads``."""
-    return key in _OVERRIDABLE or (division == "open" and key in _OVERRIDABLE_OPEN)
 
 
 def dlio_name(path: str) -> str:

@@ -168,8 +168,8 @@ def _runs(case: Case) -> Iterator[Broken]:
         yield Broken(
             "runs",
             f"the training was run {runs} time{'s' if runs != 1 else ''}; {case.rules} wants {wanted} runs one after the "
-            f"other, of which the first of {most} is a warm-up (2.1.17): train.repeats={most}, or join the results of "
-            "several runs by stoker bench submit",
+            f"other, of which the first of {most} is a warm-up (2.1.17): train.repeats={most}, or several "
+            "results of fewer, which mlpstorage then counts",
         )
 
 

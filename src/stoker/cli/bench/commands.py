@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from stoker.cli.arguments import folder, integer, some_of
 from stoker.cli.bench import compare as bench_compare
 from stoker.cli.bench import history as bench_history
-from stoker.cli.bench import mlperf as bench_mlperf
 from stoker.cli.bench import report as bench_report
 from stoker.cli.bench import show as bench_show
 from stoker.cli.bench import size as bench_size
@@ -66,7 +65,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "list", help="list workloads and loaders", description="List shipped workloads, and loaders."
     )
     add_json(three)
-    for more in (bench_compare, bench_report, bench_show, bench_size, bench_history, bench_mlperf):
+    for more in (bench_compare, bench_report, bench_show, bench_size, bench_history):
         more.add(kinds)
     kinds.metavar = f"{{{','.join(kinds.choices)}}}"
 
@@ -82,8 +81,6 @@ def run(chosen: argparse.Namespace) -> int | None:
         "show": bench_show.run,
         "size": bench_size.run,
         "history": bench_history.run,
-        "submit": bench_mlperf.submit,
-        "check": bench_mlperf.check,
     }
     chosen.settings = [*getattr(chosen, "settings", ()), *getattr(chosen, "params", ())]
     return kinds[chosen.kind](chosen)
