@@ -354,6 +354,28 @@ def test_converted_tensors_and_other_extension_types_stay_such(writer: str, tmp_
     assert same(list(values), CASES["tensors of another order"][1][:1])
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("list view of as many numbers", pa.list_(pa.int32())),
+        ("large list view of floats", pa.large_list(pa.float32())),
+        ("list view of views", pa.list_(pa.string())),
+        ("lists in runs", pa.list_(pa.string())),
+        ("dictionary of views", pa.string()),
+        ("dictionary of lists", pa.list_(pa.string())),
+        ("uuid in lists", pa.list_(pa.binary(16))),
+    ],
+)
+def test_layouts_that_parquet_has_not_are_converted_to_plain_ones(name: str, kind: Any, tmp_path: Path) -> None:
+    write_arrow(pa.table({"x": CASES[name][0]}), tmp_path / "a.arrow")
+    convert(tmp_path / "a.arrow", tmp_path / "out", to="parquet")
+    assert str(pq.read_table(tmp_path / "out").schema.field("x").type) in (
+        str(kind),
+        str(kind).replace("item", "element"),
+    )
+    check(tmp_path / "out", CASES[name][1])
+
+
 def test_times_of_day_are_converted_to_text(tmp_path: Path) -> None:
     write_parquet(pa.table({"x": CASES["nanoseconds of a day"][0][:2]}), tmp_path / "a.parquet")
     convert(tmp_path / "a.parquet", tmp_path / "out", to="mds")

@@ -19,7 +19,7 @@ from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer.schema import DECLARED_KEY, ColumnSchema, tensor_order
+from stoker.formats.parquet.footer.schema import DECLARED_KEY, ColumnSchema, plain_layout, tensor_order
 from stoker.types import Column
 
 _TEXT: Final = ("str", "json", "str_int", "str_float", "str_decimal")
@@ -163,7 +163,9 @@ def _from_raw(raw: Any, encoding: Encoding, kind: Any) -> Any:
 def _arrow_type(column: ParquetColumn) -> Any:
     pa = pyarrow()
     if column.arrow is not None:
-        return column.arrow.value_type if pa.types.is_run_end_encoded(column.arrow) else column.arrow
+        return (
+            column.arrow if isinstance(column.arrow, pa.BaseExtensionType) else plain_layout(column.arrow, large=False)
+        )
     encoding = get_encoding(column.encoding)
     if encoding.name in _TEXT:
         return pa.string()

@@ -272,24 +272,42 @@ def _arrow_fields(metadata: Mapping[bytes, bytes], count: int) -> list[bytes] | 
 
 
 def _alone(field: Any) -> bytes:
-    schema = pyarrow().schema([field.with_type(_large(field.type)).remove_metadata()])
+    schema = pyarrow().schema([field.with_type(plain_layout(field.type, large=True)).remove_metadata()])
     data: bytes = schema.serialize().to_pybytes()
     return data
 
 
-def _large(kind: Any) -> Any:
-    """The layout to decode values of a type to: no dictionaries of them, and offsets of 64 bits, which reach everywhere."""
-    pa, plain = pyarrow(), kind_of(kind)
-    types = pa.types
-    if types.is_dictionary(kind):
-        return _large(kind.value_type)
-    if plain in ("string", "binary") and not isinstance(kind, pa.BaseExtensionType):
-        return pa.large_string() if plain == "string" else pa.large_binary()
+def plain_layout(kind: Any, *, large: bool) -> Any:
+    """The layout of a type that all of pyarrow knows: text and lists one after the other, values instead of runs of them.
+
+    Args:
+        kind: a ``pyarrow.DataType``.
+        large: to decode to: no dictionaries either, and offsets of 64 bits, which reach everywhere. Otherwise to write: what
+            extension types are stored as, but for tensors, whose shape that would lose.
+    """
+    pa, types = pyarrow(), pyarrow().types
+
+    def plain(inner: Any) -> Any:
+        return plain_layout(inner, large=large)
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind if large or isinstance(kind, pa.FixedShapeTensorType) else plain(kind.storage_type)
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        values = plain(kind.value_type)
+        kept = not (large or types.is_run_end_encoded(kind) or types.is_nested(values)) and values == kind.value_type
+        return kind if kept else values
     if types.is_struct(kind):
-        return pa.struct([field.with_type(_large(field.type)) for field in kind])
+        return pa.struct([field.with_type(plain(field.type)) for field in kind])
     if types.is_map(kind):
-        return pa.map_(_large(kind.key_type), kind.item_field.with_type(_large(kind.item_type)), kind.keys_sorted)
+        return pa.map_(plain(kind.key_type), kind.item_field.with_type(plain(kind.item_type)), kind.keys_sorted)
     if types.is_nested(kind) and hasattr(kind, "value_type"):
-        inner = kind.value_field.with_type(_large(kind.value_type))
-        return pa.list_(inner, kind.list_size) if types.is_fixed_size_list(kind) else pa.large_list(inner)
+        inner = kind.value_field.with_type(plain(kind.value_type))
+        if types.is_fixed_size_list(kind):
+            return pa.list_(inner, kind.list_size)
+        wide = large or types.is_large_list(kind) or types.is_large_list_view(kind)
+        return (pa.large_list if wide else pa.list_)(inner)
+    if kind_of(kind) == "string":
+        return pa.large_string() if large or types.is_large_string(kind) else pa.string()
+    if kind_of(kind) == "binary":
+        return pa.large_binary() if large or types.is_large_binary(kind) else pa.binary()
     return kind
