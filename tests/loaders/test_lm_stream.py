@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from loader_cases import rows_of
 
-from stoker import MDSWriter, StreamingDataset, World
+from stoker import MDSWriter, Stream, StreamingDataset, World
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.lm_stream import LMStream
 from stoker.writers import JSONWriter
@@ -201,3 +201,13 @@ def test_an_error_in_a_tokenizer_names_the_document(tmp_path: Path) -> None:
     short = LMStream(StreamingDataset(local=tmp_path, batch_size=8), "text", 2, 4, tokenizer=lambda _: [[1, 2]])
     with pytest.raises(ConfigError, match="returned 1 lists of ids for 8 texts"):
         list(short)
+
+
+@pytest.mark.parametrize("layout", ["concat", "pad"])
+@pytest.mark.parametrize("proportion", [None, 0.5])
+def test_proportions_of_documents_are_said_to_be_no_proportions_of_tokens(
+    data: Path, layout: Any, proportion: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    streams = [Stream(local=str(data), proportion=proportion) for _ in range(2)]
+    LMStream(StreamingDataset(streams=streams), "tokens", 3, 32, layout=layout, pad_id=0)
+    assert ("count documents, not the tokens" in caplog.text) == (proportion is not None and layout == "concat")

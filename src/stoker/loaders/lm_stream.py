@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -68,6 +69,9 @@ class DatasetLike(Protocol):
     def close(self) -> None: ...
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class _Mark:
     """A position in the dataset: the number of the next document, and the batches from ``start`` that lead there."""
@@ -92,6 +96,8 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
 
     A state is this rank's; a resumed stream gives exactly the batches that were left, in a world of the same size. It holds
     numbers, not tokens: documents that were read but not delivered are read again.
+
+    Proportions of a dataset's streams count its documents, not their tokens.
 
     Args:
         dataset: a :class:`~stoker.StreamingDataset`. If it has no ``batch_size``, it gets one, of documents read at a time.
@@ -148,6 +154,11 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
             raise ConfigError(
                 "an LMStream delivers tokens, which have no ids: leave ids= of the dataset out; ids_of(step) of a dataset "
                 "tells which samples its batches have"
+            )
+        if not self._rows and any(one.weight.proportion is not None for one in getattr(dataset, "streams", ())):
+            logger.warning(
+                "the proportions of the dataset's streams count documents, not the tokens of an LMStream: to mix by tokens, "
+                "divide each by the mean length of its stream's documents"
             )
         chain = getattr(dataset, "chain", None)
         if self._rows and isinstance(chain, Chain) and chain.has("flat_map"):
