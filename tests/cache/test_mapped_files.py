@@ -293,7 +293,7 @@ def test_a_pipe_among_the_inputs_is_no_wait(tmp_path: Path, caplog: pytest.LogCa
         StreamingDataset(local=tmp_path)
     assert "index.json is passed over: it is not a file but a named pipe" in caplog.text
     with pytest.raises(ObjectNotFoundError, match="not a file but a named pipe"):
-        make_job(tmp_path / "pipe.bin", False, False)
+        make_job(tmp_path / "pipe.bin", False, False, False)
     write(tmp_path / "data", 1)
     with pytest.raises(ConfigError, match="not a file but a named pipe"):
         StreamingDataset(local=tmp_path / "data", subset=KeepIds(tmp_path / "pipe.bin"))
