@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_unet3d_maps_key_by_key(tmp_path: Path) -> None:
 def test_the_shipped_workload_and_dlio_s_file_are_the_same_work(tmp_path: Path) -> None:
     ours = read_workload("unet3d-h100", environ={}, dotenv=None).workload
     theirs = read(tmp_path, UNET3D).workload
-    assert ours.dataset == theirs.dataset
+    assert replace(ours.dataset, dlio=True) == theirs.dataset
     assert (ours.train, ours.compute, ours.metric) == (theirs.train, theirs.compute, theirs.metric)
 
 

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from stoker import StreamingDataset
 from stoker.bench.loaders import LoaderJob, get_loader
 from stoker.bench.loaders.decode import samples_axis
+from stoker.bench.measure.generation import make_data
 from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
 
@@ -116,3 +119,34 @@ def test_dlio_s_files_of_one_sample_are_one_sample_each(kind: str, loader: str, 
         )
     ]
     assert sorted(found) == sorted(made)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_dlio_reads_what_is_generated_for_its_workloads(compression: str, tmp_path: Path) -> None:
+    """Its readers want an array ``x``, ``valid/``, and in Parquet the offset of a dictionary; values are the same."""
+    made: dict[bool, Any] = {}
+    for dlio in (True, False):
+        for kind in ("npz", "parquet"):
+            settings = (
+                f"dataset.format={kind}",
+                "dataset.files=2",
+                "dataset.samples_per_file=5",
+                f"dataset.dlio={dlio}",
+            )
+            more = (f"dataset.compression={compression}",) if kind == "parquet" else ()
+            workload = read_workload(
+                None, [*settings, "dataset.record_bytes=3000", *more], environ={}, dotenv=None
+            ).workload
+            make_data(workload, str(tmp_path / f"{dlio}-{kind}"))
+        assert (tmp_path / f"{dlio}-npz/valid").is_dir() is dlio
+        with np.load(next((tmp_path / f"{dlio}-npz/train").glob("*.npz"))) as arrays:
+            assert arrays.files == ["x" if dlio else "data"]
+        file = pq.ParquetFile(min((tmp_path / f"{dlio}-parquet/train").glob("*.parquet")))
+        column = file.metadata.row_group(0).column(0)
+        assert (column.dictionary_page_offset is not None) is dlio
+        assert not dlio or column.dictionary_page_offset < column.data_page_offset
+        made[dlio] = file.read(), list(StreamingDataset(local=tmp_path / f"{dlio}-parquet/train", batch_size=2))
+    assert made[True][0].equals(made[False][0])
+    assert [one["data"].tobytes() for one in made[True][1]] == [one["data"].tobytes() for one in made[False][1]]
+    (tmp_path / "dlio.yaml").write_text(DLIO.format(format="npz"))
+    assert read_workload(str(tmp_path / "dlio.yaml"), environ={}, dotenv=None).workload.dataset.dlio

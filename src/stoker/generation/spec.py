@@ -57,6 +57,8 @@ class DatasetSpec:
         hdf5_chunks: rows of an HDF5 chunk; default 0 for datasets that are contiguous.
         image_quality: of JPEG, 1 to 95.
         hashes: names of hashes that the index or manifest holds of each file.
+        dlio: whether DLIO's readers want the files: an NPZ array is named ``x``, and Parquet columns begin with a dictionary
+            page, which is empty.
 
     Raises:
         ConfigError: values contradict each other or the format; names the field.
@@ -84,6 +86,7 @@ class DatasetSpec:
     hdf5_chunks: int = 0
     image_quality: int = 90
     hashes: tuple[str, ...] = ("xxh3_64",)
+    dlio: bool = False
     fields: tuple[Column, ...] = field(init=False, repr=False)
     """The columns as they are made, in the order of their names."""
 
@@ -126,6 +129,8 @@ class DatasetSpec:
         del plain["columns"], plain["record_bytes"], plain["dims"], plain["dtype"]
         if not self.form.arrays:
             del plain["stdev"]
+        if not self.dlio:  # as those that were made before
+            del plain["dlio"]
         loaded: dict[str, Any] = json.loads(json.dumps(plain))
         return loaded
 
@@ -187,7 +192,8 @@ class DatasetSpec:
             return [Column("input_ids", dtype, self.dims or (self._elements(dtype, 2048),), tokens=True)]
         if self.stdev and not form.arrays:
             return [Column("data", "bytes", size=self.record_bytes or 65536, stdev=self.stdev)]
-        return [Column("data", self.dtype, self.dims or (self._elements(self.dtype, 65536),))]
+        name = "x" if self.dlio and self.format == "npz" else "data"
+        return [Column(name, self.dtype, self.dims or (self._elements(self.dtype, 65536),))]
 
     def _elements(self, dtype: str, default: int) -> int:
         size = np.dtype(dtype).itemsize

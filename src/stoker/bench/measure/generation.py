@@ -76,6 +76,7 @@ def spec_of(workload: Workload) -> DatasetSpec:
         prefix=dataset.prefix,
         seed=dataset.seed,
         row_group_size=dataset.row_group_rows or None,
+        dlio=dataset.dlio,
         **given,
         **settings,
     )
@@ -173,6 +174,9 @@ def make_data(
     told = [mine] if link is None else link.gather("generated", mine)
     if world.rank:
         return None
+    if spec.dlio and folder is not None:  # which DLIO lists, also where it evaluates nothing
+        with file_errors(folder):
+            (folder / "valid").mkdir(parents=True, exist_ok=True)
     waited = await_listing(workload, url)
     if not any(one[3] for one in told):  # a store that did not list at once what the others had written
         report = generate(spec, data_url, threads=threads, storage_options=options)

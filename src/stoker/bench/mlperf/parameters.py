@@ -16,7 +16,14 @@ _OURS: Final = frozenset(
     {
         *("train.repeats", "train.seed", "reader.decode", "reader.bind", "reader.options", "reader.batch_size_eval"),
         "reader.checksums",
-        *("dataset.files_eval", "metric.rules", "metric.calibrate", "metric.calibrate_bytes", "model.data"),
+        *(
+            "dataset.files_eval",
+            "dataset.dlio",
+            "metric.rules",
+            "metric.calibrate",
+            "metric.calibrate_bytes",
+            "model.data",
+        ),
         *("checkpoint.url", "checkpoint.options", "checkpoint.keep", "checkpoint.verify", "checkpoint.shift"),
         *("checkpoint.writes", "checkpoint.reads"),
     }

@@ -91,6 +91,7 @@ def from_dlio(tree: Node) -> tuple[Node, Notes]:
             made = merge(at_path(ours, Node(value, "DLIO's default")), made)
     # Ranks wait for each other after each step in DLIO ("to simulate allreduce"), and it drops what does not fill a batch.
     made = merge(made, at_path("train.barrier", Node(True, "as in DLIO")))
+    made = merge(made, at_path("dataset.dlio", Node(True, "as in DLIO")))
     return made, notes
 
 

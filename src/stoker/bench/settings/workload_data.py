@@ -77,6 +77,7 @@ class DatasetSettings(Section):
     subfolders: int = setting(0, "spread the files over so many folders; 0: no folders", least=0)
     prefix: str = setting("img", "what file names begin with")
     seed: int = setting(123, "of the data; files and bytes differ everywhere, and are the same for the same seed")
+    dlio: bool = setting(False, "generate files that DLIO reads, too; true for files of DLIO's keys")
     settings: dict[str, Any] = setting(dict, "what else the format understands, such as HDF5's chunks")
 
     def __post_init__(self) -> None:

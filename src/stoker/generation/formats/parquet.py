@@ -1,9 +1,9 @@
 """Parquet files laid out page by page: values as they lie in memory, between headers that are known beforehand.
 
 Columns are required, values are in the PLAIN encoding, and there are neither dictionaries nor statistics: random values
-have no use for them, and pages are then the values themselves. Arrays and ``bytes`` of one size are of the type
-FIXED_LEN_BYTE_ARRAY, for lists of bytes would take a level, and an integer of four bytes, for each. Token ids are lists.
-Source: ``parquet.thrift`` and ``Encodings.md`` of Apache Parquet.
+have no use for them, and pages are then the values themselves. (For DLIO there is an empty dictionary before them.)
+Arrays and ``bytes`` of one size are of the type FIXED_LEN_BYTE_ARRAY, for lists of bytes would take a level, and an integer
+of four bytes, for each. Token ids are lists. Source: ``parquet.thrift`` and ``Encodings.md`` of Apache Parquet.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from stoker.generation.formats.parquet_pages import (
     PLAIN,
     RLE,
     arrow_schema,
+    dictionary_header,
     is_list,
     page_header,
     page_values,
@@ -52,6 +53,7 @@ class _Chunk:
     values: int
     raw: int = 0
     stored: int = 0
+    dictionary: int = 0
 
 
 class ParquetLayout(GeneratedLayout):
@@ -91,6 +93,12 @@ class ParquetLayout(GeneratedLayout):
             chunks: list[_Chunk] = []
             for column in self.spec.fields:
                 chunk = _Chunk(column, at, rows * (math.prod(column.shape) if is_list(column) else 1))
+                if self.spec.dlio:
+                    packed = self._codec().compress(b"", asbytes=True) if self._codec is not None else b""
+                    header = dictionary_header(len(packed))
+                    yield header + packed
+                    chunk.dictionary = len(header) + len(packed)
+                    chunk.raw, chunk.stored = len(header), chunk.dictionary
                 for start, count in self._cuts(content, column, first, rows):
                     page = page_values(content, column, start, count)
                     raw = sum(map(len, page))
@@ -171,7 +179,8 @@ class ParquetLayout(GeneratedLayout):
                 (5, compact.integer(chunk.values)),
                 (6, compact.integer(chunk.raw)),
                 (7, compact.integer(chunk.stored)),
-                (9, compact.integer(chunk.start)),
+                (9, compact.integer(chunk.start + chunk.dictionary)),
+                *(((11, compact.integer(chunk.start)),) if chunk.dictionary else ()),
             )
             members.append(compact.struct((2, compact.integer(chunk.start)), (3, metadata)))
         return compact.struct(

@@ -128,6 +128,17 @@ def page_header(values: int, raw: int, stored: int) -> bytes:
     )[1]
 
 
+def dictionary_header(stored: int) -> bytes:
+    """The header of a dictionary page without values, which has so many bytes after compression."""
+    page = compact.struct((1, compact.integer(0, wide=False)), (2, compact.integer(PLAIN, wide=False)))
+    return compact.struct(
+        (1, compact.integer(2, wide=False)),
+        (2, compact.integer(0, wide=False)),
+        (3, compact.integer(stored, wide=False)),
+        (7, page),
+    )[1]
+
+
 def schema_elements(columns: tuple[Column, ...]) -> list[tuple[int, bytes]]:
     """Elements of the schema, the root first."""
     found = [compact.struct((4, compact.binary(b"schema")), (5, compact.integer(len(columns), wide=False)))]
