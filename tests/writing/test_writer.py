@@ -420,7 +420,7 @@ def test_keys_of_a_tar_begin_where_its_writer_says(tmp_path: Path) -> None:
 
 
 def test_the_default_hashes_do_not_move_the_ends_of_shards(tmp_path: Path) -> None:
-    """mosaicml-streaming has none by default, and counts the settings that a shard carries: its order is that of its shards."""
+    """mosaicml-streaming has none by default, and counts the settings that a shard carries: its order is its shards'."""
     counts = []
     for name, options in (("default", {}), ("none", {"hashes": ()}), ("named", {"hashes": ["sha1", "xxh3_64"]})):
         with MDSWriter({"x": "int"}, str(tmp_path / name), size_limit=400, **options) as out:
