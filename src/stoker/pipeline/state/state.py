@@ -294,7 +294,8 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
 
 def same_so_far(state: Mapping[str, Any], sample_order: SampleOrder) -> bool:
     """Whether a state's run had the weights that this order has up to where the state was taken, and others from there on."""
-    if not isinstance(state, Mapping) or "version" not in state or not isinstance(sample_order, StreamHistory):
+    _check_kind(state)
+    if "version" not in state or not isinstance(sample_order, StreamHistory):
         return False
     theirs, ours = _described(state := unpack_state(state)), sample_order.as_dict()
     before, now = theirs["order"].get("schedule"), ours["order"].get("schedule")
