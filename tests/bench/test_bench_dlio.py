@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 

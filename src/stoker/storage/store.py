@@ -129,7 +129,7 @@ class Store:
 
     @contextlib.contextmanager
     def opened_ranges(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
-        """A function that reads bytes ``[start, end)`` of an object that few are wanted of; see :meth:`get_range`."""
+        """A function of bytes ``[start, end)`` of an object of which a few are wanted; see :meth:`get_range`."""
         yield partial(self.get_range, key)
 
     def read_into(

@@ -1,4 +1,4 @@
-"""What the files of a data set hold, by some blocks of them: storage may keep zeros and repeated bytes without a device."""
+"""Looks at some blocks of the files of a data set: storage may keep zeros and repeated bytes without a device."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _differences(result: Mapping[str, Any], folder: Path) -> Iterator[str]:
 def _of_steps(
     result: Mapping[str, Any], rank: Mapping[str, Any], epoch: Mapping[str, Any], where: str, folder: Path
 ) -> Iterator[str]:
-    """What the steps of a rank say, where they are here."""
+    """Differences from the steps of a rank, where they are here."""
     steps = read_steps(steps_path(folder, rank["rank"], epoch["kind"], epoch["repeat"], epoch["epoch"]))
     metric = result["plan"]["workload"].get("metric", {})
     if steps is None or len(steps.block) != len(rank["blocks"]):

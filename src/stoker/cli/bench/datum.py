@@ -31,7 +31,7 @@ def datum(k: int, run: RunFiles, path: str, words: Callable[[Any], str]) -> str:
 
 
 def value_at(result: Mapping[str, Any], path: str) -> Any:
-    """What is at a path with dots, or ``None``."""
+    """The value at a path with dots, or ``None``."""
     value: Any = result
     for name in path.split("."):
         if value is None:

@@ -68,7 +68,7 @@ def _said(runs: Sequence[RunFiles]) -> str:
 
 
 def _answer(run: RunFiles, *, alone: bool) -> str:
-    """What was to be found out, in a sentence."""
+    """The answer to what was to be found out, in a sentence."""
     result = run.result
     name = "" if alone else f"{run.name}: "
     au = None if result["train"] is None else deciding_au(result["train"])
@@ -94,7 +94,7 @@ def _fed(result: Mapping[str, Any], asked: float) -> int:
 
 
 def _differences(one: RunFiles, other: RunFiles) -> str:
-    """How the second of two runs differs from the first: what was set, and what was measured."""
+    """Differences of two runs: in what was set, and in what was measured."""
     table = [(name, mine, theirs, "") for name, mine, theirs in _other_settings(one, other)]
     for name, path, words in _COMPARED:
         values = [value_at(run.result, path) for run in (one, other)]
