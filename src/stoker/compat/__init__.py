@@ -80,7 +80,7 @@ class _Encodings(MutableMapping[str, Any]):
         return len(encoding_names())
 
 
-Encoding: Final = _Encoding
+Encoding = _Encoding
 _encodings: Final = _Encodings()
 
 

@@ -528,6 +528,7 @@ def test_another_encoding_under_a_built_in_name_is_told_by_its_width(
     monkeypatch.setattr(registry, "_replaced", {})
     monkeypatch.setattr(registry, "_generation", -1)
     assert len(list(StreamingDataset(str(tmp_path), columns=["label"]))) == 10
-    for options in ({}, {"on_bad_sample": "skip"}):
+    each: list[dict[str, Any]] = [{}, {"on_bad_sample": "skip"}]
+    for options in each:
         with pytest.raises(ConfigError, match=rf"column 'latent': '{name}' .* writer's own .*replace=True"):
             list(StreamingDataset(str(tmp_path), **options))

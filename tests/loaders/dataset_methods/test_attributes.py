@@ -147,7 +147,7 @@ def test_a_subclass_has_its_own_values_under_names_of_ours(root: Path, when: str
     def given(dataset: StreamingDataset) -> list[Any]:
         mapped = dataset.map(_same)
         loader = StreamingDataLoader(dataset, batch_size=4)
-        found = [str(sorted(sample)) + str(sample["id"]) for sample in dataset]
+        found: list[Any] = [str(sorted(sample)) + str(sample["id"]) for sample in dataset]
         found += [str(batch) for batch in loader]
         state = loader.state_dict()
         loader.load_state_dict(state)
