@@ -65,8 +65,8 @@ def python(interpreter: str) -> Verdict:
 
 def deep(_: str) -> Verdict:
     """More examples of what draws them by lot."""
-    tests = ("tests/order/test_histories.py", "--histories=3000", "tests/loaders/test_lineage.py", "--lineages=400")
-    tests += ("tests/loaders/test_drawn_runs.py", "--drawn-runs=6000")
+    tests = ["tests/order/test_histories.py", "--histories=3000", "tests/loaders/test_lineage.py", "--lineages=400"]
+    tests += ["tests/loaders/test_drawn_runs.py", "--drawn-runs=6000"]
     return run_pytest("deep", [str(python_of("dev")), *PYTEST, "--timeout=7200", *tests])
 
 

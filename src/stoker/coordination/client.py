@@ -336,7 +336,7 @@ class Coordination:
             raise refusal
 
     def with_owners(self, refused: Sequence[RefusedRange]) -> tuple[RefusedRange, ...]:
-        """A list of what was refused, with who has it now."""
+        """The refused ranges, with who has them now."""
         ask, epoch = self._records.owners, self.epoch
         return tuple(
             [one._replace(owners=self._driver.insist(partial(ask, epoch, one.begin, one.end))) for one in refused]

@@ -88,7 +88,7 @@ class StreamHistory(Protocol):
     def reached(
         self, told: Mapping[str, Any], origin: Mapping[str, Any], point: EpochPosition, inside: DataRank | None
     ) -> tuple[int, dict[str, Reached]] | None:
-        """How many samples of its epoch a run in this order, but with other streams, had had, and how far in each stream.
+        """Samples of its epoch that a run in this order, but with other streams, had had; and its progress in each stream.
 
         Args:
             told: its :meth:`~stoker.order.sample_order.SampleOrder.as_dict`, as a state has it.

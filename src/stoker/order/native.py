@@ -243,7 +243,7 @@ class NativeOrder:
     def reached(
         self, told: Mapping[str, Any], origin: Mapping[str, Any], point: EpochPosition, inside: DataRank | None
     ) -> tuple[int, dict[str, Reached]] | None:
-        """How far a run in this order, with other streams, had got; see
+        """The progress of a run in this order, with other streams; see
         :class:`~stoker.order.capabilities.StreamHistory`."""
         settings = self.settings
         if settings.sampling_method == "fixed":

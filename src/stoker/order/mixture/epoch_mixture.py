@@ -58,7 +58,7 @@ class EpochMixture:
         return reached
 
     def taken(self, position: int) -> tuple[Ids, Ids]:
-        """What the run has had before a position of the epoch; see :meth:`Mixing.taken`."""
+        """The samples of the run before a position of the epoch; see :meth:`Mixing.taken`."""
         number = int(self.numbers(np.array([position]))[0])
         return self.mixings[number].taken(int(self._inside(np.array([position]), number)[0]))
 

@@ -178,8 +178,8 @@ class Mixing:
         return self.begun + self._interleave.counts_before(index)
 
     def taken(self, index: int) -> tuple[Ids, Ids]:
-        """What the first ``index`` positions have: all of each stream before a number, shape ``(streams,)``; and codes, in
-        addition, of less than a window of each node."""
+        """The samples of the first ``index`` positions: all of each stream before a number, shape ``(streams,)``; and codes,
+        in addition, of less than a window of each node."""
         across, main = self._nodes * self._unit, self._order.total * self._nodes * self._unit
         whole = min(index, main)
         if whole < main:

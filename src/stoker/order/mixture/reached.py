@@ -1,4 +1,4 @@
-"""How far a run has got in each stream, at any position of an epoch, so that it can go on there with other streams.
+"""The progress of a run in each stream, at any position of an epoch, so that it can go on there with other streams.
 
 A stream is an endless sequence of numbered samples. Inside windows, and on several canonical nodes, a mixing does not take
 them in rising order: the samples that a run has had of a stream are all below some number, but for a few that it has passed
@@ -25,7 +25,7 @@ _MOST_BYTES: Final = 1 << 26
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reached:
-    """How far a run has got in a stream.
+    """The progress of a run in a stream.
 
     Attributes:
         count: samples that it has had.
@@ -53,7 +53,7 @@ class Reached:
         return numbers
 
     def as_dict(self) -> dict[str, Any]:
-        """What a state has of it beside the count, JSON-serialisable; empty where nothing was passed over."""
+        """The entries of a state beside the count, JSON-serialisable; empty where nothing was passed over."""
         if not self.passed.size:
             return {}
         first = int(self.passed[0])
@@ -64,7 +64,7 @@ class Reached:
 
     @classmethod
     def read(cls, count: int, value: Any) -> Reached:
-        """What :meth:`as_dict` has told beside the count.
+        """Read what :meth:`as_dict` has told beside the count.
 
         Raises:
             StateError: it is damaged.
@@ -112,5 +112,5 @@ class Renumbering:
 
 
 def read_reached(consumed: Mapping[str, int], passed: Mapping[str, Any]) -> dict[str, Reached]:
-    """How far a run has got in each stream, by what a state tells."""
+    """The progress of a run in each stream, by what a state tells."""
     return {name: Reached.read(count, passed.get(name)) for name, count in consumed.items()}

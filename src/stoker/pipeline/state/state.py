@@ -322,7 +322,7 @@ def _reached(
     restart: _Restart,
     sample_order: SampleOrder,
 ) -> tuple[int, dict[str, Reached]] | None:
-    """How far the state's run had got in its epoch and its streams; ``None`` where epochs do not continue streams."""
+    """The progress of the state's run in its epoch and streams; ``None`` where epochs do not continue streams."""
     if not isinstance(sample_order, StreamHistory):
         return None
     world = None
