@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Streams whose column is the id that samples have in both together."""
     out = tmp_path_factory.mktemp("data")
     for number, name in enumerate(STREAMS):
-        write_columns(out / name, {"id": np.arange(number * SAMPLES, (number + 1) * SAMPLES)}, size_limit=300)
+        write_columns(out / name, {"id": np.arange(number * SAMPLES, (number + 1) * SAMPLES)}, size_limit=286)
     return out
 
 
