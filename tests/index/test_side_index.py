@@ -288,16 +288,16 @@ def test_an_encoding_that_is_unknown_today_is_refused_as_ever(
 ) -> None:
     side, store = side_of(tmp_path / "kept"), open_store(data)
     read_index(store, side)
-    known = encodings.get_encoding
+    known = encodings.registry.mds_encoding
 
-    def get_encoding(name: str) -> Any:
+    def mds_encoding(name: str, size: int | None) -> Any:
         if name == "str":
             raise FormatError("unknown encoding 'str'")
-        return known(name)
+        return known(name, size)
 
     from stoker.formats.mds import spec
 
-    monkeypatch.setattr(spec, "get_encoding", get_encoding)
+    monkeypatch.setattr(spec, "mds_encoding", mds_encoding)
     spec.mds_spec.cache_clear()
     with pytest.raises(FormatError, match="shard 0: column 'ý': unknown encoding 'str'"):
         read_index(store, side)
