@@ -258,13 +258,15 @@ def test_parts_of_checkpoints_are_requests(direct: bool, tmp_path: Path) -> None
     result = read(tmp_path / "out").result
     for kind, source, count in (("save", "device" if direct else "page_cache", 2), ("load", "device", 1)):
         found = result["requests"][kind]
-        assert list(found) == [source]
+        # On a busy machine the kernel may keep pages that it was told to drop.
+        assert {source} <= found.keys() <= {source, "page_cache"}
         written = sum(one["bytes"] for one in result["checkpoint"][f"{kind}s"])
-        assert (found[source]["bytes"], len(result["checkpoint"][f"{kind}s"])) == (written, count)
-        assert found[source]["count"] >= count
-        first = result["checkpoint"][f"{kind}s"][0]["requests"][source]
-        assert first["bytes"] == written / count
-        assert 0 < first["latency"]["p50"] <= first["latency"]["max"]
+        assert len(result["checkpoint"][f"{kind}s"]) == count
+        assert sum(one["bytes"] for one in found.values()) == written
+        assert sum(one["count"] for one in found.values()) >= count
+        first = result["checkpoint"][f"{kind}s"][0]["requests"]
+        assert sum(one["bytes"] for one in first.values()) == written / count
+        assert 0 < first[source]["latency"]["p50"] <= first[source]["latency"]["max"]
     assert result["requests"]["train"] is None
     out = io.StringIO()
     show_requests(Console(file=out, width=80), result)
