@@ -66,7 +66,7 @@ def make_reader(sample_order: SampleOrder, rank: int, place: Place) -> EpochRead
             most_open=1,
             width=FetchWidth(8),
             share=lambda *_: None,
-            index=SimpleNamespace(columns={}, samples=0),
+            index=SimpleNamespace(columns={}, samples=0, same_columns=True),
             options=ReadOptions(),
             ids=None,
         ),

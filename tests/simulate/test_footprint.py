@@ -117,16 +117,16 @@ def test_nodes_that_run_here_take_what_was_predicted(
             (held,) = run_script([SCRIPT, f"{url}/data", cache, node * ranks, ranks, nodes * ranks, 32, ahead])
             samples += held["samples"]
             cached += sum(file.stat().st_size for file in cache.rglob("*.mds"))
+            told = {name: held[name] for name in ("memory", "descriptors")}
             if ranks == 1:
-                memory = held["memory"]
                 for again in range(2):  # what threads have freed at the same time may stay theirs: the least counts
-                    if memory > found.process_memory * 1.2:
+                    if told["memory"] > found.process_memory * 1.2 or told["descriptors"] > found.descriptors * 1.2:
                         other = tmp_path / f"again{node}-{again}"
                         (more,) = run_script([SCRIPT, f"{url}/again", other, node, 1, nodes, 32, ahead])
-                        memory = min(memory, more["memory"])
-                assert memory == pytest.approx(found.process_memory, rel=0.2)
+                        told = {name: min(value, more[name]) for name, value in told.items()}
+                assert told["memory"] == pytest.approx(found.process_memory, rel=0.2)
             if shards >= 1000:  # enough fetches for the most that are under way to be seen
-                assert held["descriptors"] == pytest.approx(found.descriptors, rel=0.2)
+                assert told["descriptors"] == pytest.approx(found.descriptors, rel=0.2)
     assert found.exact
     measured = [samples, requests["data"], sent["data"], cached]
     assert [one / nodes for one in measured] == pytest.approx(
