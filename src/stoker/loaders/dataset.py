@@ -279,7 +279,6 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
                 remainder=remainder,
                 partition_algo=partition_algo,
                 read=options,
-                keep_bad=BadSamples.of(on_bad_sample) is not None,
             ),
         )
         self._epoch_reader = EpochReader(

@@ -29,7 +29,6 @@ class OrderOptions(OrderChoices):
     partition_algo: str | None = None
     shuffle_algo: str | None = None
     read: ReadOptions = ReadOptions()
-    keep_bad: bool = False
 
     def __post_init__(self) -> None:
         known = (*SHUFFLES, *MOSAICML_SHUFFLES)
@@ -50,7 +49,7 @@ def make_order(streams: Streams, options: OrderOptions) -> SampleOrder:
     """
     if options.foreign:
         return _mosaicml(streams, options)
-    sources = make_sources(streams, options.subsets, options.partition, options.read, keep_bad=options.keep_bad)
+    sources = make_sources(streams, options.subsets, options.partition, options.read)
     chosen: dict[str, Any] = {one.name: getattr(options, one.name) for one in fields(OrderChoices)}
     return NativeOrder(sources, NativeSettings(**chosen))
 

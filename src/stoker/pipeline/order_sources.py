@@ -35,7 +35,7 @@ def needed_columns(
 
 
 def make_sources(
-    streams: Streams, subsets: Sequence[Subset], partition: Partition, options: ReadOptions, *, keep_bad: bool
+    streams: Streams, subsets: Sequence[Subset], partition: Partition, options: ReadOptions
 ) -> tuple[StreamSource, ...]:
     """The sources of an order, one a stream.
 
@@ -44,7 +44,6 @@ def make_sources(
         subsets: what holds for all of them; ids count through all streams.
         partition: where it needs a column, its labels are read, once.
         options: how columns are read.
-        keep_bad: whether samples of which a condition can not be read are kept, to be found bad.
 
     Raises:
         ConfigError: a subset or a partition that does not fit the data.
@@ -71,7 +70,7 @@ def make_sources(
             StreamSource(
                 name=name,
                 table=table,
-                selection=_selection(table, location, chosen, name, options, keep_bad=keep_bad),
+                selection=_selection(table, location, chosen, name, options),
                 weight=stream.weight,
                 about=about,
                 labels=_labels(location, partition, options),
@@ -107,15 +106,13 @@ def _selection(
     subsets: Sequence[Subset],
     name: str,
     options: ReadOptions,
-    *,
-    keep_bad: bool,
 ) -> Selection:
     splits = [subset for subset in subsets if isinstance(subset, HashSplit)]
     if len(splits) > 1:
         raise ConfigError(f"stream {name!r} has {len(splits)} hash splits: give one, with the bounds of what is wanted")
     base = Split(table, splits[0].low, splits[0].high, splits[0].seed) if splits else Everything(table)
     kept = [
-        subset.ids if isinstance(subset, KeepIds) else chosen_ids(location, subset, options=options, keep_bad=keep_bad)
+        subset.ids if isinstance(subset, KeepIds) else chosen_ids(location, subset, options=options)
         for subset in subsets
         if isinstance(subset, KeepIds | Condition)
     ]

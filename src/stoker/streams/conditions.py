@@ -248,10 +248,8 @@ class _Not(Condition):
         return ~holds if unknown is None else ~(holds | unknown), unknown
 
 
-def chosen_ids(
-    location: DatasetLocation, where: Condition, *, options: ReadOptions = ReadOptions(), keep_bad: bool = False
-) -> Ids:
-    """Ids of the samples that a condition holds for.
+def chosen_ids(location: DatasetLocation, where: Condition, *, options: ReadOptions = ReadOptions()) -> Ids:
+    """Return the ids of the samples that a condition holds for, and of those that can not be read: reading these is an error.
 
     The first call reads the condition's columns of all samples; later ones, in any process, map the file.
 
@@ -259,7 +257,6 @@ def chosen_ids(
         location: the dataset.
         where: the condition.
         options: how values are handed to a function.
-        keep_bad: keep samples that can not be read, which whoever reads them then finds bad; else they are errors.
 
     Returns:
         int64, shape ``(n,)``, rising; mapped read-only (8 bytes of disk each, no memory of its own).
@@ -282,7 +279,7 @@ def chosen_ids(
             location.where,
             description,
         )
-        bad: list[int] | None = [] if keep_bad else None
+        bad: list[int] = []
         for first, count, batch in scan(location, where.columns, options, bad):
             try:
                 mask, _ = where.evaluate(batch, count)
@@ -295,7 +292,7 @@ def chosen_ids(
                 sink.append(np.array([bad.pop(0)], _ID))
             sink.append((np.flatnonzero(mask) + first).astype(_ID))
             sink.beat()
-        sink.append(np.array(bad or (), _ID))
+        sink.append(np.array(bad, _ID))
         return _ID, b""
 
     recipe: dict[str, Any] = {"condition": description, "nulls": _NULLS}
