@@ -24,6 +24,7 @@ from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME, Index
 from stoker.loaders.dataloader import StreamingDataLoader as _OwnDataLoader
 from stoker.storage import open_store
+from stoker.storage.files.file_errors import file_errors
 from stoker.streams.registry import streams_registry
 
 __all__ = [
@@ -178,13 +179,15 @@ def download_file(remote: str | None, local: str, timeout: float = 60.0) -> None
         raise ConfigError("download_file needs the URL or the path of the file: remote is empty")
     folder, _, name = remote.rpartition("/")
     path = Path(local)
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        open_store(folder or ("/" if remote.startswith("/") else "."), stall_timeout=timeout).download(name, part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    store = open_store(folder or ("/" if remote.startswith("/") else "."), stall_timeout=timeout)
+    with file_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            store.download(name, part)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 class _Shard:

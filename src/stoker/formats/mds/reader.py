@@ -340,11 +340,9 @@ def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard
     names = wanted_columns(columns, layout.names, shard.where, shard.options, layout.unsafe)
     wanted = [(layout.names.index(name), name) for name in names]
     for number, name in wanted:
-        if isinstance(layout.encodings[number], UnknownEncoding):
-            try:
-                layout.encodings[number].decode(b"")
-            except ConfigError as error:
-                raise ConfigError(f"{shard.where}: column {name!r}: {error}") from None
+        encoding = layout.encodings[number]
+        if isinstance(encoding, UnknownEncoding):
+            raise ConfigError(f"{shard.where}: column {name!r}: {encoding.refusal}")
     return wanted
 
 

@@ -133,13 +133,18 @@ class UnknownEncoding(Encoding):
     def encode(self, value: Any) -> bytes:
         raise NotImplementedError
 
-    def decode(self, data: bytes) -> Any:  # noqa: ARG002 - as the base class has it
+    @property
+    def refusal(self) -> str:
+        """The error of reading its values, with the remedy."""
         width = "differing widths" if self.size is None else f"{self.size} bytes"
-        raise ConfigError(
+        return (
             f"{self.name!r} with values of {width} is an encoding of the writer's own under a built-in name: register it, "
             f"register_encoding({self.name.partition(':')[0]!r}, ..., replace=True) of stoker.formats.mds.encodings, or "
             "leave the column out by columns="
         )
+
+    def decode(self, data: bytes) -> Any:  # noqa: ARG002 - as the base class has it
+        raise ConfigError(self.refusal)
 
 
 def mds_encoding(name: str, size: int | EllipsisType | None = ...) -> Encoding:
