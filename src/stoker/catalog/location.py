@@ -274,9 +274,9 @@ def _side_index(home: Path, url: str) -> SideIndex:
 
 
 def _holds(base: Path, index: Index, store: Store) -> bool:
-    """Whether a directory holds this dataset, all of its files or some: its writer's copy, or another library's cache.
+    """Return whether a directory holds files of this dataset: a copy of it, or the cache of another library.
 
-    Its index tells. Where that has no hashes, the ends of some files are compared with those of the store, too.
+    The indexes must be equal. If they have no hashes, the ends of three files are compared with the store, too.
     """
     try:
         found = Index.from_json(read_regular(base / INDEX_NAME), str(base))

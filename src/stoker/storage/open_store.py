@@ -32,7 +32,7 @@ def open_store(
             ...; ``client_options`` for those of the HTTP client; of ``hf://``, ``token`` and ``endpoint``). Each
             overrides the environment
             (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole. Besides,
-            ``endpoints``, ``library``, ``part_size``, ``part_requests``, ``attempts`` and, of files, ``read_by``: see
+            ``endpoints``, ``library``, ``part_size``, ``part_requests``, ``patience`` and, of files, ``read_by``: see
             :class:`~stoker.storage.transfer.settings.Transfer`.
         retry: how long to try again; by default for 300 s.
         stall_timeout: seconds without a byte after which a request fails. Beyond them, what is read must come at

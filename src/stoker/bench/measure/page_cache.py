@@ -143,7 +143,7 @@ def _memory_below(device: str) -> str | None:
 
 
 def _file_below(device: str) -> bool:
-    """Whether a block device, or one that it is made of, is a file that is read through the page cache."""
+    """Return whether a device, or one below it, is a loop device that reads its file through the page cache."""
     below = Path("/sys/class/block", os.path.basename(os.path.realpath(device))).resolve()
     if (below / "partition").exists():
         below = below.parent

@@ -1,4 +1,4 @@
-"""Tells results that were changed after their run: what they say is computed again from what lies beside and below it."""
+"""Finds results that were edited after the run, by computing their numbers again from their parts and from the step files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _differences(result: Mapping[str, Any], folder: Path) -> Iterator[str]:
 def _of_steps(
     result: Mapping[str, Any], rank: Mapping[str, Any], epoch: Mapping[str, Any], where: str, folder: Path
 ) -> Iterator[str]:
-    """Differences from the steps of a rank, where they are here."""
+    """Compare the blocks of a rank with its step file, if there is one."""
     steps = read_steps(steps_path(folder, rank["rank"], epoch["kind"], epoch["repeat"], epoch["epoch"]))
     metric = result["plan"]["workload"].get("metric", {})
     if steps is None or len(steps.block) != len(rank["blocks"]):
@@ -104,7 +104,10 @@ def _of_steps(
 
 
 def _judged(result: Mapping[str, Any]) -> Iterator[str]:
-    """Whether the verdict follows from the rest; of another version's rules that is not known."""
+    """Yield where the verdict does not follow from the numbers.
+
+    Results of another version are not judged: its rules may differ.
+    """
     if result["valid"] == any(one["invalid"] for one in result["findings"]):
         yield f"it is {'valid' if result['valid'] else 'invalid'} against its findings"
     if not _is_ours(result):
@@ -126,7 +129,7 @@ def _judged(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_ours(result: Mapping[str, Any]) -> bool:
-    """Whether this version of stoker wrote them."""
+    """Return whether this version of stoker wrote the results."""
     versions = result["environment"].get("versions")
     return isinstance(versions, Mapping) and versions.get("stoker") == __version__
 
@@ -149,7 +152,7 @@ def _plain(values: Iterable[float | None]) -> tuple[float, ...]:
 
 
 def _differ(what: str, told: float | None, *computed: float) -> Iterator[str]:
-    """Tell a number that is not the one that was computed."""
+    """Yield a sentence if a number is not the one that was computed from its parts."""
     if told is not None and not (computed and _same(told, computed[0])):
         yield f"{what} is {told:.2%}, where its parts give {f'{computed[0]:.2%}' if computed else 'none'}"
 

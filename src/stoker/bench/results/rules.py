@@ -158,7 +158,7 @@ def _computation(result: Mapping[str, Any], workload: Workload) -> Iterator[Find
 
 
 def content_rule(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:  # noqa: ARG001
-    """Whether files hold what storage has to read from a device."""
+    """Find data that storage may deliver without reading a device: zeros, copies, or bytes that were not generated."""
     found = result.get("content")
     if found is None or not found["blocks"]:
         return

@@ -104,7 +104,7 @@ def _decompress(codec: str, block: bytes, most: int) -> bytes:
 
 
 def _check_schema(schema: Any) -> None:
-    """See that lists hold what takes bytes: of other values, few bytes can claim any number."""
+    """Refuse lists of values that take no bytes: a few bytes could claim any number of them."""
     if isinstance(schema, list):
         for one in schema:
             _check_schema(one)
@@ -118,7 +118,7 @@ def _check_schema(schema: Any) -> None:
 
 
 def _is_empty(schema: Any) -> bool:
-    """Whether values of a type take no bytes."""
+    """Return whether values of a type are encoded in zero bytes: null, and what consists of nulls."""
     if not isinstance(schema, dict):
         return bool(schema == "null")
     kind = schema.get("type")

@@ -181,7 +181,7 @@ def _count_vectors(url: str, options: StorageOptions | None, version: int) -> in
 
 
 def _is_of(parts: int, item: ObjectInfo) -> bool:
-    """Whether a file of a checkpoint is one of so many, if it tells."""
+    """Return whether a checkpoint file is one of ``parts`` files by its name, or its name has no number of parts."""
     told = _PARTS.search(item.key)
     return told is None or int(told[1]) == parts
 
