@@ -213,7 +213,8 @@ def test_a_dataset_is_fetched_once_for_all_processes(data: Path, tmp_path: Path)
             stats = dataset.stats()
         if limit is not None:  # some comes twice, and may be there when a process wants it
             return batches, stats.remote_samples + stats.local_samples
-        return batches, stats.remote_samples, stats.local_samples, stats.bytes_fetched, stats.cache_misses
+        # Two processes may look for a shard at once: each counts a miss, and one of them fetches it.
+        return batches, stats.remote_samples, stats.local_samples, stats.bytes_fetched
 
     for limit in (None, "20kb"):
         assert read_by(FORK, limit) == read_by(THREADS, limit)

@@ -228,6 +228,9 @@ def test_a_sample_that_can_not_be_read_ends_leased_work_as_in_threads(data: Path
             except TransformError as raised:
                 error = raised
             assert error is not None
-            messages.append((str(error), before, error.sample))
+            messages.append((str(error), error.sample))
             assert "number 77" in str(error.__cause__)
+            # Leases are as long as the worker is fast, so which samples came before depends on the machine.
+            assert 77 not in before
+            assert len(set(before)) == len(before)
     assert messages[0] == messages[1]
