@@ -228,8 +228,8 @@ def lint() -> Verdict:
 
 def pure() -> Verdict:
     """Tests that depend on nothing but their process."""
-    processes = max(1, len(os.sched_getaffinity(0)) - 1)  # the stage runs beside that of the system
-    arguments = [*PYTEST, "-n", str(processes), "--dist", "worksteal", "-m", MARKS["pure"]]
+    processes = str(len(os.sched_getaffinity(0)))
+    arguments = [*PYTEST, "-n", processes, "--dist", "worksteal", "-m", MARKS["pure"]]
     return run_pytest("pure", [str(python_of("dev")), *arguments])
 
 
@@ -428,7 +428,8 @@ def _run_all(stages: Sequence[str]) -> list[Verdict]:
     judged: dict[str, Verdict] = {}
     if beside:
         with tempfile.TemporaryFile("w+") as said:
-            command = [sys.executable, __file__, "--once", *beside]
+            # The system stage is the longest, as its tests run one at a time: the others have what it leaves.
+            command = ["nice", "-n", "5", sys.executable, __file__, "--once", *beside]
             other = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
             found = [run("system")]
             other.wait()
