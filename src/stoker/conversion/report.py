@@ -48,8 +48,6 @@ class ConvertReport:
 class TaskBadSamples:
     """Lists and bounds the bad samples of tasks, in the order of the tasks, whichever process does them, and when.
 
-    What the file lists already, such as by a run that was stopped, is not listed again.
-
     Args:
         settings: what is asked for; ``None``: there may be none.
     """
@@ -59,11 +57,7 @@ class TaskBadSamples:
         self._next = 0
         self._log: BadSampleLog | None = None
         if settings is not None:
-            listed: frozenset[bytes] = frozenset()
-            if settings.file is not None:
-                with open(settings.file, "rb") as lines:
-                    listed = frozenset(lines)
-            self._log = BadSampleLog(settings, Counts(), listed=listed)
+            self._log = BadSampleLog(settings, Counts())
 
     def add(self, task: int, note: Mapping[str, Any]) -> None:
         """Take the note of a task that is done.

@@ -160,6 +160,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             world = World(shard.rank, shard.world_size, source="ShardConfig")
         rows = make_layout(layout, LMSettings(seq_len, **options), too_long)
         self._bad_samples = BadSamples.of(on_bad_sample)
+        self._warned: set[bytes] = set()
         rows.salvage = self._bad_samples is not None
         self.batch_size = batch_size
         BatchSize.fix(self, "this loader")
@@ -418,7 +419,8 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
                 f"on_bad_sample='skip' makes batches shorter, and {division.wrapper} sends each rank a part of them: use "
                 "'replace', or dispatch_batches=False"
             )
-        builder = GoodRowBuilder(self._builder, kind, BadSampleLog(self._bad_samples, self._counts))
+        log = BadSampleLog(self._bad_samples, self._counts, warned=self._warned)
+        builder = GoodRowBuilder(self._builder, kind, log)
         return builder.batch_lists(run, worker, begun, self.batch_size, self._threads)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -121,6 +121,7 @@ class EpochReader(RankEpochs):
             self.decisions = DecisionLog()
             self._tuner = LateTuner(pool, self.decisions)
         self._bad_counts = None if settings.bad_samples is None else Counts()
+        self._warned: set[bytes] = set()
         self._ranks = 1
         self._by_id: tuple[int, SampleReader, SampleSteps | None] | None = None
         # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
@@ -381,7 +382,8 @@ class EpochReader(RankEpochs):
         """
         if self.settings.bad_samples is None:
             return None
-        return BadSampleLog(self.settings.bad_samples, self.pool.counts, self._bad_counts, passed=passed)
+        counts, own = self.pool.counts, self._bad_counts
+        return BadSampleLog(self.settings.bad_samples, counts, own, passed=passed, warned=self._warned)
 
     def _is_wide(self) -> bool:
         """Whether the order reads more shards at once than a limited cache holds."""

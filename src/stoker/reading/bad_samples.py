@@ -9,9 +9,12 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
+from functools import lru_cache
+from typing import Any, BinaryIO, Final, Literal, Protocol, TypeAlias, cast, get_args
+
+import xxhash
 
 from stoker.arguments import checked
 from stoker.cache.disk.quota import try_lock
@@ -46,6 +49,9 @@ _LOGGED: Final = 20
 # Seconds to wait for a process that appends at the same time: it may have been stopped.
 _PATIENCE: Final = 1.0
 _TOLD: Final = ("sample", "url", "shard", "row", "column")
+_WHERE: Final = _TOLD[:-1]
+# Bytes before the end of what was read of a list, by which it is known again.
+_TAIL: Final = 256
 
 
 @checked
@@ -69,7 +75,8 @@ class BadSamples:
             bad ones are allowed at once where it is 0.1.
         max_in_a_row: bad samples that may follow each other in what one process delivers.
         file: a file to which each bad sample is appended as a line of JSON: ``sample``, ``url``, ``shard``, ``row``,
-            ``column``, ``reason``. All processes of this machine may append to the same file.
+            ``column``, ``reason``. One that it lists already, from another epoch or run, is not appended again. All
+            processes of this machine may append to the same file.
 
     Raises:
         ConfigError: a limit makes no sense.
@@ -106,7 +113,7 @@ class BadSamples:
         if wanted.on_bad_sample == "raise":
             return None
         if wanted.file is not None:
-            _append_line(wanted.file)
+            _append(wanted.file)
         return wanted
 
 
@@ -178,7 +185,7 @@ class BadSampleLog:
         own: what ``max_bad`` bounds, over all processes of the dataset object; default ``counts``, which datasets share that
             are made of each other.
         passed: samples at the beginning that were delivered before the run resumed: bad ones among them were noted then.
-        listed: lines that the file has already, which are not appended again.
+        warned: bad samples that iterations of this process have logged, which are not logged again; it is added to.
         silent: only count and bound them, as another log of the same samples lists them.
     """
 
@@ -189,11 +196,12 @@ class BadSampleLog:
         own: Counts | None = None,
         *,
         passed: int = 0,
-        listed: Collection[bytes] = (),
+        warned: set[bytes] | None = None,
         silent: bool = False,
     ) -> None:
         self._settings, self._counts, self._own, self._passed = settings, counts, own or counts, passed
-        self._listed, self._silent = listed, silent
+        self._warned: set[bytes] = set() if warned is None else warned
+        self._silent = silent
         self._read = self._before = self._bad = self._row = 0
         self._last = -2
 
@@ -213,17 +221,11 @@ class BadSampleLog:
             return
         self._row = self._row + 1 if place == self._last + 1 else 1
         self._last = place
-        settings = self._settings
         self._bad += 1
         for counts in {self._counts, self._own}:
             counts.add(Count.BAD_SAMPLES, 1)
-        if settings.file is not None and not self._silent:
-            line = _line_of(error)
-            if line not in self._listed:
-                _append_line(settings.file, line)
-        if not self._silent and (self._bad <= _LOGGED or not self._bad & (self._bad - 1)):
-            done = "left out" if settings.on_bad_sample == "skip" else "replaced by another"
-            logger.warning("bad sample, %s: %s (%d of this process so far)", done, error, self._bad)
+        if not self._silent:
+            self._tell(error)
         exceeded = self._exceeded()
         if exceeded is not None:
             raise TooManyBadSamplesError(
@@ -235,6 +237,17 @@ class BadSampleLog:
                 column=error.column,
                 sample=error.sample,
             ) from error
+
+    def _tell(self, error: SampleError) -> None:
+        settings = self._settings
+        if settings.file is not None:
+            _append(settings.file, error)
+        if len(self._warned) < _LOGGED or (self._bad > _LOGGED and not self._bad & (self._bad - 1)):
+            key = _key(as_dict(error))
+            if key not in self._warned:
+                self._warned.add(key)
+                done = "left out" if settings.on_bad_sample == "skip" else "replaced by another"
+                logger.warning("bad sample, %s: %s (%d of this epoch so far in this process)", done, error, self._bad)
 
     def _exceeded(self) -> str | None:
         """The limit that is exceeded, in words."""
@@ -261,17 +274,49 @@ def of_dict(listed: Mapping[str, Any]) -> SampleError:
     return SampleError(listed["reason"], **{name: listed[name] for name in _TOLD})
 
 
-def _line_of(error: SampleError) -> bytes:
-    """The line of a bad sample in a list of them."""
-    return (json.dumps(as_dict(error)) + "\n").encode()
+def _key(listed: Mapping[str, Any]) -> bytes:
+    """A hash that tells a bad sample of a list from others: of where it lies, or of all that is said of it."""
+    where = [listed.get(name) for name in _WHERE]
+    told = where if where != [None] * len(where) else [listed.get(name) for name in (*_TOLD, "reason")]
+    return xxhash.xxh3_128_digest(json.dumps(told).encode())
 
 
-def _append_line(file: str | os.PathLike[str], line: bytes = b"") -> None:
-    """Append a bad sample to a list of them: a whole line, or nothing, also where other processes append to it.
+class _BadSampleList:
+    """The bad samples that a file lists, as far as this process has read it: other processes append to it, too."""
+
+    def __init__(self) -> None:
+        self._keys: set[bytes] = set()
+        self._end, self._tail = 0, b""
+
+    def lists(self, error: SampleError, opened: BinaryIO, size: int) -> bool:
+        """Whether a bad sample is among the whole lines of the file, which has so many bytes."""
+        number = opened.fileno()
+        if self._end > size or os.pread(number, len(self._tail), self._end - len(self._tail)) != self._tail:
+            self._keys, self._end, self._tail = set(), 0, b""  # it was emptied, or is another
+        opened.seek(self._end)
+        while self._end < size and (line := opened.readline()).endswith(b"\n"):
+            self._end += len(line)
+            self._tail = line[-_TAIL:]
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(found, dict):
+                self._keys.add(_key(found))
+        return _key(as_dict(error)) in self._keys
+
+
+@lru_cache(maxsize=16)
+def _list_of(path: str) -> _BadSampleList:  # noqa: ARG001
+    return _BadSampleList()
+
+
+def _append(file: str | os.PathLike[str], error: SampleError | None = None) -> None:
+    """Append a bad sample to a list of them, unless it is there: a whole line, or nothing. Others may append, too.
 
     Args:
         file: the list; made where there is none.
-        line: of the bad sample, as ``_line_of`` makes it; an empty one only sees that the list can be written to.
+        error: of the bad sample; ``None`` only sees that the list can be written to.
 
     Raises:
         ConfigError: it can not.
@@ -279,12 +324,15 @@ def _append_line(file: str | os.PathLike[str], line: bytes = b"") -> None:
     try:
         with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666), "rb") as opened:
             number = opened.fileno()
-            if not line:
+            if error is None:
                 return
             end = time.monotonic() + _PATIENCE  # without the lock, lines mix only on a full disk
             while not try_lock(number, fcntl.LOCK_EX) and time.monotonic() < end:
                 time.sleep(0.001)
             size = os.fstat(number).st_size
+            if _list_of(os.path.abspath(file)).lists(error, opened, size):
+                return
+            line = (json.dumps(as_dict(error)) + "\n").encode()
             if size and os.pread(number, 1, size - 1) != b"\n":  # another program left half a line
                 line = b"\n" + line
             if os.write(number, line) < len(line):

@@ -72,6 +72,7 @@ class ArraySource(SampleSource):
         self.table = ShardTable(np.array([self.total], dtype=np.int64))
         self._transform = transform
         self.bad_samples = bad_samples
+        self._warned: set[bytes] = set()
 
     @property
     def fingerprint(self) -> str:
@@ -89,7 +90,7 @@ class ArraySource(SampleSource):
         return digest.hexdigest()
 
     def bad_sample_log(self) -> BadSampleLog | None:
-        return None if self.bad_samples is None else BadSampleLog(self.bad_samples, self.counts)
+        return None if self.bad_samples is None else BadSampleLog(self.bad_samples, self.counts, warned=self._warned)
 
     def good_reader(self, run: Run) -> GoodReader | None:
         if self.bad_samples is None or self._transform is None:
