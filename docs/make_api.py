@@ -16,7 +16,7 @@ import stoker
 PAGE = Path(__file__).parent / "api.md"
 PAGES = {
     "Adaptive": "coordination",
-    "Audio": "media",
+    "Audio": "media/sounds",
     "BadSamples": "bad_samples",
     "Chain": "transforms",
     "DatasetSpec": "generate",

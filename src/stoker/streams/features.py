@@ -169,7 +169,8 @@ def warn_of_stored_files(streams: Streams, columns: tuple[str, ...] | None) -> N
     if chosen:
         logger.warning(
             "%s: %s hold files as Hugging Face's datasets stores them (Image, Audio), and come as stored, as bytes and "
-            "path: decode them by transform=DecodeImages(...) of stoker.streams.features, or one of your own",
+            "path: decode them by transform=DecodeImages(...) of stoker.streams.features, by .map(as_audio(...)) of "
+            "stoker.media, or by a function of your own",
             streams.where,
             ", ".join(map(repr, chosen)),
         )

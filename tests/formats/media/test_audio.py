@@ -93,8 +93,8 @@ def _with_size(data: bytes, at: int, size: int, order: Literal["little", "big"],
     return data[:at] + (size % (1 << 8 * width)).to_bytes(width, order) + data[at + width :]
 
 
-def _unknown_flac() -> bytes:
-    data = bytearray(sound_file(sweep()))
+def _unknown_flac(seconds: float = 2.0) -> bytes:
+    data = bytearray(sound_file(sweep(seconds=seconds)))
     data[21] &= 0xF0  # the number of samples, of 36 bits
     data[22:26] = bytes(4)
     return bytes(data)
@@ -180,6 +180,59 @@ def test_a_resampled_clip_has_no_edges_of_its_own(rate: int) -> None:
     assert np.allclose(sound.clip(0, 3.0, rate=rate)[rate // 8 : -rate // 8], whole[rate // 8 : -rate // 8], atol=1e-4)
 
 
+WHOLE: dict[str, Callable[[], bytes]] = {
+    "flac": lambda: sound_file(sweep()),
+    "wav": lambda: sound_file(sweep(), kind="WAV", subtype="FLOAT"),
+    "mp3": lambda: sound_file(sweep(44100), 44100, "MP3", "MPEG_LAYER_III"),
+    "vorbis": lambda: sound_file(sweep(44100, 8.0), 44100, "OGG", "VORBIS"),
+    "opus": lambda: sound_file(sweep(48000), 48000, "OGG", "OPUS"),
+    "aac": lambda: encoded_sound(sweep(48000), "mp4", "aac"),
+    "aac whose length is not told": lambda: encoded_sound(sweep(48000, 7.0), "adts", "aac"),
+    "flac from a pipe": partial(_unknown_flac, 20.0),
+    "sound of a video": lambda: video_file("mp4", sound=True),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_whole_sound_is_what_its_library_decodes(kind: str) -> None:
+    data = WHOLE[kind]()
+    by_ffmpeg = kind not in ("flac", "wav", "vorbis", "opus")
+    expected = decoded_sound(data) if by_ffmpeg else soundfile.read(io.BytesIO(data), dtype="float32")[0]
+    sound = Audio(data)
+    samples, rate = sound.read()
+    assert (samples.dtype, samples.shape[1], rate) == (np.float32, sound.facts.channels, sound.facts.rate)
+    assert samples.shape == expected.shape
+    assert np.allclose(samples, expected, atol=2e-3)
+    assert np.array_equal(sound.clip(0.1, (len(samples) - rate // 10) / rate), samples[rate // 10 :])
+    other, told = sound.read(rate=8000)
+    assert (told, len(other)) == (8000, round(len(samples) * 8000 / rate))
+    assert np.array_equal(sound.clip(0, len(samples) / rate, rate=8000), other)
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_sound_that_is_longer_than_the_limit_is_not_decoded(kind: str) -> None:
+    sound = Audio(WHOLE[kind]())
+    samples, _ = sound.read()
+    assert np.array_equal(sound.read(decoded_limit=samples.nbytes)[0], samples)
+    with pytest.raises(CorruptDataError, match=r"more than .* s, and its samples .*clip\(start, seconds\), or raise"):
+        sound.read(decoded_limit=samples.nbytes - 1)
+    with pytest.raises(CorruptDataError, match="more than"):
+        sound.read(2 * sound.facts.rate, decoded_limit=samples.nbytes)
+
+
+def test_a_header_that_claims_more_samples_than_there_are_is_an_error() -> None:
+    flac = bytearray(sound_file(sweep()))
+    for seconds, told in ((36_000, r"more than 8388\.6 s"), (60, "libsndfile can not decode it")):
+        flac[22:26] = (16000 * seconds).to_bytes(4, "big")
+        with pytest.raises(CorruptDataError, match=told):
+            Audio(bytes(flac)).read()
+
+
+def test_an_empty_sound_is_read_as_no_samples() -> None:
+    for rate in (None, 8000):
+        assert Audio(sound_file(sweep(seconds=0), kind="WAV")).read(rate)[0].shape == (0, 2)
+
+
 def test_a_clip_beyond_the_end_is_an_error_that_says_where_the_end_is() -> None:
     sound = Audio(sound_file(sweep()))
     for start, seconds, rate in [(1.9, 0.2, None), (1.9, 0.2, 8000), (5.0, 1.0, None)]:
@@ -209,10 +262,15 @@ def test_what_is_no_sound_is_damaged() -> None:
     for data in (b"", b"nonsense" * 99, good[:20], b"fLaC" + bytes(60), good[:30000]):
         with pytest.raises((CorruptDataError, ClipError)):
             Audio(data).clip(1.5, 0.5)
+    for data in (b"", b"nonsense" * 99, good[:20], b"fLaC" + bytes(60)):
+        with pytest.raises(CorruptDataError):
+            Audio(data).read()
     flac = bytearray(sound_file(sweep()))
     flac[len(flac) // 2 : len(flac) // 2 + 4000] = bytes(4000)
     with pytest.raises(CorruptDataError):
         Audio(bytes(flac)).clip(0, 2.0)
+    with pytest.raises(CorruptDataError):
+        Audio(bytes(flac)).read()
 
 
 def test_handles_are_pickled(tmp_path: Path) -> None:

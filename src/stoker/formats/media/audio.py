@@ -18,6 +18,7 @@ from stoker.formats.media.container import OpenStream
 from stoker.formats.media.open_decoders import MediaHandle
 from stoker.formats.media.source import MediaData, MediaSource, RangedFile, media_source
 from stoker.types import StorageOptions
+from stoker.units import GIB, parse_bytes
 
 # Files that libsndfile reads, by how they begin; all others are FFmpeg's.
 _SNDFILE: Final = (b"fLaC", b"RIFF", b"RF64", b"riff", b"FORM", b".snd", b"caff")
@@ -39,6 +40,8 @@ _PACKET: Final = 4096
 _PAGE_HEAD: Final = 27 + 255
 # Seconds by which the times of frames may be rounded without there being a gap.
 _ROUNDED: Final = 0.002
+# Samples for which there is room when decoding begins, where a header does not say how many there are.
+_BEGIN: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class AudioFacts:
 
 
 class Audio(MediaHandle["_Decoder", AudioFacts]):
-    """A sound that is decoded by clip.
+    """A sound that is decoded when it is asked for, whole or by clip.
 
     A handle is cheap, as that of a :class:`~stoker.formats.media.video.Video`. FLAC, WAV, AIFF and Opus in Ogg are
     decoded by libsndfile; MP3, Vorbis, M4A, AAC and the sound of videos by FFmpeg.
@@ -71,6 +74,9 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
     >>> sound = Audio(file.getvalue())
     >>> sound.facts.duration, sound.clip(0.5, seconds=1.0).shape, sound.clip(0.5, seconds=1.0, rate=8000).shape
     (2.0, (16000, 2), (8000, 2))
+    >>> samples, rate = sound.read()
+    >>> samples.shape, rate
+    ((32000, 2), 16000)
 
     Args:
         data: the encoded bytes, or the path or URL of a file.
@@ -102,6 +108,44 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
         return self._read_facts()
 
     @checked
+    def read(self, rate: int | None = None, *, decoded_limit: int | str = GIB) -> tuple[NDArray[np.float32], int]:
+        """All samples, and how many there are a second.
+
+        Args:
+            rate: as for :meth:`clip`.
+            decoded_limit: bytes that the samples may take, such as ``"4gb"``. By default 1 GiB: 50 minutes of two channels at
+                44100 samples a second.
+
+        Returns:
+            The samples, float32, shape ``(number, channels)``, of full scale from -1 to 1; and their rate.
+
+        Raises:
+            ConfigError: an argument makes no sense.
+            CorruptDataError: the sound is longer than ``decoded_limit``, or as for :meth:`clip`.
+            StorageError, MissingPackageError: as for :meth:`clip`.
+        """
+        _check_rate(rate)
+        limit = parse_bytes(decoded_limit)
+        with self._decoder.used() as decoder:
+            facts = decoder.facts
+            out = facts.rate if rate is None else rate
+            # So that neither the samples that are stored nor those of the other rate take more.
+            most = limit // (4 * facts.channels) * facts.rate // max(facts.rate, out)
+            found = decoder.read_all(most)
+        if found is None:
+            raise CorruptDataError(
+                f"{self._source.where}: the sound lasts more than {most / facts.rate:.1f} s, and its samples would take "
+                f"more than {limit} bytes: read parts of it, clip(start, seconds), or raise read(decoded_limit=)"
+            )
+        if out == facts.rate:
+            return found, out
+
+        def around(first: int, end: int) -> NDArray[np.float32]:
+            return np.pad(found, ((-first, end - len(found)), (0, 0)))
+
+        return _resampled(around, 0, facts.rate, out, round(len(found) * out / facts.rate)), out
+
+    @checked
     def clip(self, start: float, seconds: float, rate: int | None = None) -> NDArray[np.float32]:
         """Samples from a time on.
 
@@ -128,8 +172,7 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
             raise ConfigError(f"start={start!r}: a clip begins at a number of seconds from 0 on")
         if not (math.isfinite(seconds) and seconds > 0):
             raise ConfigError(f"seconds={seconds!r}: a clip lasts a number of seconds above 0")
-        if rate is not None and rate < 1:
-            raise ConfigError(f"rate={rate!r}: a number of samples a second, or None for the sound's own")
+        _check_rate(rate)
         with self._decoder.used() as decoder:
             stored = decoder.facts.rate
             first = round(start * stored)
@@ -140,10 +183,19 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
             return _resampled(around, first, stored, rate, round(seconds * rate))
 
 
+def _check_rate(rate: int | None) -> None:
+    if rate is not None and rate < 1:
+        raise ConfigError(f"rate={rate!r}: a number of samples a second, or None for the sound's own")
+
+
 class _Decoder(Protocol):
     """An open sound."""
 
     facts: AudioFacts
+
+    def read_all(self, most: int) -> NDArray[np.float32] | None:
+        """All samples; ``None`` where there are more than ``most``."""
+        ...
 
     def read(self, first: int, end: int) -> NDArray[np.float32]:
         """Samples ``[first, end)``; shape ``(end - first, channels)``.
@@ -240,6 +292,9 @@ class _SndFile:
     def close(self) -> None:
         self._open.close()
 
+    def read_all(self, most: int) -> NDArray[np.float32] | None:
+        return self.read(0, self.samples) if self.samples <= most else None
+
     def read(self, first: int, end: int) -> NDArray[np.float32]:
         if end > self.samples:
             raise _too_short(self._where, end, self.samples, self.facts.rate)
@@ -272,6 +327,8 @@ class _FFmpeg:
     def __init__(self, source: MediaSource) -> None:
         self._file = OpenStream(source, "audio")
         codec = self._file.stream.codec_context
+        if codec.sample_rate < 1 or codec.channels < 1:
+            raise CorruptDataError(f"{source.where}: it does not say how many samples a second or channels it has")
         seconds = self._file.seconds
         if seconds and codec.name.startswith("pcm_") and seconds * codec.bit_rate > 8 * source.size:
             seconds = None  # a header that was written before the samples
@@ -282,6 +339,10 @@ class _FFmpeg:
 
     def close(self) -> None:
         self._file.close()
+
+    def read_all(self, most: int) -> NDArray[np.float32] | None:
+        found, samples = self._decode(0, most + 1)
+        return found if samples <= most else None
 
     def read(self, first: int, end: int) -> NDArray[np.float32]:
         return self.read_around(first, end, end)
@@ -297,12 +358,14 @@ class _FFmpeg:
             # Nothing, where it was sought for beyond the end.
             told = samples or round((self.facts.duration or 0) * self.facts.rate)
             raise _too_short(self._file.where, needed, told, self.facts.rate)
-        return np.pad(found, ((begin - first, 0), (0, 0)))
+        return np.pad(found, ((begin - first, end - begin - len(found)), (0, 0)))
 
     def _decode(self, first: int, end: int) -> tuple[NDArray[np.float32], int]:
-        """Samples ``[first, end)``, zeros where there are none, and the number of samples up to the last one decoded."""
+        """Samples ``[first, end)`` as far as there are any, zeros between, and the number up to the last one decoded."""
         file, rate = self._file, self.facts.rate
-        out = np.zeros((end - first, self.facts.channels), np.float32)
+        expected = self.facts.duration
+        room = _BEGIN if expected is None else math.ceil(expected * rate) + _BEGIN
+        out = np.zeros((max(0, min(end, room) - first), self.facts.channels), np.float32)
         planes = file.av.AudioResampler(format="fltp")
         lead = first - round(_LEAD * rate)
         # FFmpeg's seek in Ogg may end at another sample, as libsndfile's does.
@@ -320,10 +383,13 @@ class _FFmpeg:
             low, high = max(begin, first), min(at, end)
             if low < high:
                 data = np.concatenate([part.to_ndarray() for part in planes.resample(frame)], axis=1).T
+                if high - first > len(out):
+                    more = max(high, min(end, first + 2 * len(out))) - first - len(out)
+                    out = np.concatenate([out, np.zeros((more, out.shape[1]), np.float32)])
                 out[low - first : high - first] = data[low - begin : high - begin]
             if at >= end:
                 break
-        return out, at or 0
+        return out[: max(0, (at or 0) - first)], at or 0
 
     def _number(self, frame: Any) -> int:
         """Number of a frame's first sample in the sound."""
