@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import struct
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from PIL import Image, ImageOps
 from s3server import Bucket
 from stoker import LMStream, MDSWriter, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, StokerError, UnsafeDataError
+from stoker.formats.litdata.values import decoder_of
 from stoker.storage import open_store
 from stoker.testing.values import equal
 
@@ -154,6 +156,16 @@ def test_pickles_need_consent(tmp_path: Path) -> None:
     with pytest.raises(UnsafeDataError, match="column 'thing' is pickled"):
         dataset[0]
     assert [sample["id"] for sample in StreamingDataset(tmp_path / "data", columns=["id"])] == list(range(11))
+
+
+def test_json_of_chunks_holds_no_number_that_became_infinite() -> None:
+    decode = decoder_of("json")
+    assert decode(b'{"x": [1e308, Infinity]}') == {"x": [1e308, float("inf")]}
+    nested = b"\x00" + struct.pack("<I", 5)
+    assert decode(nested + b"1e300") == 1e300
+    for data in (b'{"x": [-1e400]}', nested + b"1e400"):
+        with pytest.raises(ValueError, match=r"1e400\) is larger than a float holds"):
+            decode(data)
 
 
 def altered(folder: Path, name: str = "plain", **config: Any) -> Path:

@@ -468,6 +468,22 @@ def test_a_claim_of_much_data_costs_no_memory(name: str, data: bytes) -> None:
         get_encoding(name).decode(data)
 
 
+@pytest.mark.parametrize("text", ["1e400", "-1e400", '[0.5, {"a": [1e999]}]', "1" * 310 + ".5"])
+def test_a_number_that_no_float_holds_does_not_become_infinite(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\(-?1[1e][0-9]*\) is larger than a float holds: write it as text"):
+        get_encoding("json").decode(text.encode())
+    if "[" not in text:
+        with pytest.raises(ValueError, match="is larger than a float holds"):
+            get_encoding("str_float").decode(text.encode())
+
+
+def test_infinite_numbers_that_are_written_so_are_read() -> None:
+    for value in (math.inf, -math.inf, 1e308, [math.inf, {"a": -math.inf}]):
+        for name in ("json", "str_float") if isinstance(value, float) else ("json",):
+            encoding = get_encoding(name)
+            assert encoding.decode(encoding.encode(value)) == value
+
+
 def test_an_encoding_that_is_unknown_says_which_was_meant() -> None:
     for name, meant in (("string", "str"), ("Integer", "int"), ("float", "float32"), ("uint17", "uint1")):
         with pytest.raises(FormatError, match=f"encoding {name!r} is unknown; did you mean '{meant}"):

@@ -121,6 +121,13 @@ def test_samples_are_those_that_webdataset_finds(
     assert found == expected
 
 
+def test_json_in_an_archive_holds_no_number_that_became_infinite() -> None:
+    reader = opened(archive_of([("a.json", b'{"x": [1e400]}'), ("b.json", b'{"x": Infinity}')]), "tar")
+    assert reader.read(np.array([1]))["json"] == [{"x": float("inf")}]
+    with pytest.raises(CorruptDataError, match=r"sample 0: column 'json'.*\(1e400\) is larger than a float holds"):
+        reader.read(np.array([0, 1]))
+
+
 def test_usual_extensions_are_decoded_and_missing_files_are_none() -> None:
     data = archive_of([("a.cls", b"7"), ("a.json", b"[1]"), ("b.cls", b"8"), ("b.txt", "é".encode()), ("b.bin", b"x")])
     batch = opened(data, "tar").read(np.array([1, 0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import struct
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import FormatError
+from stoker.formats.common.json_values import parse_json
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.mds.encodings.scalars import bfloat16_values
 from stoker.types import Array
@@ -163,7 +163,7 @@ _RECORDS: Final = {0x11: 7, 0x12: 8, 0x13: 9, 0x14: 10}
 
 def _nested(data: bytes) -> Any:
     if not data or data[0] > 0x20:
-        return json.loads(data)
+        return parse_json(data)
     value, end = _value(data, 0, _DEEPEST)
     if end != len(data):
         raise ValueError(f"{len(data) - end} bytes after a nested value")
@@ -188,7 +188,7 @@ def _tagged(data: bytes, tag: int, at: int, deeper: int) -> tuple[Any, int]:
     at += 4
     if tag in (0, 7):
         text, at = _cut(data, at, count), at + count
-        return (text.decode() if tag else json.loads(text)), at
+        return (text.decode() if tag else parse_json(text)), at
     if tag in (2, 3):
         return np.frombuffer(_cut(data, at, 8 * count), "<i8" if tag == 2 else "<f8").tolist(), at + 8 * count
     if tag == 4:

@@ -14,6 +14,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
+from stoker.formats.common.json_values import finite_float
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.text.line_columns import CSVColumns
 from stoker.formats.text.line_index import PIECE_BYTES, check_newlines, first_lines, line_spans
@@ -273,10 +274,7 @@ def _int(text: str) -> int:
 def _float(text: str) -> float:
     if "_" in text:
         raise ValueError("no number")
-    number = float(text) if text else math.nan
-    if math.isinf(number) and "i" not in text.lower():
-        raise ValueError("too large")
-    return number
+    return finite_float(text) if text else math.nan
 
 
 def _strict_int(text: str) -> int:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import marshal
 import math
 import secrets
-import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -16,6 +14,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
+from stoker.formats.common.json_values import may_hold_infinity
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.text.line_columns import JSONColumns
 from stoker.formats.text.line_index import PIECE_BYTES, check_newlines, first_lines, line_spans
@@ -32,7 +31,6 @@ _TYPES: Final = {
     "bool": frozenset({bool}),
 }
 _LOOKED_AT: Final = 1000
-_INFINITE: Final = struct.pack("<d", math.inf), struct.pack("<d", -math.inf)
 # So many lines are parsed together.
 _FEW: Final = 8
 _MOST_TOLD: Final = 300
@@ -117,15 +115,6 @@ def _holds_huge(value: Any) -> bool:
     return False
 
 
-def _may_hold_huge(values: list[Any]) -> bool:
-    """Whether a value may be or hold an infinite number: its bytes are looked for in all of them, written in one piece."""
-    try:
-        data = marshal.dumps(values, 2)
-    except ValueError:  # nested very deeply
-        return True
-    return any(one in data for one in _INFINITE)
-
-
 def _parse_together(
     lines: Sequence[str], columns: Sequence[str], kinds: Mapping[str, str], whole: bool
 ) -> dict[str, list[Any]] | None:
@@ -155,7 +144,7 @@ def _parse_together(
         fitting = _TYPES.get(kinds[name])
         if fitting is None:
             values[name] = [sample.get(name) for sample in samples]
-            if _may_hold_huge(values[name]):
+            if may_hold_infinity(values[name]):
                 return None
             continue
         try:

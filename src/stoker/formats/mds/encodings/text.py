@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.formats.common.json_values import finite_float, parse_json
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings.base import Encoding, RawColumn
 from stoker.formats.unstacked import Unstacked, items_of
@@ -110,7 +111,7 @@ class StrFloat(_Digits):
         raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
 
     def decode(self, data: bytes) -> float:
-        return float(data.decode())
+        return finite_float(data.decode())
 
 
 class StrDecimal(Encoding):
@@ -134,7 +135,7 @@ class StrDecimal(Encoding):
 class Json(Encoding):
     """``json``: what the standard ``json`` module makes of a value.
 
-    An array becomes a list; NaN and infinities pass, as in the reference.
+    An array becomes a list; NaN and infinities pass, as in the reference. A number that no float holds is an error.
     """
 
     name = "json"
@@ -150,7 +151,7 @@ class Json(Encoding):
 
     def decode(self, data: bytes) -> Any:
         try:
-            return json.loads(data.decode())
+            return parse_json(data.decode())
         except RecursionError:
             raise ValueError("JSON nested too deeply") from None
 
