@@ -22,6 +22,7 @@ from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError, StorageFullError
 from stoker.generation import DatasetSpec, file_names, generate
+from stoker.generation.formats import images
 from stoker.generation.marker import MANIFEST
 from stoker.storage import open_store
 from stoker.storage.unfinished import MARK
@@ -38,6 +39,21 @@ def test_any_number_of_threads_makes_the_same(name: str, tmp_path: Path) -> None
         assert (report.made, report.kept, report.complete) == (len(file_names(spec)), 0, True)
         assert report.bytes == sum((tmp_path / str(threads) / name).stat().st_size for name in file_names(spec))
     assert of_directory(tmp_path / "1") == of_directory(tmp_path / "2") == of_directory(tmp_path / "5")
+
+
+def test_threads_do_not_each_make_what_files_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int]] = []
+    pictures = images._pictures
+
+    def counted(noise: Any, height: int, width: int) -> Any:
+        made.append((height, width))
+        time.sleep(0.05)  # the other threads come meanwhile
+        return pictures(noise, height, width)
+
+    monkeypatch.setattr(images, "_pictures", counted)
+    images.strips_of.cache_clear()
+    generate(DatasetSpec(format="jpeg", files=12, dims=(48, 64)), tmp_path, threads=4)
+    assert made == [(48, 64)]
 
 
 @pytest.mark.processes

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError
 from stoker.generation import Column, DatasetSpec, file_names, making, words
 from stoker.generation.content import FileContent
+from stoker.generation.formats import images
 from stoker.generation.noise import BLOCK, Noise, noise_of
 from stoker.generation.segments import Finish, StreamBytes, assemble
 from stoker.generation.streams import noise_stream, text_stream, token_stream
@@ -293,6 +294,30 @@ def test_the_bytes_of_a_seed_stay_what_they_were(name: str) -> None:
     spec = small(name)
     data = b"".join(content(spec, number) for number in range(len(file_names(spec))))
     assert hashlib.sha256(data).hexdigest()[:16] == GOLDEN[name]
+
+
+def test_pictures_of_a_seed_stay_what_they_were_or_have_another_version() -> None:
+    pictures = images._pictures(noise_of(1), 33, 20)
+    assert len(pictures) == 8
+    assert all(picture.shape == (33, 20, 3) for picture in pictures)
+    digest = hashlib.sha256(b"".join(picture.tobytes() for picture in pictures)).hexdigest()[:16]
+    assert (images.VERSION, digest) == ("2", "793225ed0851e24b")
+    for name in ("mds-images", "tar-images"):
+        assert making.library_versions(small(name))["stoker.generation.formats.images"] == images.VERSION
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (2, 3), (5, 4), (8, 9), (16, 1), (31, 64)])
+def test_pictures_have_any_shape_and_points_between_are_means(shape: tuple[int, int]) -> None:
+    assert all(picture.shape == (*shape, 3) for picture in images._pictures(noise_of(2), *shape))
+    height, width = shape
+    coarse = noise_of(3).draw(3 * (height // 2 + 1) * (width // 2 + 1), 0, 0, 0).astype(np.int16) * 2
+    grid = coarse.reshape(3, height // 2 + 1, width // 2 + 1)
+    fine = images._finer(grid, height, width)
+    for row in range(height):
+        for column in range(width):
+            down, right = row % 2, column % 2
+            near = grid[:, row // 2 : row // 2 + 1 + down, column // 2 : column // 2 + 1 + right]
+            assert np.all(np.abs(fine[:, row, column] - near.mean(axis=(1, 2))) < 1)
 
 
 def test_chunks_that_are_compressed_stay_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from stoker.generation.marker import (
     write_manifest,
 )
 from stoker.generation.names import Output, outputs
+from stoker.generation.ragged import make_pictures
 from stoker.generation.spec import DatasetSpec
 from stoker.policy import processor_count
 from stoker.storage import Store, open_store
@@ -201,6 +202,7 @@ def _by_threads(
 ) -> dict[str, GeneratedFile]:
     made: dict[str, GeneratedFile] = {}
     lock, stop = threading.Lock(), threading.Event()
+    make_pictures(spec)
     waiting = iter(missing)
 
     def work() -> None:

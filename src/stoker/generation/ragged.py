@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent
-from stoker.generation.formats.images import Strips, draws_per_image, strips_of
+from stoker.generation.formats.images import VERSION, Strips, draws_per_image, strips_of
 from stoker.generation.segments import Segment, StreamBytes
 from stoker.generation.spec import DatasetSpec
 from stoker.types import Ids
@@ -78,13 +78,24 @@ def sizes(content: FileContent, first: int, count: int) -> Ids:
 
 
 def image_versions(spec: DatasetSpec) -> dict[str, str]:
-    """Libraries that images depend on."""
+    """Versions of what images depend on."""
     if not any(column.dtype in ("jpeg", "png") for column in spec.fields):
         return {}
     import PIL
     from PIL import features
 
-    return {"pillow": PIL.__version__, "jpeg": str(features.version("jpg"))}
+    return {
+        "pillow": PIL.__version__,
+        "jpeg": str(features.version("jpg")),
+        "stoker.generation.formats.images": VERSION,
+    }
+
+
+def make_pictures(spec: DatasetSpec) -> None:
+    """Make the pictures of which images are parts, before several threads would each make them."""
+    for column in spec.fields:
+        if column.dtype in ("jpeg", "png"):
+            _strips(spec, column)
 
 
 def _strips(spec: DatasetSpec, column: Column) -> Strips:

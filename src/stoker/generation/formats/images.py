@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,14 @@ from numpy.typing import NDArray
 from stoker.errors import import_option
 from stoker.generation.noise import BLOCK, Noise, noise_of
 
+VERSION: Final = "2"
+"""Changes when a seed has other pictures."""
+
 _ROWS: Final = 16
 _PICTURES: Final = 8
 _STREAM: Final = 255
 _FILE: Final = (1 << 32) - 1
+_COARSEST: Final = 4
 _ADLER: Final = 65521
 
 
@@ -112,7 +116,7 @@ def _png_chunk(kind: bytes, data: bytes) -> bytes:
 
 @lru_cache(maxsize=4)
 def strips_of(kind: str, shape: tuple[int, ...], quality: int, seed: int) -> Strips:
-    """The strips of a column's images; takes a tenth of a second or so.
+    """The strips of a column's images; takes 0.2 s of CPU time for a megapixel.
 
     Raises:
         MissingPackageError: Pillow is not installed.
@@ -178,19 +182,34 @@ def _scan(data: bytes) -> tuple[int, int]:
 
 
 def _pictures(noise: Noise, height: int, width: int) -> list[NDArray[np.uint8]]:
-    """Sums of random grids, each twice as fine as the one before and half as strong: spectra like those of photographs."""
-    pillow = _pillow()
+    """Sums of random grids, each twice as fine as the one before and weaker by a fifth: spectra like those of photographs."""
+    shapes = [(height, width)]
+    while max(shapes[0]) > _COARSEST:
+        shapes.insert(0, (shapes[0][0] // 2 + 1, shapes[0][1] // 2 + 1))
     made: list[NDArray[np.uint8]] = []
     block = 0
     for _ in range(_PICTURES):
-        total: NDArray[Any] = np.zeros((height, width, 3), np.float32)
-        cells, weight = 3, 0.5
-        while cells < 2 * max(height, width):
-            rows, columns = min(cells, height), min(cells, width)
-            grid = noise.draw(rows * columns * 3, _FILE, _STREAM, block * BLOCK)
+        total: NDArray[np.int16] | None = None
+        weight = 20.0  # all weights are below 100 together: two sums of signed bytes so weighted, added, are 16 bits
+        for rows, columns in shapes:
+            grid = noise.draw(3 * rows * columns, _FILE, _STREAM, block * BLOCK).view(np.int8)
             block += -(-len(grid) // BLOCK)
-            fine = pillow.fromarray(grid.reshape(rows, columns, 3)).resize((width, height), pillow.Resampling.BICUBIC)
-            total += weight * (np.asarray(fine, np.float32) - 128)
-            cells, weight = cells * 2, weight * 0.8
-        made.append(np.clip(total + 128, 0, 255).astype(np.uint8))
+            layer = grid.reshape(3, rows, columns) * np.int16(round(weight))
+            total = layer if total is None else layer + _finer(total, rows, columns)
+            weight *= 0.8
+        assert total is not None
+        picture = np.empty((height, width, 3), np.uint8)
+        np.clip((total >> 5) + 128, 0, 255, out=picture.transpose(2, 0, 1), casting="unsafe")
+        made.append(picture)
     return made
+
+
+def _finer(grid: NDArray[np.int16], height: int, width: int) -> NDArray[np.int16]:
+    """A grid with twice as many points, those between of the mean of their neighbours; shape ``(3, height, width)``."""
+    rows = np.empty((3, height, grid.shape[2]), np.int16)
+    rows[:, ::2] = grid[:, : -(-height // 2)]
+    rows[:, 1::2] = grid[:, : height // 2] + grid[:, 1 : height // 2 + 1] >> 1
+    fine = np.empty((3, height, width), np.int16)
+    fine[:, :, ::2] = rows[:, :, : -(-width // 2)]
+    fine[:, :, 1::2] = rows[:, :, : width // 2] + rows[:, :, 1 : width // 2 + 1] >> 1
+    return fine
