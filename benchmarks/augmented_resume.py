@@ -163,7 +163,7 @@ def measure(data: Path, folder: Path, samples: int, rounds: int) -> None:
     for workers in (0, 2, 4):
         told = peer("state", workers)
         print(f"state of Grain {told['version']} with {workers} workers: {told['bytes']} bytes; with {told['resumes']}")
-    print(f"Grain, {peer('elastic', 0)['resumes']}")
+    print(f"Grain, {peer('ranks', 0)['resumes']}")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -59,8 +60,10 @@ def processes(workers: int) -> Any:
     return grain.MultiprocessingOptions(num_workers=workers) if workers else None
 
 
-def batches(path: Path, workers: int) -> Any:
-    made = chain(path).batch(BATCH, drop_remainder=False).to_iter_dataset(grain.ReadOptions(num_threads=0))
+def batches(path: Path, workers: int, rank: int = 0, ranks: int = 1) -> Any:
+    """A rank's part of each global batch: the chain sliced ``[rank::ranks]``, as Grain's pages have it."""
+    part = chain(path)[rank::ranks].batch(BATCH // ranks, drop_remainder=False)
+    made = part.to_iter_dataset(grain.ReadOptions(num_threads=0))
     return iter(made.mp_prefetch(processes(workers)) if workers else made)
 
 
@@ -91,25 +94,34 @@ def resumed(path: Path, workers: int) -> str:
     return "; ".join(told)
 
 
-def elastic_resumed(path: Path) -> str:
-    """To how many ranks and workers the state of an ElasticIterator goes, to the same bytes."""
-    first = elastic(path, 0, 1, 0)
+def on_other_ranks(made: Callable[[int, int, int], Any], saved_by: int, ways: Sequence[tuple[int, int]]) -> str:
+    """To how many of these ranks and workers the state of one rank goes, to the same bytes in the next global batch."""
+    first = made(0, 1, saved_by)
     for _ in islice(first, STEP):
         pass
     state = first.get_state()
     expected = sorted(image.tobytes() for image in next(first)["image"])
     same = 0
-    for ranks in (1, 2, 3, 4):
-        for workers in (0, 2):
-            found = []
-            for rank in range(ranks):
-                second = elastic(path, rank, ranks, workers)
-                second.set_state(state)
-                found += [image.tobytes() for image in next(second)["image"]]
-            same += sorted(found) == expected
-    return (
-        f"ElasticIterator, {len(json.dumps(state))} bytes, to 1 to 4 ranks with 0 and 2 workers: {same} of 8 the same"
-    )
+    for ranks, workers in ways:
+        found = []
+        for rank in range(ranks):
+            second = made(rank, ranks, workers)
+            second.set_state(state)
+            found += [image.tobytes() for image in next(second)["image"]]
+        same += sorted(found) == expected
+    return f"{len(json.dumps(state))} bytes, {same} of {len(ways)} the same"
+
+
+def resumed_on_other_ranks(path: Path) -> str:
+    """What becomes of a state on other ranks: of a source that is sliced, and of an ElasticIterator."""
+    told = []
+    for saved_by in (0, 2):
+        ways = [(ranks, saved_by) for ranks in (1, 2, 4)]  # which divide the global batch
+        sliced = on_other_ranks(lambda rank, ranks, workers: batches(path, workers, rank, ranks), saved_by, ways)
+        told.append(f"[rank::ranks] with {saved_by} workers, to 1, 2 and 4 ranks: {sliced}")
+    ways = [(ranks, workers) for ranks in (1, 2, 3, 4) for workers in (0, 2)]
+    found = on_other_ranks(lambda rank, ranks, workers: elastic(path, rank, ranks, workers), 0, ways)
+    return "; ".join([*told, f"ElasticIterator, to 1 to 4 ranks with 0 and 2 workers: {found}"])
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
@@ -123,8 +135,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             pass
         size = len(json.dumps(first.get_state()))
         return {"bytes": size, "version": version("grain"), "resumes": resumed(path, job["workers"])}
-    if job["action"] == "elastic":
-        return {"resumes": elastic_resumed(path)}
+    if job["action"] == "ranks":
+        return {"resumes": resumed_on_other_ranks(path)}
     for _ in islice(batches(path, job["workers"]), 4):
         pass
     begun = time.perf_counter()
