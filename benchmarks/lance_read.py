@@ -3,7 +3,7 @@
     python benchmarks/lance_read.py /tmp/rows.lance --rounds 3
 
 Writes 400,000 rows of 1.2 KB (a number, text, 256 tokens) in 4 fragments unless the table is there, then, alternating and
-each in a process of its own, as a process that has Lance loaded can not be forked:
+each in a process of its own, as Lance is not safe in a fork:
 
 * ``scanner``: all rows in order, by ``scanner(batch_size=1024).to_batches()``;
 * ``take``: batches of 256 rows drawn at random, by ``take``;

@@ -1,6 +1,6 @@
 """Makes golden/saved_by_datasets with Hugging Face's own library: run it where ``datasets`` and Pillow are installed.
 
-.venvs/hf/bin/python tests/conversion/make_hf_golden.py
+.venvs/hf/bin/python benchmarks/make_datasets_golden.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The package ``lance``, as the helper process has it: the only module that imports it.
 
-Lance keeps threads of its own, which ``fork()`` does not copy: a child of a process that has opened a table crashes when it
-opens one. So no process of the user's opens one; each that reads has a helper, which was not forked.
+Lance keeps threads of its own, which ``fork()`` does not copy, and warns that it is not safe in a child of a process that
+has loaded it. So no process of the user's opens one; each that reads has a helper, which was not forked.
 """
 
 from __future__ import annotations
