@@ -122,7 +122,7 @@ def locate(
         ConfigError: neither ``remote`` nor ``local``, or a ``split`` that leaves them.
     """
     if remote is None and local is None:
-        raise ConfigError("give remote= (a URL or directory that holds an index.json), local= (a directory), or both")
+        raise ConfigError("give remote= (a URL, a directory, a file or a pattern), local= (a directory), or both")
     if split and (os.path.isabs(split) or ".." in Path(split).parts or "\0" in split):
         raise ConfigError(f"split must be a sub-directory of the dataset, got {split!r}")
     if local is not None and "://" in os.fspath(local) and not os.fspath(local).startswith("file://"):

@@ -117,7 +117,7 @@ class Stream(OtherLibraries):
             raise ConfigError("a stream's name must not be empty")
         if self.remote is None and self.local is None and not is_made(self.format):
             raise ConfigError(
-                f"{where}give remote= (a URL or directory that holds an index.json), local= (a directory), or both"
+                f"{where}give remote= (a URL, a directory, a file or a pattern), local= (a directory), or both"
             )
         weights = [name for name in _WEIGHTS if getattr(self, name) is not None]
         if len(weights) > 1:

@@ -14,6 +14,7 @@ from lm_reference import PAD, check_batch, lengths_lists, numbered, pack, ragged
 
 from stoker.errors import ConfigError, FormatError
 from stoker.tokens import LMSettings, Ragged, best_fit, pad, stream_starts, windows
+from stoker.tokens.layouts.registry import make_layout
 
 
 @given(data=st.data(), lengths=lengths_lists, seq_len=st.integers(1, 12), side=st.sampled_from(["left", "right"]))
@@ -46,6 +47,13 @@ def test_a_document_that_is_too_long_is_named() -> None:
     for layout in (pad, pack):
         with pytest.raises(FormatError, match=r"a\.parquet: column 'input_ids', row 1: 9 tokens, more than seq_len=8"):
             layout(documents, LMSettings(8, pad_id=0), too_long="error")
+
+
+def test_the_layout_pad_names_the_layout_that_takes_documents_that_are_too_long() -> None:
+    documents, how = ragged(numbered([3, 9])), LMSettings(8, pad_id=0)
+    with pytest.raises(FormatError, match="pass layout='truncate'"):
+        make_layout("pad", how, "split").rows(documents, 0)
+    assert make_layout("truncate", how, "split").rows(documents, 0).shape == (2, 8)
 
 
 @given(data=st.data(), lengths=lengths_lists, seq_len=st.integers(1, 12))

@@ -34,9 +34,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description=__doc__.partition(": ")[2].capitalize(),
     )
     dataset = parser.add_mutually_exclusive_group(required=True)
-    dataset.add_argument(
-        "url", metavar="URL", nargs="?", help="the dataset: a directory or URL that holds an index.json"
-    )
+    dataset.add_argument("url", metavar="URL", nargs="?", help="a directory or URL of any format, a file, or a pattern")
     dataset.add_argument(
         "--size",
         nargs=3,

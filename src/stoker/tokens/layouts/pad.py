@@ -94,7 +94,9 @@ def pad(
     lengths = np.minimum(whole, settings.seq_len)
     cut = np.flatnonzero(whole > lengths)
     if cut.size and too_long == "error":
-        raise too_long_error(documents, int(cut[0]), int(whole[cut[0]]), settings, "too_long='truncate'")
+        raise too_long_error(
+            documents, int(cut[0]), int(whole[cut[0]]), settings, "layout='truncate' (of pad(), too_long='truncate')"
+        )
     width = settings.seq_len
     if longest:
         width = min(width, -(-max(int(lengths.max(initial=0)), 1) // multiple) * multiple)

@@ -21,6 +21,7 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
+from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
 from stoker.order.partition.part_positions import Rounds
@@ -303,7 +304,7 @@ def _owners(
                 f"insufficient {what} for sharding: {count} {what} < {parts} ranks (C-SHARD-001: each {what[:-1]} belongs to "
                 f"one rank). Leave granularity out, and {what} are divided"
             )
-        return None, f"{count} {what} are fewer than {parts} ranks"
+        return None, f"{counted(count, what[:-1])} for {parts} ranks"
     if kind == "file":
         rank = np.empty(count, dtype=np.int64)
         rank[np.array(sorted(range(count), key=files.__getitem__), dtype=np.int64)] = np.arange(count)
