@@ -28,7 +28,7 @@ class Demand:
         samples_for_steps: ``500 x batch size x accelerators``.
         samples_for_memory: ``5 x hosts x memory / bytes of a sample``, rounded up.
         samples: the larger one.
-        files: that hold them; rounded up, where MLPerf's own script rounds down.
+        files: that hold them, rounded up.
         bytes: of so many files, by the nominal size of a sample.
         decides: which of the two it was, ``steps`` or ``memory``.
         enough: whether the workload's own data set has so many samples.
