@@ -56,6 +56,12 @@ def test_the_layout_pad_names_the_layout_that_takes_documents_that_are_too_long(
     assert make_layout("truncate", how, "split").rows(documents, 0).shape == (2, 8)
 
 
+@pytest.mark.parametrize("layout", ["concat", "pad", "truncate"])
+def test_a_layout_that_does_not_read_too_long_refuses_it(layout: Literal["concat", "pad", "truncate"]) -> None:
+    with pytest.raises(ConfigError, match="too_long='truncate' is for layout='pack'"):
+        make_layout(layout, LMSettings(8, pad_id=0), "truncate")
+
+
 @given(data=st.data(), lengths=lengths_lists, seq_len=st.integers(1, 12))
 def test_any_windows_of_the_stream_can_be_requested(data: Any, lengths: list[int], seq_len: int) -> None:
     how = data.draw(settings_of(seq_len))

@@ -23,8 +23,14 @@ def make_layout(name: LayoutName, settings: LMSettings, too_long: TooLong) -> To
     """The layout of a name.
 
     Raises:
-        ConfigError: it is unknown, or needs a ``pad_id``; or ``too_long`` is unknown.
+        ConfigError: it is unknown, or needs a ``pad_id``; or ``too_long`` is unknown, or is given for a layout that is not
+            ``"pack"``.
     """
     if name not in LAYOUTS:
         raise ConfigError(f"layout={name!r} is unknown; known: {', '.join(LAYOUTS)}")
-    return LAYOUTS[name](settings, too_long)
+    made = LAYOUTS[name](settings, too_long)
+    if too_long != "split" and name != PackLayout.name:
+        raise ConfigError(
+            f"too_long={too_long!r} is for layout='pack', not {name!r}: 'truncate' cuts long documents, 'pad' refuses them"
+        )
+    return made
