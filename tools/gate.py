@@ -253,8 +253,8 @@ def check() -> Verdict:
     tests = run_pytest("check", [str(python_of("dev")), *arguments, f"--seconds={left:.0f}"])
     found.stage, found.failures = "check", found.failures + tests.failures
     found.note = (
-        f"{tests.counts.get('passed', 0)} tests passed, {tests.counts.get('skipped', 0)} were skipped: each file had its"
-        f" share of {left:.0f} s. Tests that start processes or servers, measure time or are slow were left out: make test"
+        f"{tests.counts.get('passed', 0)} tests passed: each file had its share of {left:.0f} s. Its other tests were left"
+        " out, as were those that start processes or servers, measure time or are slow: make test"
     )
     return found
 
