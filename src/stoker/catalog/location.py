@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
@@ -25,11 +27,12 @@ from stoker.index.side_index import SideIndex
 from stoker.index.version import IndexVersion, LoadedIndex, VersionWatch, opening_time, read_index
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files.regular import read_regular
-from stoker.storage.recorded_versions import describe_version
+from stoker.storage.recorded_versions import describe_version, version_of_files
 from stoker.types import StorageOptions
 
 logger = logging.getLogger(__name__)
 
+_SIDES: Final[tuple[Literal["left", "right"], ...]] = ("left", "right")
 # Bytes at the end of a file that tell it from one of another dataset with an index of the same bytes.
 _COMPARED: Final = 64 << 10
 
@@ -80,6 +83,22 @@ class DatasetLocation:
         if self.origin is None:
             return about
         return about | describe_version(self.origin.text, self.listed)
+
+    def about_first(self, samples: int) -> list[dict[str, Any]]:
+        """The :attr:`about` of the first shards alone, where these have so many samples: several where empty ones follow.
+
+        Of an index without hashes it has the version of today.
+        """
+        starts = self.index.table.starts
+        low, high = (int(np.searchsorted(starts, samples, side)) for side in _SIDES)
+        found = []
+        for count in range(max(1, low), min(high, len(self.index))):
+            index = Index(self.index.shards[:count], where=self.where)
+            parts = [file.part for shard in index.shards for file in shard.stored]
+            files = {part.key: (part.key, part.size, part.version) for part in parts if part is not None}
+            listed = version_of_files(files.values()) if files and None not in parts else self.listed
+            found.append(replace(self, index=index, listed=listed).about)
+        return found
 
     def limited(self, limit: int | None) -> DatasetLocation:
         """The same location with another ``cache_limit``.

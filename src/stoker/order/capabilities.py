@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from stoker.errors import ConfigError, StateError
-from stoker.order.mixture.reached import Reached
+from stoker.order.mixture.reached import RunProgress
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, SampleOrder
 
 
@@ -87,8 +87,8 @@ class StreamHistory(Protocol):
 
     def reached(
         self, told: Mapping[str, Any], origin: Mapping[str, Any], point: EpochPosition, inside: DataRank | None
-    ) -> tuple[int, dict[str, Reached]] | None:
-        """Samples of its epoch that a run in this order, but with other streams, had had; and its progress in each stream.
+    ) -> RunProgress | None:
+        """The progress of a run in this order, but with other streams.
 
         Args:
             told: its :meth:`~stoker.order.sample_order.SampleOrder.as_dict`, as a state has it.
@@ -110,6 +110,8 @@ class StreamHistory(Protocol):
         twins: Mapping[str, int] = MappingProxyType({}),
         position: int = 0,
         passed: Mapping[str, Any] = MappingProxyType({}),
+        appended: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+        rest: Mapping[str, int] = MappingProxyType({}),
     ) -> SampleOrder:
         """The same order, restarted after its streams were changed.
 
@@ -121,7 +123,15 @@ class StreamHistory(Protocol):
             twins: stream name to its number among those of the same fingerprint, where the list of streams tells another.
             position: in the epoch; where that can not go on there, the next one begins.
             passed: stream name to what :meth:`~stoker.order.mixture.reached.Reached.as_dict` has told of it.
+            appended: stream name to what it was before files were appended, each time, as
+                :class:`~stoker.order.mixture.appended.Before` tells it.
+            rest: stream name to its samples that are left of the epoch. Default: its share of them.
         """
+        ...
+
+    def first_shards(self, name: str, samples: int) -> Sequence[Mapping[str, Any]]:
+        """What would identify a stream's data if it had only its first shards, which have so many samples: one description,
+        several where shards without samples follow, or none."""
         ...
 
 

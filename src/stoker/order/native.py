@@ -21,13 +21,14 @@ from stoker.errors import ConfigError, StateError
 from stoker.integers import mix
 from stoker.lazy import cached_property
 from stoker.order.global_batches import BatchPlan, DevicePlan
+from stoker.order.mixture.appended import Before, still_begun
 from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
-from stoker.order.mixture.reached import Reached, Renumbering, read_reached
+from stoker.order.mixture.reached import Reached, Renumbering, RunProgress, read_reached
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.stratified_batches import StratifiedPlan
 from stoker.order.mixture.stream_locator import MixedOrder, StreamLocator
-from stoker.order.mixture.stream_quotas import TAG_MIXING, make_quotas, stream_shuffle
+from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota, make_quotas, stream_shuffle
 from stoker.order.mixture.timeline import CountingOrigin, Timeline
 from stoker.order.mixture.weights import StreamWeight
 from stoker.order.partition.static_epoch import StaticEpochs, check_batch
@@ -61,8 +62,10 @@ class NativeOrder:
         settings: everything else.
         origin: where a run with changed streams was restarted: ``epoch``, ``position``, ``consumed`` (samples of each stream
             by name), ``passed`` (see :class:`~stoker.order.mixture.reached.Reached`) and ``samples`` (of training before),
-            ``away`` (streams that are left out since, for states to remember), and ``twins`` (see
-            :func:`~stoker.order.mixture.stream_quotas.twin_numbers`).
+            ``away`` (streams that are left out since, for states to remember), ``twins`` (see
+            :func:`~stoker.order.mixture.stream_quotas.twin_numbers`), ``appended`` (what streams were before files were
+            appended, see :class:`~stoker.order.mixture.appended.Before`), and ``rest`` (samples of each stream that were left
+            of the epoch, where these are not its shares).
 
     Raises:
         ConfigError: streams, weights and settings that do not go together.
@@ -76,7 +79,8 @@ class NativeOrder:
         self._origin = dict(origin or {})
         if settings.schedule is not None and any(source.weight != StreamWeight() for source in self.sources):
             raise ConfigError("the schedule has the streams' weights: give streams no proportion, repeat or choose")
-        self._quotas = make_quotas(self.sources, settings, self._origin.get("twins", {}))
+        quotas = make_quotas(self.sources, settings, self._origin.get("twins", {}))
+        self._quotas = tuple(self._with_before(quota) for quota in quotas)
         self._counts: Ids = np.array([quota.count for quota in self._quotas], dtype=np.int64)
         total = sum(source.table.total for source in self.sources)
         if settings.schedule is None:
@@ -139,6 +143,8 @@ class NativeOrder:
         twins: Mapping[str, int] = MappingProxyType({}),
         position: int = 0,
         passed: Mapping[str, Any] = MappingProxyType({}),
+        appended: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+        rest: Mapping[str, int] = MappingProxyType({}),
     ) -> NativeOrder:
         """The same sample order, restarted at a position of an epoch, each stream after so many samples.
 
@@ -146,18 +152,65 @@ class NativeOrder:
         """
         if self.settings.sampling_method == "fixed":
             return self
+        begun = self._begun_before(consumed, passed, appended)
+        # Where no pass is begun, the stream is as good as one that begins.
+        consumed = {name: count for name, count in consumed.items() if begun.get(name, True)}
         if position >= self._epoch_size or self._batching == "device_per_stream":
             # The epoch can not go on there: this one has fewer samples, or batches of one stream that begin elsewhere.
             epoch, position = epoch + (1 if position else 0), 0
+        names = {source.name for source in self.sources}
+        if rest and position and (rest.keys() != names or sum(rest.values()) != self._epoch_size - position):
+            raise StateError(
+                f"this state should say what is left of an epoch of {self._epoch_size} samples at {position}, found {rest!r}"
+            )
         origin: dict[str, Any] | None = None
         if epoch or position or consumed or away:
             origin = {"epoch": epoch, "consumed": dict(consumed), "samples": samples}
             if away:
                 origin["away"] = [dict(one) for one in away]
-            for name, value in (("twins", dict(twins)), ("position", position), ("passed", dict(passed))):
+            told = {name: [one.as_dict() for one in before] for name, before in begun.items() if before}
+            for name, value in (
+                ("twins", dict(twins)),
+                ("position", position),
+                ("passed", dict(passed)),
+                ("appended", told),
+                ("rest", dict(rest) if position else {}),
+            ):
                 if value:
                     origin[name] = value
         return NativeOrder(self.sources, self.settings, origin)
+
+    def _begun_before(
+        self, consumed: Mapping[str, int], passed: Mapping[str, Any], appended: Mapping[str, Sequence[Any]]
+    ) -> dict[str, tuple[Before, ...]]:
+        """What is still begun of what streams were before files were appended; see :func:`still_begun`."""
+        found = {}
+        for source in self.sources:
+            if entries := appended.get(source.name):
+                reached = Reached.read(consumed.get(source.name, 0), passed.get(source.name))
+                before = [Before.read(one, source.table.starts) for one in entries]
+                found[source.name] = still_begun(before, source.selection.sizes, reached)
+                if found[source.name] and self.settings.partition.static:
+                    raise StateError(
+                        f"files were appended to stream {source.name!r} while a pass over it was begun, and partition "
+                        f"{self.settings.partition.name!r} gives each rank samples of its own: go on where all samples of "
+                        "the stream have come equally often, or give the new files as a stream of their own"
+                    )
+        return found
+
+    def _with_before(self, quota: StreamQuota) -> StreamQuota:
+        origin, name = self._origin, quota.source.name
+        entries = origin.get("appended", {}).get(name)
+        if not entries:
+            return quota
+        before = [Before.read(one, quota.source.table.starts) for one in entries]
+        return replace(quota, before=tuple(before))
+
+    def first_shards(self, name: str, samples: int) -> Sequence[Mapping[str, Any]]:
+        """What identified the data of a stream whose first shards alone there were; see
+        :class:`~stoker.order.settings.StreamSource`."""
+        first = next(source.first for source in self.sources if source.name == name)
+        return () if first is None else first(samples)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides which sample comes when."""
@@ -242,7 +295,7 @@ class NativeOrder:
 
     def reached(
         self, told: Mapping[str, Any], origin: Mapping[str, Any], point: EpochPosition, inside: DataRank | None
-    ) -> tuple[int, dict[str, Reached]] | None:
+    ) -> RunProgress | None:
         """The progress of a run in this order, with other streams; see
         :class:`~stoker.order.capabilities.StreamHistory`."""
         settings = self.settings
@@ -262,11 +315,12 @@ class NativeOrder:
         )
         if order.get("schedule") is None:
             counts = [streams[name]["choose"] for name in names]
-            timeline = Timeline.constant(counts, counted) if any(counts) else None
+            rest = [origin["rest"][name] for name in names] if origin.get("rest") else None
+            timeline = Timeline.constant(counts, counted, rest) if any(counts) else None
         else:
             timeline = Schedule.from_dict(order["schedule"]).timeline(names, order["epoch_size"], counted)
         if timeline is None:
-            return 0, dict(zip(names, before, strict=True))
+            return RunProgress(0, dict(zip(names, before, strict=True)), dict.fromkeys(names, 0))
         if point.position > timeline.epoch_size:
             raise StateError(f"position {point.position} is not in an epoch of {timeline.epoch_size}")
         start = point.start if isinstance(point.start, NativeStart) else NativeStart()
@@ -293,7 +347,9 @@ class NativeOrder:
             name: earlier.after(first, numbers[of == stream])
             for stream, (name, earlier, first) in enumerate(zip(names, before, low.tolist(), strict=True))
         }
-        return point.position + len(had), found
+        ends = mixture.reached(np.array([timeline.epoch_size]))[0].tolist()
+        left = {name: end - found[name].count for name, end in zip(names, ends, strict=True)}
+        return RunProgress(point.position + len(had), found, left)
 
     @property
     def _batching(self) -> str:
@@ -341,7 +397,9 @@ class NativeOrder:
             key = mix(self.settings.seed, _TAG_SECTIONS, position.epoch)
             totals = np.array([passes.get(name) or 1 << NUMBER_BITS for name in names], dtype=np.int64)
             shuffled = self.settings.shuffle != "none"
-            return StratifiedPlan(**common, strata=mixture, shuffled=shuffled, key=key, totals=totals)
+            starts = {quota.source.name: quota.begun for quota in self._quotas}
+            begun = np.array([starts.get(name, 0) for name in names], dtype=np.int64)
+            return StratifiedPlan(**common, strata=mixture, shuffled=shuffled, key=key, totals=totals, begun=begun)
         return DevicePlan(**common) if batching == "device_per_stream" else BatchPlan(**common)
 
     def _elastic_mixture(
@@ -384,7 +442,9 @@ class NativeOrder:
             consumed=tuple(consumed.get(quota.source.name, 0) for quota in self._quotas),
         )
         if self.settings.schedule is None:
-            return Timeline.constant(self._counts.tolist(), origin)
+            rest = self._origin.get("rest")
+            left = None if rest is None else [rest[quota.source.name] for quota in self._quotas]
+            return Timeline.constant(self._counts.tolist(), origin, left)
         return self.settings.schedule.timeline([source.name for source in self.sources], self._epoch_size, origin)
 
     # -- locators and copies --------------------------------------------------------------------------------------------

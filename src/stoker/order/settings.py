@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -31,6 +31,8 @@ class StreamSource:
         about: what identifies its data in a state; ``fingerprint`` decides its order.
         labels: a number for each sample of the table, where the partition needs a column.
         url: where its data is, for messages.
+        first: what identified the data of its first shards alone, where these have so many samples; one description, several
+            where shards without samples follow, or none.
     """
 
     name: str
@@ -40,6 +42,7 @@ class StreamSource:
     about: Mapping[str, Any] = field(default_factory=dict)
     labels: NDArray[Any] | None = None
     url: str = ""
+    first: Callable[[int], Sequence[Mapping[str, Any]]] | None = None
 
     @classmethod
     def whole(cls, name: str, table: ShardTable) -> StreamSource:

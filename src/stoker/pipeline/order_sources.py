@@ -75,6 +75,7 @@ def make_sources(
                 about=about,
                 labels=_labels(location, partition, options),
                 url=location.url,
+                first=location.about_first,
             )
         )
     return tuple(sources)

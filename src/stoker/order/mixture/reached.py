@@ -85,6 +85,21 @@ class Reached:
         return cls(count, passed)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RunProgress:
+    """The progress of a run in its epoch, and in each stream by name.
+
+    Attributes:
+        had: samples of the epoch that it has had.
+        reached: its progress in the streams.
+        left: samples of the streams that are left of the epoch.
+    """
+
+    had: int
+    reached: Mapping[str, Reached]
+    left: Mapping[str, int]
+
+
 class Renumbering:
     """Codes of samples as a run counts them, to codes of the streams' numbers.
 

@@ -52,12 +52,14 @@ class StratifiedPlan(BatchPlan):
         shuffled: whether a node's section of a batch is mixed. If not, it is ordered by stream.
         key: of the mixing.
         totals: samples in a pass of each stream, shape ``(streams,)``.
+        begun: number at which these passes begin, likewise. Default: 0.
     """
 
     strata: Strata
     shuffled: bool = True
     key: int = 0
     totals: Ids | None = None
+    begun: Ids | None = None
 
     def positions(self, first: int, last: int, step: int = 1) -> Ids:
         """Codes of this rank's full batches ``first, first + step, ...`` below ``last``.
@@ -118,7 +120,8 @@ class StratifiedPlan(BatchPlan):
             entries = np.broadcast_to(entries, (starts.size, entries.size))
         codes = _pick(low, counts, before, entries, length, self._filler(starts, length), node, nodes)
         if self.totals is not None and self.shuffled:
-            ends = (high > low) & (low // self.totals != (high - 1) // self.totals)
+            begun = 0 if self.begun is None else self.begun
+            ends = (high > low) & ((low - begun) // self.totals != (high - 1 - begun) // self.totals)
             for batch in np.flatnonzero(ends.any(axis=1)).tolist():
                 whole = replace(self, totals=None)._codes(starts[batch : batch + 1], length, np.arange(length))[0]
                 codes[batch] = _rising(whole, np.flatnonzero(ends[batch]), nodes)[asked]

@@ -10,14 +10,17 @@ from typing import Final
 from stoker.errors import ConfigError
 from stoker.integers import mix
 from stoker.lazy import cached_property
+from stoker.order.mixture.appended import AppendedStream, Before, ShardSpan
+from stoker.order.mixture.stream_locator import NumberedStream
 from stoker.order.mixture.weights import Mixture
 from stoker.order.selection.selection import Everything, Sampled, Selection
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
+from stoker.order.shuffle.shuffle import ShardRows, ShuffledStream, ShuffleSettings
 
 _TAG_STREAMS: Final = 1
 _TAG_SAMPLED: Final = 2
+_TAG_ADDED: Final = 5
 TAG_MIXING: Final = 3
 """Of the keys of mixings."""
 
@@ -31,21 +34,56 @@ class StreamQuota:
         selection: its samples, or those that were drawn for all epochs.
         count: samples in an epoch; 0 where a schedule says how many.
         key: of its order.
+        before: what it was before files were appended, where a pass of that is begun; the earliest first.
     """
 
     source: StreamSource
     selection: Selection
     count: int
     key: int
+    before: tuple[Before, ...] = ()
 
     @cached_property
     def total(self) -> int:
         """Samples that there are."""
         return int(self.selection.sizes.sum())
 
-    def shuffled(self, settings: NativeSettings, nodes: int) -> ShuffledStream:
+    @property
+    def begun(self) -> int:
+        """The number at which passes over all of its samples begin."""
+        if not self.before:
+            return 0
+        total = int(self.selection.sizes[: self.before[-1].shards].sum())
+        return self.before[-1].next_begun(total, self.total - total)
+
+    def shuffled(self, settings: NativeSettings, nodes: int) -> NumberedStream:
         """Its samples, shuffled for so many canonical nodes."""
-        return self._shuffled(self.selection, self.key, settings, nodes)
+        if not self.before:
+            return self._shuffled(self.selection, self.key, settings, nodes)
+        ends = [*(one.shards for one in self.before), len(self.source.table)]
+        keys = [*(stream_key(settings.seed, one.fingerprint, one.twin) for one in self.before), self.key]
+        block_sizes = [*(one.block_size for one in self.before), None]
+        passes = [
+            self._shuffled(ShardSpan.of(self.selection, 0, end), key, settings, nodes, size)
+            for end, key, size in zip(ends, keys, block_sizes, strict=True)
+        ]
+        found: NumberedStream = passes[0]
+        for number, told in enumerate(self.before):
+            first, end, key = ends[number], ends[number + 1], keys[number + 1]
+            added = self._shuffled(ShardSpan.of(self.selection, first, end), mix(key, _TAG_ADDED), settings, nodes)
+            found = AppendedStream(
+                found,
+                0 if number else told.begun,
+                told,
+                told.left(passes[number].total),
+                added,
+                added.total,
+                passes[number + 1],
+                nodes=nodes,
+                window=settings.window,
+                key=mix(key, TAG_MIXING),
+            )
+        return found
 
     def shuffled_part(self, settings: NativeSettings, part: int, parts: int) -> ShuffledStream:
         """Those of its samples that a part has, in an order of their own."""
@@ -53,20 +91,28 @@ class StreamQuota:
         chosen = settings.partition.part(source.table, self.selection, part, parts, source.labels)
         return self._shuffled(chosen, mix(self.key, parts, part), settings, 1)
 
-    def _shuffled(self, selection: Selection, key: int, settings: NativeSettings, nodes: int) -> ShuffledStream:
+    def _shuffled(
+        self, selection: ShardRows, key: int, settings: NativeSettings, nodes: int, block_size: int | None = None
+    ) -> ShuffledStream:
         whole = isinstance(selection, Everything)
-        return ShuffledStream(
-            self.source.table, stream_shuffle(selection, settings, nodes), key, None if whole else selection
-        )
+        shuffle = stream_shuffle(selection, settings, nodes, block_size)
+        return ShuffledStream(self.source.table, shuffle, key, None if whole else selection)
 
 
-def stream_shuffle(selection: Selection, settings: NativeSettings, nodes: int) -> ShuffleSettings:
+def stream_key(seed: int, fingerprint: str, twin: int) -> int:
+    """The key of a stream's order: of what the data is, not of what it is called or where it lies."""
+    return mix(seed, _TAG_STREAMS, int.from_bytes(fingerprint.encode()), twin)
+
+
+def stream_shuffle(
+    selection: ShardRows, settings: NativeSettings, nodes: int, block_size: int | None = None
+) -> ShuffleSettings:
     """Settings of a selection's shuffle; defaults follow from the number of its samples and shards."""
     return ShuffleSettings.resolve(
         ShardTable(selection.sizes[selection.sizes > 0]),
         shuffle=settings.shuffle,
         num_canonical_nodes=nodes,
-        block_size=settings.block_size,
+        block_size=settings.block_size if block_size is None else block_size,
     )
 
 
@@ -101,11 +147,11 @@ def make_quotas(
     Raises:
         ConfigError: weights that do not go together, or streams without samples.
     """
-    # By what the data is, not by what it is called or where it lies. The same data twice is shuffled twice.
+    # The same data twice is shuffled twice.
     identities = [str(source.about.get("fingerprint", "")) for source in sources]
     numbers = twin_numbers(dict(zip((source.name for source in sources), identities, strict=True)), held)
     keys = [
-        mix(settings.seed, _TAG_STREAMS, int.from_bytes(identity.encode()), numbers[source.name])
+        stream_key(settings.seed, identity, numbers[source.name])
         for source, identity in zip(sources, identities, strict=True)
     ]
     totals = [int(source.selection.sizes.sum()) for source in sources]

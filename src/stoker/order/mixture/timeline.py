@@ -110,14 +110,24 @@ class Timeline:
         self._begun = begun
 
     @classmethod
-    def constant(cls, counts: Sequence[int], origin: CountingOrigin | None = None) -> Timeline:
-        """The same counts of samples of each stream in every epoch: what there is without a schedule."""
+    def constant(
+        cls, counts: Sequence[int], origin: CountingOrigin | None = None, rest: Sequence[int] | None = None
+    ) -> Timeline:
+        """The same counts of samples of each stream in every epoch: what there is without a schedule.
+
+        Args:
+            counts: these counts.
+            origin: where counting begins.
+            rest: of its epoch from there on. Default: in the same proportions.
+        """
         origin = CountingOrigin() if origin is None else origin
         size, starts, phases = sum(counts), [origin.samples], [tuple(counts)]
         if origin.position:  # the rest of its epoch, after which epochs are whole
-            rest = size - origin.position
-            starts.append(origin.samples + rest)
-            phases.insert(0, divide(rest, [Fraction(number, size) for number in counts]))
+            length = size - origin.position
+            starts.append(origin.samples + length)
+            if rest is None:
+                rest = divide(length, [Fraction(number, size) for number in counts])
+            phases.insert(0, tuple(rest))
         return cls(tuple(starts), tuple(phases), size, origin)
 
     def phases(self, epoch: int) -> list[EpochPhase]:

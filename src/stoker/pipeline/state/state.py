@@ -21,7 +21,7 @@ from stoker.order.capabilities import (
     settled,
     stream_urls,
 )
-from stoker.order.mixture.reached import Reached
+from stoker.order.mixture.reached import Reached, RunProgress
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.stream_quotas import twin_numbers
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
@@ -216,7 +216,10 @@ def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: 
     said, changed = _compare(theirs, ours)
     if said:
         remedy = "Use the data and the settings that it was taken with"
-        if changed and what == "state":
+        appended = _appended_to(theirs, ours, sample_order)
+        if appended:
+            said.append(f"files were appended to {', '.join(map(repr, appended))} since, behind those that were there")
+        if (changed or appended) and what == "state":
             remedy += ", or load it with change_streams=True to go on with these streams"
         raise StateError(f"this {what.partition('.')[0]} belongs to another order: {'; '.join(said)}. {remedy}")
     check_versions(theirs, ours, stream_urls(sample_order), what)
@@ -250,21 +253,40 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
         begin = EpochPosition(epoch + 1 if position or inside else epoch)
         logger.warning("resuming with other streams: epoch %d begins", begin.epoch)
         return begin, sample_order
-    had, reached = found
-    known = [
-        *restart.away,
-        *(_left_out(name, theirs["streams"][name], one, numbers.get(name, 0)) for name, one in reached.items()),
-    ]
+    here = _names_here(theirs, ours)
+    known = [(one["name"], one) for one in restart.away]
+    for name, reached in found.reached.items():
+        one = _left_out(name, theirs["streams"][name], reached, numbers.get(name, 0))
+        if name in restart.appended:
+            one["appended"] = restart.appended[name]
+        known.append((here.get(name, name), one))
+    choose = {name: about.get("choose") for name, about in theirs["streams"].items()}
+    touched = {name for name, left in found.left.items() if is_count(choose[name]) and left < choose[name]}
     kept: dict[str, int] = {}
     twins: dict[str, int] = {}
     passed: dict[str, Any] = {}
+    appended: dict[str, list[Any]] = {}
+    grown: list[str] = []
     away: list[dict[str, Any]] = []
-    for one in known:
-        if one["name"] in ours["streams"] and _same(ours["streams"][one["name"]], one):
-            kept[one["name"]] = one["consumed"]
-            twins[one["name"]] = one.get("twin", 0)
+    for name, one in known:
+        its = ours["streams"].get(name)
+        before = None if its is None else _before(sample_order, name, its, one)
+        if its is not None and _same(its, one):
+            kept[name] = one["consumed"]
+            twins[name] = one.get("twin", 0)
             if one.get("passed"):
-                passed[one["name"]] = one["passed"]
+                passed[name] = one["passed"]
+            if one.get("appended"):
+                appended[name] = list(one["appended"])
+        elif before is not None:
+            grown.append(name)
+            kept[name] = one["consumed"]
+            told = appended[name] = [*one.get("appended", ())]
+            if not told or told[-1]["consumed"] != one["consumed"]:  # else nothing was had in between
+                held = {of: one[of] for of in ("samples", "consumed", "passed", "block_size", "twin") if of in one}
+                told.append({**held, "fingerprint": before["fingerprint"], "inside": one["name"] in touched})
+        elif its is not None and one["name"] in found.reached and _has_more(its, one):
+            raise _not_behind(name, its, one)
         elif one["consumed"]:
             away.append(one)
     if len(away) > _MOST_AWAY:
@@ -276,18 +298,27 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
     size: Any = theirs["order"].get("epoch_size")
     if not is_count(size):
         raise StateError(f"this state's order should have its epoch_size, found {size!r}")
-    samples = restart.samples + (epoch - restart.epoch) * size + had - restart.position
+    samples = restart.samples + (epoch - restart.epoch) * size + found.had - restart.position
+    rest: dict[str, int] = {}
+    if grown and len(here) == len(theirs["streams"]) == len(ours["streams"]) > 1 and "schedule" not in ours["order"]:
+        # All that was left of the epoch, and what was appended, and no shares of both.
+        more = {
+            mine: ours["streams"][mine]["choose"] - theirs["streams"][name]["choose"] for name, mine in here.items()
+        }
+        rest = {mine: found.left[name] + more[mine] for name, mine in here.items()}
+        rest = rest if min(rest.values()) >= 0 else {}
     listed = _fingerprints(ours)
     if twin_numbers(listed, {}) == twin_numbers(listed, twins):
         twins = {}
-    changed = sample_order.restarted(epoch, kept, samples, away[-_MOST_AWAY:], twins, had, passed)
+    changed = sample_order.restarted(epoch, kept, samples, away[-_MOST_AWAY:], twins, found.had, passed, appended, rest)
     origin = _restart(origin_of(changed))
     logger.warning(
-        "resuming with other streams: epoch %d %s; %s continue where they were%s",
+        "resuming with other streams: epoch %d %s; %s continue where they were%s%s",
         origin.epoch,
         f"goes on at position {origin.position}" if origin.position else "begins",
         ", ".join(sorted(kept)) or "none",
         "".join(f", {name} begins" for name in sorted(ours["streams"].keys() - kept.keys())),
+        f"; files were appended to {', '.join(grown)}" if grown else "",
     )
     return EpochPosition(origin.epoch, origin.position), changed
 
@@ -321,7 +352,7 @@ def _reached(
     inside: tuple[int, ...],
     restart: _Restart,
     sample_order: SampleOrder,
-) -> tuple[int, dict[str, Reached]] | None:
+) -> RunProgress | None:
     """The progress of the state's run in its epoch and streams; ``None`` where epochs do not continue streams."""
     if not isinstance(sample_order, StreamHistory):
         return None
@@ -352,7 +383,7 @@ def _left_out(name: str, about: Mapping[str, Any], reached: Reached, twin: int) 
         {"name": name, "consumed": reached.count}
         | reached.as_dict()
         | ({"twin": twin} if twin else {})
-        | {of: about[of] for of in (*_SAME_ORDER, *_SAME_CONTENT) if about.get(of) is not None}
+        | {of: about[of] for of in (*_SAME_ORDER, *_SAME_CONTENT, "samples") if about.get(of) is not None}
     )
 
 
@@ -367,6 +398,7 @@ class _Restart(NamedTuple):
         twins: see :func:`~stoker.order.mixture.stream_quotas.twin_numbers`.
         position: in the epoch.
         passed: see :class:`~stoker.order.mixture.reached.Reached`; by name.
+        appended, rest: see :meth:`~stoker.order.capabilities.StreamHistory.restarted`.
     """
 
     epoch: int = 0
@@ -376,6 +408,8 @@ class _Restart(NamedTuple):
     twins: Mapping[str, int] = MappingProxyType({})
     position: int = 0
     passed: Mapping[str, Any] = MappingProxyType({})
+    appended: Mapping[str, Sequence[Any]] = MappingProxyType({})
+    rest: Mapping[str, int] = MappingProxyType({})
 
 
 def _restart(origin: Any) -> _Restart:
@@ -390,9 +424,14 @@ def _restart(origin: Any) -> _Restart:
     epoch, consumed, samples = values.get("epoch"), values.get("consumed"), values.get("samples")
     away, twins = values.get("away", []), values.get("twins", {})
     position, passed = values.get("position", 0), values.get("passed", {})
+    appended, rest = values.get("appended", {}), values.get("rest", {})
     listed = (
         isinstance(passed, Mapping)
         and is_count(position)
+        and isinstance(rest, Mapping)
+        and all(map(is_count, rest.values()))
+        and isinstance(appended, Mapping)
+        and all(map(_is_appended, appended.values()))
         and isinstance(twins, Mapping)
         and all(map(is_count, twins.values()))
     )
@@ -402,9 +441,10 @@ def _restart(origin: Any) -> _Restart:
         and isinstance(one.get("name"), str)
         and is_count(one.get("consumed"))
         and is_count(one.get("twin", 0))
+        and _is_appended(one.get("appended", ()))
         for one in away
     )
-    listed = listed and isinstance(consumed, Mapping) and passed.keys() <= consumed.keys()
+    listed = listed and isinstance(consumed, Mapping) and passed.keys() | appended.keys() <= consumed.keys()
     if not isinstance(consumed, Mapping) or not all(map(is_count, (epoch, samples, *consumed.values()))) or not listed:
         raise StateError(f"this state should say how much of each stream was consumed, found {origin!r}")
     counts = {str(name): count for name, count in consumed.items()}
@@ -414,7 +454,16 @@ def _restart(origin: Any) -> _Restart:
     for one in away:
         Reached.read(one["consumed"], one.get("passed"))
     gone = [dict(one) for one in away]
-    return _Restart(int(epoch or 0), counts, int(samples or 0), gone, numbers, position, dict(passed))
+    return _Restart(
+        int(epoch or 0), counts, int(samples or 0), gone, numbers, position, dict(passed), dict(appended), dict(rest)
+    )
+
+
+def _is_appended(value: Any) -> bool:
+    """Whether a value of a state may tell what a stream was before files were appended to it."""
+    return isinstance(value, list | tuple) and all(
+        isinstance(one, Mapping) and is_count(one.get("consumed")) for one in value
+    )
 
 
 def is_count(value: Any) -> bool:
@@ -547,6 +596,61 @@ def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     if _written_anew(theirs, ours) or is_rewritten(theirs, ours):
         return False
     return all(_plain(ours.get(of)) == _plain(theirs.get(of)) for of in _SAME_ORDER)
+
+
+def _names_here(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str]:
+    """Names of a state's streams to those that they have here; of one stream each, what it is called does not matter."""
+    before, now = theirs["streams"], ours["streams"]
+    if len(before) == len(now) == 1:
+        return {next(iter(before)): next(iter(now))}
+    return {name: name for name in before if name in now}
+
+
+def _before(
+    sample_order: SampleOrder, name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """What described a stream before files were appended to it, if that is what a state says of it.
+
+    Args:
+        sample_order: the order at hand.
+        name: of the stream there.
+        ours: its description there.
+        theirs: that in the state.
+    """
+    if not isinstance(sample_order, StreamHistory) or not _has_more(ours, theirs):
+        return None
+    for about in sample_order.first_shards(name, theirs["samples"]):
+        told = cut_alike(about, theirs)
+        if told["fingerprint"] == theirs.get("fingerprint") and not _written_anew(theirs, told):
+            return None if is_rewritten(theirs, told) else about
+    return None
+
+
+def _has_more(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether a stream has more samples than a state says, and its subset is described as it was."""
+    samples: Any = theirs.get("samples")
+    return (
+        is_count(samples)
+        and 0 < samples < ours["samples"]
+        and _plain(ours.get("subset")) == _plain(theirs.get("subset"))
+    )
+
+
+def _not_behind(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> StateError:
+    """The error for a stream with more samples than before of which the first are others, or may be."""
+    same = f" If those of before are the same, remove state['streams'][{theirs['name']!r}][{VERSIONS!r}]."
+    return StateError(
+        f"stream {name!r} has {ours['samples']} samples, and had {theirs['samples']} when this state was taken, which are "
+        "not the first of them, or can not be known to be: a file of before is another now, new ones lie between them, or an "
+        "index without hashes was written since. Give new files names that come after those of before, or read them as a "
+        f"stream of their own.{same if VERSIONS in theirs else ''} Another name= of the stream begins it anew"
+    )
+
+
+def _appended_to(theirs: Mapping[str, Any], ours: Mapping[str, Any], sample_order: SampleOrder) -> list[str]:
+    """Streams to which files were appended, by their names here."""
+    pairs = [(mine, ours["streams"][mine], theirs["streams"][name]) for name, mine in _names_here(theirs, ours).items()]
+    return [mine for mine, its, it in pairs if _before(sample_order, mine, its, it) is not None]
 
 
 def _listed(names: Any) -> str:
