@@ -395,6 +395,29 @@ def test_a_packed_state_is_as_good(tmp_path: Path) -> None:
     assert sorted(seen) == sorted([*(100 * n + i for n in range(66) for i in range(4)), *range(704, 710)])
 
 
+def test_a_chain_that_chooses_samples_stays_the_same_inside_an_epoch(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    write_mds(data, 0, 60)
+
+    def opened(odd: bool = True) -> StreamingDataset:
+        dataset = StreamingDataset(str(data), shuffle=True, batch_size=BATCH, num_canonical_nodes=1)
+        return dataset.filter(is_odd, name="odd") if odd else dataset
+
+    run = opened()
+    seen = [int(sample["x"]) for sample in islice(run, 7)]
+    state = saved(run)
+    write_mds(data, 60, 90)
+    with pytest.raises(StateError, match=r"chosen or made by filter\(odd"):
+        opened(odd=False).load_state_dict(state, change_streams=True)
+    grown = opened()
+    grown.load_state_dict(state, change_streams=True)
+    assert sorted(seen + [int(sample["x"]) for sample in grown]) == list(range(1, 90, 2))
+
+
+def is_odd(sample: dict[str, Any]) -> bool:
+    return bool(sample["x"] % 2)
+
+
 def test_a_static_partition_goes_on_where_whole_passes_have_ended(tmp_path: Path) -> None:
     data = tmp_path / "data"
     write_mds(data, 0, 60)

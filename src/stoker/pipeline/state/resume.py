@@ -323,7 +323,7 @@ class ResumeState:
                 'leave those out by subset=SkipIds(...) of their stream, and take "quarantine" out of the state'
             )
         check_same_others(state, self._others)
-        check_same_chain(state, self._chain, inside=False)
+        check_same_chain(state, self._chain, inside=bool(point.position))
         self.sample_order = sample_order
         self._clock.unpin(None)
         self._clock.load(point)
