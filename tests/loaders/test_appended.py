@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from s3server import Bucket
 from stoker import HashSplit, MDSWriter, SkipIds, Stream, StreamingDataset, World
 from stoker.errors import StateError
 from stoker.partitions import RoundRobin
@@ -113,6 +114,33 @@ def test_the_epoch_goes_on_with_what_was_appended(
         later = take(grown)
         assert sorted(later) == list(range(130))
         assert take(again) == later
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("stored", ["objects", "cached"])
+def test_files_may_lie_elsewhere(tmp_path: Path, kind: str, stored: str, bucket: Bucket) -> None:
+    data, client = tmp_path / "data", bucket.server.client()
+
+    def put(first: int, end: int) -> None:
+        WRITERS[kind](data, first, end)
+        for path in data.iterdir():
+            if path.name >= f"{first:05}":  # what was there has its time still
+                client.upload_file(str(path), bucket.name, f"data/{path.name}")
+
+    def opened() -> StreamingDataset:
+        settings: dict[str, Any] = {"shuffle": True, "batch_size": BATCH, "num_canonical_nodes": 1, "ids": "id"}
+        if stored == "cached":
+            return StreamingDataset(remote=data.as_uri(), local=str(tmp_path / "cache"), **settings)
+        return StreamingDataset(f"{bucket.url}/data", storage_options=bucket.storage_options, **settings)
+
+    put(0, 100)
+    run = opened()
+    seen = take(run, 7)
+    state = saved(run)
+    put(100, 130)
+    grown = opened()
+    grown.load_state_dict(state, change_streams=True)
+    assert sorted(seen + take(grown)) == list(range(130))
 
 
 @pytest.mark.parametrize("seed", range(12))
