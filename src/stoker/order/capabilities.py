@@ -130,7 +130,7 @@ class StreamHistory(Protocol):
         ...
 
     def first_shards(self, name: str, samples: int) -> Sequence[Mapping[str, Any]]:
-        """What would identify a stream's data if it had only its first shards, which have so many samples: one description,
+        """Descriptions of a stream as if it had only its first shards, where these have so many samples: one description,
         several where shards without samples follow, or none."""
         ...
 

@@ -183,7 +183,7 @@ class NativeOrder:
     def _begun_before(
         self, consumed: Mapping[str, int], passed: Mapping[str, Any], appended: Mapping[str, Sequence[Any]]
     ) -> dict[str, tuple[Before, ...]]:
-        """What is still begun of what streams were before files were appended; see :func:`still_begun`."""
+        """The streams to which files were appended, with the result of :func:`still_begun`."""
         found = {}
         for source in self.sources:
             if entries := appended.get(source.name):
@@ -207,7 +207,7 @@ class NativeOrder:
         return replace(quota, before=tuple(before))
 
     def first_shards(self, name: str, samples: int) -> Sequence[Mapping[str, Any]]:
-        """What identified the data of a stream whose first shards alone there were; see
+        """Descriptions of the first shards of a stream alone; see
         :class:`~stoker.order.settings.StreamSource`."""
         first = next(source.first for source in self.sources if source.name == name)
         return () if first is None else first(samples)

@@ -109,7 +109,7 @@ def first_left(reached: Reached) -> int:
 
 
 def still_begun(before: Sequence[Before], sizes: Ids, reached: Reached) -> tuple[Before, ...]:
-    """What the order still depends on of what a stream was before: nothing, where no pass of it is begun.
+    """Earlier forms of a stream that its order still depends on: none, where no pass of it is begun.
 
     Args:
         before: what it was, the earliest first.
@@ -193,7 +193,7 @@ class AppendedStream:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShardSpan:
+class SelectedShards:
     """The samples of a selection in some shards that follow each other; see :class:`~stoker.order.shuffle.shuffle.ShardRows`.
 
     Attributes:
@@ -204,7 +204,7 @@ class ShardSpan:
     _selection: ShardRows
 
     @classmethod
-    def of(cls, selection: ShardRows, first: int, end: int) -> ShardSpan:
+    def of(cls, selection: ShardRows, first: int, end: int) -> SelectedShards:
         """Those in the shards ``[first, end)``."""
         sizes = np.zeros_like(selection.sizes)
         sizes[first:end] = selection.sizes[first:end]

@@ -10,7 +10,7 @@ from typing import Final
 from stoker.errors import ConfigError
 from stoker.integers import mix
 from stoker.lazy import cached_property
-from stoker.order.mixture.appended import AppendedStream, Before, ShardSpan
+from stoker.order.mixture.appended import AppendedStream, Before, SelectedShards
 from stoker.order.mixture.stream_locator import NumberedStream
 from stoker.order.mixture.weights import Mixture
 from stoker.order.selection.selection import Everything, Sampled, Selection
@@ -64,13 +64,13 @@ class StreamQuota:
         keys = [*(stream_key(settings.seed, one.fingerprint, one.twin) for one in self.before), self.key]
         block_sizes = [*(one.block_size for one in self.before), None]
         passes = [
-            self._shuffled(ShardSpan.of(self.selection, 0, end), key, settings, nodes, size)
+            self._shuffled(SelectedShards.of(self.selection, 0, end), key, settings, nodes, size)
             for end, key, size in zip(ends, keys, block_sizes, strict=True)
         ]
         found: NumberedStream = passes[0]
         for number, told in enumerate(self.before):
             first, end, key = ends[number], ends[number + 1], keys[number + 1]
-            added = self._shuffled(ShardSpan.of(self.selection, first, end), mix(key, _TAG_ADDED), settings, nodes)
+            added = self._shuffled(SelectedShards.of(self.selection, first, end), mix(key, _TAG_ADDED), settings, nodes)
             found = AppendedStream(
                 found,
                 0 if number else told.begun,

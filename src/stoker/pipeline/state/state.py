@@ -609,7 +609,7 @@ def _names_here(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str,
 def _before(
     sample_order: SampleOrder, name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """What described a stream before files were appended to it, if that is what a state says of it.
+    """The description of a stream before files were appended to it, if a state has that one.
 
     Args:
         sample_order: the order at hand.
