@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
+from stoker.cluster.call_stack import called_from
 from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
@@ -243,7 +244,13 @@ class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
 
         Raises:
             TypeError: with the others, and of an endless stream, only iterating tells.
+            ConfigError: transformers' ``Trainer`` trains on the stream, and it is not endless.
         """
+        if not self._endless and called_from("transformers.trainer", "set_initial_training_values"):
+            raise ConfigError(
+                "Trainer counts epochs, and an LMStream does not: a run that resumes in the second one would begin with the "
+                "first, and ranks may end apart. Give LMStream(endless=True), and TrainingArguments(max_steps=)"
+            )
         if self._endless or not self._rows:
             known = " or ".join(repr(name) for name, layout in LAYOUTS.items() if layout.document_rows)
             raise TypeError(

@@ -7,13 +7,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Trainer, TrainingArguments
+from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
-from stoker import LocalDataset, StreamingDataset
+from stoker import LMStream, LocalDataset, StreamingDataset, StreamingParquetLoader
 from stoker.errors import ConfigError, StateError
+from stoker.loaders.iterable import TRAINER
 from trainers.launch import Outcome, launch
 
 SCRIPT = Path(__file__).with_name("transformers_run.py")
@@ -96,6 +99,63 @@ def test_samples_by_id_are_grouped_by_length(data: Path, tmp_path: Path) -> None
     assert sum(int((batch == -1).sum()) for batch in batches) < 0.3 * sum(batch.numel() for batch in batches)
     held_out = [batch["input_ids"][:, 0].tolist() for batch in trainer.get_eval_dataloader()]
     assert [one for batch in held_out for one in batch] == list(range(100))
+
+
+@pytest.fixture(scope="module")
+def rows(data: Path) -> Path:
+    """100 rows of 8 tokens, beside the dataset."""
+    path = data.with_name("rows.parquet")
+    pq.write_table(pa.table({"input_ids": [[number] * 8 for number in range(100)]}), path, row_group_size=10)
+    return path
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize(("variant", "workers"), [("parquet two", 1), ("stream", 0)])
+def test_a_loader_of_tokens_resumes_by_the_lines_that_its_error_shows(
+    data: Path, tmp_path: Path, variant: str, workers: int
+) -> None:
+    more = ("--workers", workers)
+    whole = run(data, variant, *more)
+    first = run(data, variant, "--stop-after", 18, "--checkpoint", tmp_path, *more)
+    second = run(data, variant, "--resume", "--checkpoint", tmp_path, *more)
+    assert [one.error for one in (whole, first, second)] == ["", "", ""]
+    assert whole.steps_equal
+    assert all(first.ranks[rank] + second.ranks[rank] == whole.ranks[rank] for rank in range(2))
+    assert whole.unique == 100
+    if variant != "stream":
+        assert [len(steps) for steps in whole.ranks] == [26, 26]
+        epoch = [one for rank in whole.ranks for step in rank[:13] for one in step]
+        assert set(epoch) == set(range(100))
+
+
+def test_the_page_has_the_lines_of_the_error() -> None:
+    page = Path(__file__).parents[3] / "docs" / "trainers" / "transformers.md"
+    assert f"```python\n{TRAINER}```\n" in page.read_text()
+
+
+@pytest.mark.parametrize("collator", [None, DataCollatorWithFlattening()])
+@pytest.mark.parametrize("kind", [StreamingParquetLoader, LMStream])
+def test_a_collator_of_samples_is_refused_for_loaders_of_tokens(
+    rows: Path, tmp_path: Path, kind: type, collator: Any
+) -> None:
+    if kind is LMStream:
+        loader: Any = LMStream(StreamingDataset(str(rows)), "input_ids", 4, 8, endless=True)
+    else:
+        loader = StreamingParquetLoader(str(rows), batch_size=4, seq_len=8)
+    args = TrainingArguments(str(tmp_path), max_steps=3, use_cpu=True, report_to=[], disable_tqdm=True)
+    with pytest.raises(ConfigError, match=r"ollator.* has whole ones(?s:.*)class TokenTrainer\(Trainer\)"):
+        Trainer(Layer(), args, collator, loader).train()
+    args.per_device_train_batch_size = 1
+    trainer = Trainer(Layer(), args, lambda batches: {"x": torch.from_numpy(batches[0].input_ids).float()}, loader)
+    assert trainer.train().global_step == 3
+
+
+@pytest.mark.parametrize("layout", ["concat", "pad"])
+def test_a_stream_that_ends_is_refused(rows: Path, tmp_path: Path, layout: Any) -> None:
+    stream = LMStream(StreamingDataset(str(rows)), "input_ids", 4, 8, layout=layout, pad_id=0)
+    args = TrainingArguments(str(tmp_path), max_steps=3, use_cpu=True, report_to=[], disable_tqdm=True)
+    with pytest.raises(ConfigError, match=r"Give LMStream\(endless=True\)"):
+        Trainer(Layer(), args, lambda batches: batches[0].hugging_face(), stream).train()
 
 
 class Layer(torch.nn.Module):

@@ -1,7 +1,8 @@
 """Trains a tiny model for an epoch with ``transformers.Trainer``, or TRL's ``SFTTrainer``; see ``trainers.launch``.
 
 ``--variant`` has words: ``sft`` (TRL's), ``shard`` (each rank reads, else rank 0 dispatches), ``evaluate`` (records the
-samples of an evaluation instead of training), ``two`` (epochs).
+samples of an evaluation instead of training), ``two`` (epochs), ``parquet`` and ``stream`` (loaders of tokens, by the lines
+that their error shows).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from transformers import (
     default_data_collator,
 )
 
-from stoker import StreamingDataset
+from stoker import LMStream, StreamingDataset, StreamingParquetLoader
+from stoker.loaders.iterable import TRAINER
 from trainers.launch import arguments, record
 
 GLOBAL_BATCH = 8
@@ -82,7 +84,14 @@ def main() -> None:
         "eval_dataset": StreamingDataset(options.data, batch_size=size, transform=tokens),
         "callbacks": [StopAfter(options.stop_after)] if options.stop_after else [],
     }
-    if "sft" in words:
+    if words & {"parquet", "stream"}:
+        settings.pop("num_train_epochs" if "stream" in words else "accelerator_config")
+        settings["max_steps"] = 30 if "stream" in words else -1
+        how["train_dataset"] = _tokens(options.data, size, stream="stream" in words)
+        made: dict[str, Any] = {}
+        exec(TRAINER, made)
+        trainer: Any = made["TokenTrainer"](args=TrainingArguments(**settings), **how)
+    elif "sft" in words:
         import datasets
         from trl import SFTConfig, SFTTrainer
 
@@ -92,7 +101,7 @@ def main() -> None:
         settings["remove_unused_columns"] = False
         settings["max_steps"] = -(-data.epoch_size // GLOBAL_BATCH)
         args = SFTConfig(**settings, dataset_kwargs={"skip_prepare_dataset": True}, max_length=None)
-        trainer: Any = SFTTrainer(args=args, processing_class=_tokenizer(), data_collator=default_data_collator, **how)
+        trainer = SFTTrainer(args=args, processing_class=_tokenizer(), data_collator=default_data_collator, **how)
     else:
         trainer = Trainer(args=TrainingArguments(**settings), data_collator=default_data_collator, **how)
     if "evaluate" in words:
@@ -102,6 +111,14 @@ def main() -> None:
             resume_from_checkpoint=str(next(Path(options.checkpoint).glob("checkpoint-*"))) if options.resume else None
         )
     record(options.out, rank, steps)
+
+
+def _tokens(data: str, size: int, *, stream: bool) -> Any:
+    """A loader of 100 rows of tokens, each of which is its number."""
+    path = Path(data).with_name("rows.parquet")
+    if not stream:
+        return StreamingParquetLoader(str(path), batch_size=size, seq_len=8)
+    return LMStream(StreamingDataset(str(path), shuffle=True), "input_ids", size, 8, endless=True)
 
 
 def _tokenizer() -> Any:
