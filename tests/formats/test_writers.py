@@ -376,6 +376,31 @@ def test_layouts_that_parquet_has_not_are_converted_to_plain_ones(name: str, kin
     check(tmp_path / "out", CASES[name][1])
 
 
+def test_dates_of_milliseconds_keep_their_time_of_day(tmp_path: Path) -> None:
+    dates = pa.array([1_577_934_245_123, None, 0], pa.int64()).view(pa.date64())
+    offsets = [0, 1, 2, 3]
+    columns = {
+        "flat": dates,
+        "struct": pa.StructArray.from_arrays([dates], ["d"]),
+        "list": pa.ListArray.from_arrays(offsets, dates),
+        "large list": pa.LargeListArray.from_arrays(offsets, pa.StructArray.from_arrays([dates], ["d"])),
+        "fixed": pa.FixedSizeListArray.from_arrays(dates, 1),
+        "map": pa.MapArray.from_arrays(offsets, pa.array(["k"] * 3), dates),
+    }
+    write_arrow(pa.table(columns), tmp_path / "a.arrow")
+    convert(tmp_path / "a.arrow", tmp_path / "out", to="parquet")
+    times = [dt.datetime(2020, 1, 2, 3, 4, 5, 123000), None, dt.datetime(1970, 1, 1)]
+    for path in (tmp_path / "a.arrow", tmp_path / "out"):
+        flat = StreamingDataset(path).read([2, 0, 1])["flat"]
+        assert isinstance(flat, np.ndarray)
+        assert flat.tolist() == [times[2], times[0], None]
+        for name in ("list", "fixed"):
+            check(path, [[time] for time in times], name)
+        check(path, [{"d": time} for time in times], "struct")
+        check(path, [[{"d": time}] for time in times], "large list")
+        check(path, [[("k", time)] for time in times], "map")
+
+
 def test_times_of_day_are_converted_to_text(tmp_path: Path) -> None:
     write_parquet(pa.table({"x": CASES["nanoseconds of a day"][0][:2]}), tmp_path / "a.parquet")
     convert(tmp_path / "a.parquet", tmp_path / "out", to="mds")

@@ -153,7 +153,7 @@ class ArrowShard(PackedShard):
         try:
             found = [_own_offsets(array) for array in (self._read_arrays([name])[name] if arrays is None else arrays)]
             for array in found:
-                array.validate(full=True)
+                _checked(array).validate(full=True)
             if [len(array) for array in found] != list(self._layout.rows):
                 raise CorruptDataError(f"{here} is missing or has another number of rows than its batches")
             encoding = self.encodings.get(name)
@@ -241,6 +241,32 @@ def _own_offsets(array: Any) -> Any:
     pa = pyarrow()
     offsets = [None if one is None else pa.py_buffer(one.to_pybytes()) for one in array.buffers()[:2]]
     return pa.Array.from_buffers(array.type, len(array), [*offsets, array.buffers()[2]], offset=array.offset)
+
+
+def _checked(array: Any) -> Any:
+    """An array with times for dates of milliseconds: their time of day, as JavaScript has it, is damage to pyarrow."""
+    kind = _timed(array.type)
+    return array if kind is array.type else array.view(kind)
+
+
+def _timed(kind: Any) -> Any:
+    pa, types = pyarrow(), pyarrow().types
+    if types.is_date64(kind):
+        return pa.timestamp("ms")
+    inner = [kind.field(number) for number in range(kind.num_fields)]
+    fields = [field.with_type(_timed(field.type)) for field in inner]
+    if fields == inner:
+        return kind
+    if types.is_struct(kind):
+        return pa.struct(fields)
+    if types.is_map(kind):
+        key, item = fields[0].type
+        return pa.map_(key, item, kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(fields[0], kind.list_size)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return (pa.large_list if types.is_large_list(kind) else pa.list_)(fields[0])
+    return kind
 
 
 def _is_mapped(part: ColumnValues) -> bool:

@@ -278,7 +278,8 @@ def _alone(field: Any) -> bytes:
 
 
 def plain_layout(kind: Any, *, large: bool) -> Any:
-    """The layout of a type that all of pyarrow knows: text and lists one after the other, values instead of runs of them.
+    """The layout of a type that all of pyarrow knows: text and lists one after the other, values instead of runs of them,
+    and dates of milliseconds, as JavaScript has them, as times: Parquet would leave out the time of day.
 
     Args:
         kind: a ``pyarrow.DataType``.
@@ -306,6 +307,8 @@ def plain_layout(kind: Any, *, large: bool) -> Any:
             return pa.list_(inner, kind.list_size)
         wide = large or types.is_large_list(kind) or types.is_large_list_view(kind)
         return (pa.large_list if wide else pa.list_)(inner)
+    if types.is_date64(kind) and not large:
+        return pa.timestamp("ms")
     if kind_of(kind) == "string":
         return pa.large_string() if large or types.is_large_string(kind) else pa.string()
     if kind_of(kind) == "binary":

@@ -236,6 +236,8 @@ def _objects(array: Any) -> ColumnValues:
         return _Structs(array)
     if types.is_nested(kind):
         return _Lists(array)
+    if types.is_date64(kind):  # whose time of day Python's dates would leave out
+        return _objects(array.view(pyarrow().timestamp("ms")))
     return _Numbers(array) if _is_number(kind) else _Leaf(array)
 
 
