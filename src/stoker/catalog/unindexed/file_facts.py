@@ -36,8 +36,8 @@ from stoker.types import Array
 logger = logging.getLogger(__name__)
 
 # 1 to 3 were two layouts: one of Parquet files, and one in JSON of all others. 6 knows encodings of Parquet's columns. 9 has
-# shapes of tensors, microseconds of INT96, and the whole chunks of old writers.
-_VERSION: Final = 9
+# shapes of tensors, microseconds of INT96, and the whole chunks of old writers. 10 has Spark's old calendar.
+_VERSION: Final = 10
 _DIGEST: Final = 16
 _TURN: Final = "turn"
 _MOST_WAITING: Final = 300.0

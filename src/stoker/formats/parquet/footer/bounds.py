@@ -77,6 +77,8 @@ class FooterBounds:
         ]
         if not parts:
             return []
+        if parse.HYBRID in self._schema.created_by and column.type.startswith(("date", "timestamp")):
+            return [None] * len(parts)
         footer = column_footer(column, parts, self._schema.created_by)
         try:
             meta = pq.ParquetFile(pa.BufferReader(footer), **open_limits(len(footer))).metadata

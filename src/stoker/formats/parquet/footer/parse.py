@@ -25,6 +25,11 @@ _CHUNK_FIELDS: Final = {1: 0, 4: 1, 5: 2, 6: 3, 7: 4, 9: 5, 11: 6}
 _CHUNK: Final = 10
 _NULLS: Final = 7
 
+HYBRID: Final = ", times in the hybrid calendar of "
+"""Ends ``created_by``, before the time zone, where times are of the Julian calendar before 1582-10-15, and of local mean time
+before 1900, as Spark 2 has them, and Spark 3 with the rebase mode LEGACY."""
+_SPARK: Final = b"org.apache.spark."
+
 
 @dataclass(frozen=True, slots=True)
 class SchemaElement:
@@ -67,7 +72,7 @@ class Footer:
         rows: rows of the file; -1 where it does not say.
         groups: the row groups.
         metadata: key-value metadata.
-        created_by: what wrote the file.
+        created_by: what wrote the file; with :data:`HYBRID` and a time zone where Spark wrote times in the old calendar.
     """
 
     schema: list[SchemaElement]
@@ -96,6 +101,12 @@ def parse_statistics(data: bytes) -> dict[int, bytes | int]:
     except IndexError as error:
         raise CorruptDataError(f"its statistics can not be read ({error})") from None
     return found
+
+
+def _calendar(metadata: dict[bytes, bytes]) -> str:
+    if _SPARK + b"legacyDateTime" not in metadata and _SPARK + b"legacyINT96" not in metadata:
+        return ""
+    return HYBRID + metadata.get(_SPARK + b"timeZone", b"").decode("ascii", "replace")
 
 
 def parse_footer(data: bytes, choose: Callable[[list[SchemaElement]], Container[int]] | None = None) -> Footer:
@@ -130,7 +141,7 @@ def parse_footer(data: bytes, choose: Callable[[list[SchemaElement]], Container[
                 reader.skip(kind)
         if not schema:
             raise CorruptDataError("its footer has no schema")
-        return Footer(schema, rows, groups, metadata, created_by.decode())
+        return Footer(schema, rows, groups, metadata, created_by.decode() + _calendar(metadata))
     except (IndexError, UnicodeDecodeError) as error:
         raise CorruptDataError(f"its footer can not be read ({error})") from None
 

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.footer.parse import HYBRID
 from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer, open_limits
 from stoker.types import Buffer
 
 _INT96: Final = 3
+_UTC: Final = ("UTC", "Etc/UTC", "GMT", "Z")
 # Largest string and list in a page's head, where writers put the page's least and greatest value.
 _PAGE_HEAD_LIMITS: Final = {"thrift_string_size_limit": 64 << 20, "thrift_container_size_limit": 1 << 20}
 
@@ -48,7 +50,10 @@ def decode_column(
         ]
     _check_rows(column, where, len(made[0]), rows)
     micro, *nano = (one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for one in made)
-    return _int96(micro, nano[0], f"{where}, column {column.name!r}") if nano else micro
+    here = f"{where}, column {column.name!r}"
+    if HYBRID in created_by:
+        _check_calendar(micro, created_by.partition(HYBRID)[2], here)
+    return _int96(micro, nano[0], here) if nano else micro
 
 
 def _int96(micro: Any, nano: Any, here: str) -> Any:
@@ -71,15 +76,39 @@ def _int96(micro: Any, nano: Any, here: str) -> Any:
     return nano if cut else micro
 
 
+def _check_calendar(array: Any, zone: str, here: str) -> None:
+    """FormatError for times of the hybrid calendar that are others in today's."""
+    for one in _leaves(array):
+        date = pyarrow().types.is_date(one.type)
+        days = _numbers(one) // (1 if date else np.timedelta64(1, "D") // np.timedelta64(1, one.type.unit))
+        first = np.datetime64("1582-10-15" if date or zone in _UTC else "1900-01-01")
+        if (days < first.astype(np.int64)).any():
+            raise FormatError(
+                f"{here} holds times before {first}, which Spark wrote in the calendar of that time: write the file again "
+                "with spark.sql.parquet.datetimeRebaseModeInWrite and int96RebaseModeInWrite set to CORRECTED"
+            )
+
+
 def _times(array: Any) -> Iterator[NDArray[np.int64]]:
     """The timestamps of an array, however deep in it, as numbers; 0 where they are null."""
+    return (_numbers(one) for one in _leaves(array) if pyarrow().types.is_timestamp(one.type))
+
+
+def _numbers(array: Any) -> NDArray[np.int64]:
+    pa = pyarrow()
+    numbers = array.view(pa.int64() if array.type.bit_width == 64 else pa.int32())
+    return np.asarray(numbers.fill_null(0), np.int64)
+
+
+def _leaves(array: Any) -> Iterator[Any]:
+    """The timestamps and dates of an array, however deep in it."""
     pa, kind = pyarrow(), array.type
-    if pa.types.is_timestamp(kind):
-        yield array.view(pa.int64()).fill_null(0).to_numpy()
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        yield array
     elif pa.types.is_nested(kind):
         map_, struct = pa.types.is_map(kind), pa.types.is_struct(kind)
         for part in (array.keys, array.items) if map_ else array.flatten() if struct else (array.values,):
-            yield from _times(part)
+            yield from _leaves(part)
 
 
 def column_batches(
