@@ -220,7 +220,7 @@ def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: 
         if appended:
             said.append(f"files were appended to {', '.join(map(repr, appended))} since, behind those that were there")
         if (changed or appended) and what == "state":
-            remedy += ", or load it with change_streams=True to go on with these streams"
+            remedy += ", or load it by dataset.load_state_dict(state, change_streams=True) to go on with these streams"
         raise StateError(f"this {what.partition('.')[0]} belongs to another order: {'; '.join(said)}. {remedy}")
     check_versions(theirs, ours, stream_urls(sample_order), what)
 
