@@ -147,6 +147,51 @@ def test_types_that_numpy_does_not_have_are_converted(name: str, layout: str) ->
     assert (where is not None) == (mapped and layout == "contiguous")
 
 
+def padded(padding: int, charset: int) -> Any:
+    kind = h5py.h5t.C_S1.copy()
+    kind.set_size(6)
+    kind.set_strpad(padding)
+    kind.set_cset(charset)
+    return kind
+
+
+PADDINGS = {"null term": h5py.h5t.STR_NULLTERM, "null pad": h5py.h5t.STR_NULLPAD, "spaces": h5py.h5t.STR_SPACEPAD}
+
+
+@pytest.mark.parametrize("layout", [{}, {"chunks": (3,)}, {"chunks": (3,), "compression": "gzip", "shuffle": True}])
+@pytest.mark.parametrize("charset", [h5py.h5t.CSET_ASCII, h5py.h5t.CSET_UTF8])
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_text_of_fixed_size_is_bytes_as_h5py_has_it(padding: str, charset: int, layout: dict[str, Any]) -> None:
+    texts = np.frombuffer(b"a\0junkab    abcdef      \0\0\0\0\0\0x\0\0\0\0y", "S6")
+
+    def fill(file: Any) -> None:
+        kind = padded(PADDINGS[padding], charset)
+        file.create_dataset("text", (6,), h5py.Datatype(kind), **layout).id.write(
+            h5py.h5s.ALL, h5py.h5s.ALL, texts, kind
+        )
+        file["x"] = ROWS[:6]
+
+    data = file_of(fill)
+    with h5py.File(io.BytesIO(data)) as file:
+        expected = file["text"][()]
+    reader = opened(data, "hdf5")
+    assert reader.columns == ("text", "x")
+    assert list(reader.read(np.arange(6))["text"]) == expected.tolist()
+    assert list(reader.read(np.array([5, 1]))["text"]) == [expected[5], expected[1]]
+
+
+def test_opaque_times_and_rows_of_text_are_columns() -> None:
+    times, words = np.arange(4).astype("M8[s]"), np.array([[b"a", b"bc"]] * 4)
+
+    def fill(file: Any) -> None:
+        file["time"] = times.astype(h5py.opaque_dtype(times.dtype))
+        file["words"] = words
+
+    found = opened(file_of(fill), "hdf5").read(np.arange(4))
+    assert np.array_equal(found["time"], times)
+    assert [list(row) for row in found["words"]] == words.tolist()
+
+
 def test_a_block_before_the_file_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "block.h5"
     with h5py.File(path, "w", userblock_size=1024) as file:

@@ -155,11 +155,10 @@ def _describe(h5py: ModuleType, item: Any) -> _Dataset:
         problem = "its values lie in other files"
     try:
         dtype = item.dtype
-        if dtype.hasobject or dtype.metadata:
-            problem = problem or f"values of type {dtype} have no fixed size, or are references or enumerations"
-            if dtype.kind == "b" or (dtype.metadata and "enum" in dtype.metadata):
-                problem = ""
-                dtype = np.dtype(dtype.str)
+        if dtype.hasobject:
+            problem = problem or f"values of type {dtype} have no fixed size, or are references"
+        elif dtype.metadata:  # of an enumeration, a text's encoding, an opaque type: the values are the plain type's
+            dtype = np.dtype(dtype.str)
     except (TypeError, ValueError) as error:
         dtype, problem = np.dtype(np.uint8), str(error)
     if not problem and layout == h5py.h5d.CONTIGUOUS and is_as_stored(h5py, item):
