@@ -105,6 +105,10 @@ def test_samples_are_those_that_webdataset_finds(
         with pytest.raises(CorruptDataError, match="two files"):
             opened(data, "tar")
         return
+    if members and not expected:
+        with pytest.raises(CorruptDataError, match="none of its files has an extension"):
+            opened(data, "tar")
+        return
     parts: dict[str, set[str]] = {}
     for one in expected:
         columns = one.keys() - {"__key__"}
@@ -126,6 +130,18 @@ def test_json_in_an_archive_holds_no_number_that_became_infinite() -> None:
     assert reader.read(np.array([1]))["json"] == [{"x": float("inf")}]
     with pytest.raises(CorruptDataError, match=r"sample 0: column 'json'.*\(1e400\) is larger than a float holds"):
         reader.read(np.array([0, 1]))
+
+
+def test_an_archive_of_files_without_extensions_has_no_columns() -> None:
+    with pytest.raises(CorruptDataError, match=r"none of its files has an extension, .* the first is 'data/img0'"):
+        opened(archive_of([("data/img0", b"x"), ("data/img1", b"y")]), "tar")
+    assert not opened(archive_of([]), "tar").samples
+
+
+@pytest.mark.parametrize("name", ["__key__", "__URL__"])
+def test_a_file_that_ends_like_a_column_of_the_readers_own_is_refused(name: str) -> None:
+    with pytest.raises(CorruptDataError, match=f"sample 'a' has a file that ends with '{name.lower()}'"):
+        opened(archive_of([("a.txt", b"x"), (f"a.{name}", b"y")]), "tar")
 
 
 def test_usual_extensions_are_decoded_and_missing_files_are_none() -> None:

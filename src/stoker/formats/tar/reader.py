@@ -83,8 +83,8 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
     """Read an archive's headers, each of which tells where the next one is.
 
     Raises:
-        CorruptDataError: it is no archive, is cut off, a sample has two files of one extension, or the files of a sample do
-            not follow each other.
+        CorruptDataError: it is no archive, is cut off, a sample has two files of one extension or one that ends like a column
+            of the reader's own, the files of a sample do not follow each other, or no file has an extension.
     """
     if not len(data):
         raise CorruptDataError(f"{where}: the file is empty (0 bytes), so it is no tar archive")
@@ -95,15 +95,14 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
     first_of: dict[bytes, int] = {}
     again: list[tuple[int, int]] = []  # samples of one key
     last: bytes | None = None
+    passed_over = b""
     for number, name in enumerate(names):
         folder, slash, file = name.rpartition(b"/")
         base, dot, extension = file.partition(b".")
-        if (
-            not dot
-            or _META.match(name)
-            or file.startswith(_OF_MACOS)
-            or not (base or (slash and b"." not in folder.rpartition(b"/")[2]))
-        ):
+        if _META.match(name) or file.startswith(_OF_MACOS):
+            continue
+        if not dot or not (base or (slash and b"." not in folder.rpartition(b"/")[2])):
+            passed_over = passed_over or name
             continue
         key = folder + slash + base  # of "a/.jpg" it is "a/", as for WebDataset
         if key != last:
@@ -113,6 +112,16 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
             last = key
         if found.setdefault(extension.lower(), {}).setdefault(len(keys) - 1, number) != number:
             raise CorruptDataError(f"{where}: sample {_text(key)!r} has two files that end with {_text(extension)!r}")
+    if passed_over and not keys:
+        raise CorruptDataError(
+            f"{where}: none of its files has an extension, by which its columns are told: the first is {_text(passed_over)!r}. "
+            "Pack files with names such as img0.jpg"
+        )
+    for own in {KEY.encode(), URL.encode()}.intersection(found):
+        key = keys[next(iter(found[own]))]
+        raise CorruptDataError(
+            f"{where}: sample {_text(key)!r} has a file that ends with {_text(own)!r}, which is the name of a column of its own"
+        )
     for one, other in again:
         if not any(one in by_sample and other in by_sample for by_sample in found.values()):
             raise CorruptDataError(
