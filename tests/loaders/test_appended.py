@@ -96,7 +96,10 @@ def test_the_epoch_goes_on_with_what_was_appended(
     seen = take(run, 7)
     state = saved(run)
     WRITERS[kind](data, 100, 130)
-    with pytest.raises(StateError, match=r"files were appended to 'data' since.* load it by dataset\.load_state_dict\(state, change_streams=True\)"):
+    with pytest.raises(
+        StateError,
+        match=r"files were appended to 'data' since.* load it by dataset\.load_state_dict\(state, change_streams=True\)",
+    ):
         opened().load_state_dict(state)
     grown = opened()
     with caplog.at_level(logging.WARNING):

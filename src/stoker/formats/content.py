@@ -15,6 +15,14 @@ _BEGINS: Final = (
     (b"PK\x03\x04", "a ZIP or NPZ file", None),
     (b"\x1f\x8b", "gzip data", None),
 )
+_PACKED: Final = (
+    (b"\x1f\x8b", "gzip data: end its name with .gz"),
+    (b"\x28\xb5\x2f\xfd", "zstd data: end its name with .zst"),
+    (b"\xfd7zXZ\0", "xz data: decompress it"),
+    (b"BZh91AY&SY", "bzip2 data: decompress it"),
+    (b"\xff\xfe", "UTF-16 text: convert it, as by iconv -f utf-16 -t utf-8"),
+    (b"\xfe\xff", "UTF-16 text: convert it, as by iconv -f utf-16 -t utf-8"),
+)
 _IMAGES: Final = ("jpeg", "png", "jpeg_array", "jpegarray")
 _INTEGER: Final = re.compile(rb"\s*[+-]?[0-9]{1,40}\s*")
 _FLOAT: Final = re.compile(rb"\s*[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?\s*")
@@ -44,6 +52,17 @@ def check_declared(where: str, name: str, encoding: Encoding, value: bytes, caus
     raise ConfigError(
         f"{where}: column {name!r} holds {what}, and is declared as {encoding.name!r}{means and f' ({means})'}: {remedy}"
     ) from cause
+
+
+def packed_as(begin: bytes) -> str | None:
+    """What a file is that is compressed or UTF-16 and not named so, and what to do with it; by its first 16 bytes."""
+    for known, what in _PACKED:
+        if begin.startswith(known):
+            return what
+    pairs = begin[:16]
+    if len(pairs) >= 4 and (not any(pairs[::2]) or not any(pairs[1::2])) and any(pairs):
+        return "UTF-16 text without its mark: convert it, as by iconv -f utf-16le -t utf-8"
+    return None
 
 
 def _kind_of(value: bytes) -> tuple[str, str | None] | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import gzip
 import io
 import json
+import lzma
 import multiprocessing
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +340,25 @@ def test_processes_of_a_node_share_what_is_decompressed(tmp_path: Path, own_cach
     assert np.array_equal(sorted(found[0]), np.arange(FILES * ROWS))
     assert len(list(own_cache.rglob("*.jsonl"))) == FILES
     assert not list(own_cache.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "told"),
+    [
+        ("a.csv", gzip.compress, "gzip data: end its name with .gz"),
+        ("a.jsonl", gzip.compress, "gzip data: end its name with .gz"),
+        ("a.tar", gzip.compress, "not a tar archive, but gzip data: end its name with .gz"),
+        ("a.tfrecord", gzip.compress, "not a TFRecord file, but gzip data: end its name with .gz"),
+        ("a.tar", bz2.compress, "bzip2 data: decompress it"),
+        ("a.csv", lzma.compress, "xz data: decompress it"),
+        ("a.csv", lambda data: data.decode().encode("utf-16"), "UTF-16 text: convert it"),
+        ("a.jsonl", lambda data: data.decode().encode("utf-16be"), "UTF-16 text without its mark: convert it"),
+    ],
+)
+def test_what_is_packed_and_not_named_so_is_told(
+    tmp_path: Path, name: str, make: Callable[[bytes], bytes], told: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(make(b"a,b\n1,2\n" * 200))
+    with pytest.raises(CorruptDataError, match=told):
+        StreamingDataset(path)

@@ -29,7 +29,7 @@ from stoker.formats.common.container import (
 from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.rows.gather import address_of, gather_rows
-from stoker.formats.content import check_declared
+from stoker.formats.content import check_declared, packed_as
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.media.columns import HANDLES, Handle
@@ -88,7 +88,12 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
     """
     if not len(data):
         raise CorruptDataError(f"{where}: the file is empty (0 bytes), so it is no tar archive")
-    files = read_files(data, where)
+    try:
+        files = read_files(data, where)
+    except CorruptDataError as error:
+        if what := packed_as(bytes(data[:16])):
+            raise CorruptDataError(f"{where}: not a tar archive, but {what}") from error
+        raise
     names = files.names
     keys: list[bytes] = []
     found: dict[bytes, dict[int, int]] = {}
@@ -114,13 +119,13 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
             raise CorruptDataError(f"{where}: sample {_text(key)!r} has two files that end with {_text(extension)!r}")
     if passed_over and not keys:
         raise CorruptDataError(
-            f"{where}: none of its files has an extension, by which its columns are told: the first is {_text(passed_over)!r}. "
-            "Pack files with names such as img0.jpg"
+            f"{where}: none of its files has an extension, by which its columns are told: the first is "
+            f"{_text(passed_over)!r}. Pack files with names such as img0.jpg"
         )
     for own in {KEY.encode(), URL.encode()}.intersection(found):
         key = keys[next(iter(found[own]))]
         raise CorruptDataError(
-            f"{where}: sample {_text(key)!r} has a file that ends with {_text(own)!r}, which is the name of a column of its own"
+            f"{where}: sample {_text(key)!r} has a file that ends with {_text(own)!r}, a column that the reader makes"
         )
     for one, other in again:
         if not any(one in by_sample and other in by_sample for by_sample in found.values()):

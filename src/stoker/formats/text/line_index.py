@@ -17,6 +17,7 @@ from stoker.display import counted
 from stoker.errors import CorruptDataError
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import ShardSpan
+from stoker.formats.content import packed_as
 from stoker.types import Ids
 
 PIECE_BYTES: Final = 32 << 20
@@ -116,8 +117,10 @@ def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -
         least: how many to read also where they end behind the first MiB, which is all that is looked at else.
 
     Raises:
-        CorruptDataError: these are of more than 256 MiB.
+        CorruptDataError: these are of more than 256 MiB, or the file is compressed or UTF-16.
     """
+    if what := packed_as(source.read(0, min(source.size, 16))):
+        raise CorruptDataError(f"{source.where}: not UTF-8 text, but {what}")
     head, size = b"", min(source.size, _HEAD)
     while True:
         head += source.read(len(head), size)

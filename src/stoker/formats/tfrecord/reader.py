@@ -27,7 +27,7 @@ from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.read_checks import check_rows
 from stoker.formats.common.rows.gather import gather_spans
-from stoker.formats.content import check_declared
+from stoker.formats.content import check_declared, packed_as
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
@@ -96,7 +96,9 @@ def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids
         offsets = np.array(bounds, np.int64) if at <= 1 << 62 else np.array([0, 1 << 62], np.int64)
     lengths = np.diff(offsets) - _FRAME
     if int(offsets[0]) or int(offsets[-1]) != size or (len(lengths) and int(lengths.min()) < 0):
-        raise CorruptDataError(f"{where}: not a TFRecord file, or cut off: its records do not end at byte {size}")
+        what = packed_as(bytes(data[:16]))
+        what = f"but {what}" if what else f"or cut off: its records do not end at byte {size}"
+        raise CorruptDataError(f"{where}: not a TFRecord file, {what}")
     if len(lengths):
         heads = head_rows(data, offsets[:-1], _HEAD)
         told = np.ascontiguousarray(heads[:, 8:]).view("<u4").ravel()
