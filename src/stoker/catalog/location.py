@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -75,30 +76,16 @@ class DatasetLocation:
     @property
     def about(self) -> dict[str, Any]:
         """The entries that identify the data in a state; see docs/resume.md."""
-        about: dict[str, Any] = {"fingerprint": self.index.fingerprint}
-        if self.snapshot:
-            about["snapshot"] = self.snapshot
-        if content := self.index.content:
-            return about | {"content": content}
-        if self.origin is None:
-            return about
-        return about | describe_version(self.origin.text, self.listed)
+        return _about(self.index, self.snapshot, self.origin, self.listed)
 
-    def about_first(self, samples: int) -> list[dict[str, Any]]:
-        """The :attr:`about` of the first shards alone, where these have so many samples: several where empty ones follow.
+    @property
+    def about_first(self) -> Callable[[int], list[dict[str, Any]]]:
+        """A function for the :attr:`about` of the first shards alone, where these have so many samples.
 
-        Of an index without hashes it has the version of today.
+        It gives several where empty shards follow. Of an index without hashes they have the version of today. The function
+        does not hold the cache, which is in use as long as anything does.
         """
-        starts = self.index.table.starts
-        low, high = (int(np.searchsorted(starts, samples, side)) for side in _SIDES)
-        found = []
-        for count in range(max(1, low), min(high, len(self.index))):
-            index = Index(self.index.shards[:count], where=self.where)
-            parts = [file.part for shard in index.shards for file in shard.stored]
-            files = {part.key: (part.key, part.size, part.version) for part in parts if part is not None}
-            listed = version_of_files(files.values()) if files and None not in parts else self.listed
-            found.append(replace(self, index=index, listed=listed).about)
-        return found
+        return partial(_about_first, self.index, self.snapshot, self.origin, self.listed, self.where)
 
     def limited(self, limit: int | None) -> DatasetLocation:
         """The same location with another ``cache_limit``.
@@ -112,6 +99,31 @@ class DatasetLocation:
         limited = make_cache(cache.directory or cache.root, cache.store, settings, known, cache.watch)
         limited.early = cache.early
         return replace(self, cache=limited)
+
+
+def _about(index: Index, snapshot: str, origin: CacheOrigin | None, listed: str) -> dict[str, Any]:
+    about: dict[str, Any] = {"fingerprint": index.fingerprint}
+    if snapshot:
+        about["snapshot"] = snapshot
+    if content := index.content:
+        return about | {"content": content}
+    if origin is None:
+        return about
+    return about | describe_version(origin.text, listed)
+
+
+def _about_first(
+    index: Index, snapshot: str, origin: CacheOrigin | None, listed: str, where: str, samples: int
+) -> list[dict[str, Any]]:
+    low, high = (int(np.searchsorted(index.table.starts, samples, side)) for side in _SIDES)
+    found = []
+    for count in range(max(1, low), min(high, len(index))):
+        first = Index(index.shards[:count], where=where)
+        parts = [file.part for shard in first.shards for file in shard.stored]
+        files = {part.key: (part.key, part.size, part.version) for part in parts if part is not None}
+        version = version_of_files(files.values()) if files and None not in parts else listed
+        found.append(_about(first, snapshot, origin, version))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
