@@ -1,11 +1,11 @@
 # make demo     the main job on real text, in about a minute
 # make check    lint and the fast tests, in less than two minutes on two busy processors: for each change
 # make test     lint and all tests, in stages with a verdict each
-# make nightly  what is too long for each change: trainers, growth, peers, newest packages, other Pythons
+# make nightly  what is too long for each change: trainers, growth, peers, newest packages, deep, other Pythons
 # make lint     lint, types and layers
 # make format   format the code and sort imports
 # make api      docs/api.md of the code
-# A job of the night by itself: make trainers, growth, peers, unpinned, python PYTHON=python3.13, threads PYTHON=python3.14t
+# A job of the night by itself: make trainers, growth, peers, unpinned, deep, python PYTHON=python3.13, threads PYTHON=python3.14t
 PYTHON ?= python3
 STAGES ?= lint pure system timing
 BIN := .venv/bin
@@ -13,7 +13,7 @@ GATE := python3 tools/gate.py
 # Tests start some thousand processes, which import stoker: it is compiled once, also where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check nightly lint format api environment trainers growth peers unpinned python threads clean
+.PHONY: demo test check nightly lint format api environment trainers growth peers unpinned deep python threads clean
 
 demo:
 	@$(PYTHON) tools/environments.py --quiet demo
@@ -31,7 +31,7 @@ check: environment
 nightly: environment
 	@python3 tools/nightly.py
 
-trainers growth peers unpinned: environment
+trainers growth peers unpinned deep: environment
 	@python3 tools/nightly.py $@
 
 python threads: environment
