@@ -55,7 +55,7 @@ def check_declared(where: str, name: str, encoding: Encoding, value: bytes, caus
 
 
 def packed_as(begin: bytes) -> str | None:
-    """What a file is that is compressed or UTF-16 and not named so, and what to do with it; by its first 16 bytes."""
+    """Names what a file is that is compressed or UTF-16 and not named so, and the remedy; by its first 16 bytes."""
     for known, what in _PACKED:
         if begin.startswith(known):
             return what
