@@ -141,6 +141,7 @@ class _Shares:
             self._file = item.location[0]
             self._file_end = now + (self._end - now) / max(1.0, self._files)
             self._files -= 1
+            return None  # of each file at least one
         if now <= self._file_end:
             return None
         item.session._setupstate.teardown_exact(nextitem)  # fixtures that only tests before this one use

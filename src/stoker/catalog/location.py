@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from stoker.types import StorageOptions
 
 logger = logging.getLogger(__name__)
 
-_SIDES: Final[tuple[Literal["left", "right"], ...]] = ("left", "right")
 # Bytes at the end of a file that tell it from one of another dataset with an index of the same bytes.
 _COMPARED: Final = 64 << 10
 
@@ -80,10 +79,10 @@ class DatasetLocation:
 
     @property
     def about_first(self) -> Callable[[int], list[dict[str, Any]]]:
-        """A function for the :attr:`about` of the first shards alone, where these have so many samples.
+        """A function that takes a number of samples, and returns :attr:`about` for the first shards with that many.
 
-        It gives several where empty shards follow. Of an index without hashes they have the version of today. The function
-        does not hold the cache, which is in use as long as anything does.
+        The list has several entries if empty shards follow, and none if no shard ends there. Without hashes in the index,
+        the version is the current one. The function holds no reference to the cache, which would keep it locked.
         """
         return partial(_about_first, self.index, self.snapshot, self.origin, self.listed, self.where)
 
@@ -115,7 +114,8 @@ def _about(index: Index, snapshot: str, origin: CacheOrigin | None, listed: str)
 def _about_first(
     index: Index, snapshot: str, origin: CacheOrigin | None, listed: str, where: str, samples: int
 ) -> list[dict[str, Any]]:
-    low, high = (int(np.searchsorted(index.table.starts, samples, side)) for side in _SIDES)
+    starts = index.table.starts
+    low, high = int(np.searchsorted(starts, samples)), int(np.searchsorted(starts, samples, side="right"))
     found = []
     for count in range(max(1, low), min(high, len(index))):
         first = Index(index.shards[:count], where=where)

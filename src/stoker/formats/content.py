@@ -55,12 +55,11 @@ def check_declared(where: str, name: str, encoding: Encoding, value: bytes, caus
 
 
 def packed_as(begin: bytes) -> str | None:
-    """Names what a file is that is compressed or UTF-16 and not named so, and the remedy; by its first 16 bytes."""
+    """Recognise a compressed or UTF-16 file by its first 16 bytes; returns what it is and the remedy, for an error."""
     for known, what in _PACKED:
         if begin.startswith(known):
             return what
-    pairs = begin[:16]
-    if len(pairs) >= 4 and (not any(pairs[::2]) or not any(pairs[1::2])) and any(pairs):
+    if len(begin) >= 4 and any(begin) and (not any(begin[::2]) or not any(begin[1::2])):
         return "UTF-16 text without its mark: convert it, as by iconv -f utf-16le -t utf-8"
     return None
 

@@ -161,7 +161,8 @@ class NativeOrder:
         names = {source.name for source in self.sources}
         if rest and position and (rest.keys() != names or sum(rest.values()) != self._epoch_size - position):
             raise StateError(
-                f"this state should say what is left of an epoch of {self._epoch_size} samples at {position}, found {rest!r}"
+                f"this state is damaged: its 'rest' must name every stream, with {self._epoch_size - position} samples in "
+                f"all, found {rest!r}"
             )
         origin: dict[str, Any] | None = None
         if epoch or position or consumed or away:

@@ -275,7 +275,7 @@ def of_dict(listed: Mapping[str, Any]) -> SampleError:
 
 
 def _key(listed: Mapping[str, Any]) -> bytes:
-    """A hash that tells a bad sample of a list from others: of where it lies, or of all that is said of it."""
+    """Hash what identifies a listed bad sample: its location, or without one, its whole entry."""
     where = [listed.get(name) for name in _WHERE]
     told = where if where != [None] * len(where) else [listed.get(name) for name in (*_TOLD, "reason")]
     return xxhash.xxh3_128_digest(json.dumps(told).encode())

@@ -244,7 +244,7 @@ def _own_offsets(array: Any) -> Any:
 
 
 def _checked(array: Any) -> Any:
-    """An array with times for dates of milliseconds: their time of day, as JavaScript has it, is damage to pyarrow."""
+    """View ``date64`` as ``timestamp[ms]``: JavaScript writes a time of day into it, which pyarrow's check refuses."""
     kind = _timed(array.type)
     return array if kind is array.type else array.view(kind)
 

@@ -1,4 +1,4 @@
-"""JSON and numbers of samples, without numbers that became infinite because no float holds them, such as 1e400.
+"""Parses JSON and numbers of samples, and refuses numbers that are too large for a float, such as 1e400.
 
 ``Infinity`` and ``NaN``, in JSON, and ``inf`` and ``nan``, elsewhere, are values, as the standard library writes them.
 """
@@ -11,14 +11,16 @@ import math
 import struct
 from typing import Any, Final
 
-_INFINITE: Final = struct.pack("<d", math.inf), struct.pack("<d", -math.inf)
+_INFINITY: Final = struct.pack("<d", math.inf)
+_MINUS_INFINITY: Final = struct.pack("<d", -math.inf)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of JSON text, by the standard library.
+    """Parse JSON text with the standard library.
 
     Raises:
-        ValueError: it is no JSON, or a number of it is larger than a float holds; RecursionError: it is nested too deeply.
+        ValueError: it is not JSON, or holds a number that is too large for a float.
+        RecursionError: it is nested too deeply.
     """
     value = json.loads(text)
     if may_hold_infinity(value):  # a function for each number would cost more
@@ -27,10 +29,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def finite_float(text: str) -> float:
-    """The number that a text says, as ``float`` reads it.
+    """Parse a number with ``float``.
 
     Raises:
-        ValueError: it is no number, or one that is larger than a float holds.
+        ValueError: it is not a number, or it is too large for a float.
     """
     number = float(text)
     if math.isinf(number) and "i" not in text.lower():
@@ -39,9 +41,13 @@ def finite_float(text: str) -> float:
 
 
 def may_hold_infinity(value: Any) -> bool:
-    """Whether a value of JSON may be or hold an infinite number: its bytes are looked for in all of it, in one piece."""
+    """Check whether a parsed JSON value may contain an infinite number.
+
+    The value is serialised, and the bytes of an infinity are searched in it, which is faster than a walk over the value. A
+    string may have the same bytes, so a caller has to look closer where this is true.
+    """
     try:
         data = marshal.dumps(value, 2)
     except ValueError:  # nested very deeply
         return True
-    return any(one in data for one in _INFINITE)
+    return _INFINITY in data or _MINUS_INFINITY in data

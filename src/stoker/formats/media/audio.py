@@ -109,12 +109,12 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
 
     @checked
     def read(self, rate: int | None = None, *, decoded_limit: int | str = GIB) -> tuple[NDArray[np.float32], int]:
-        """All samples, and how many there are a second.
+        """Decode the whole sound.
 
         Args:
             rate: as for :meth:`clip`.
-            decoded_limit: bytes that the samples may take, such as ``"4gb"``. By default 1 GiB: 50 minutes of two channels at
-                44100 samples a second.
+            decoded_limit: bytes that the samples may take, such as ``"4gb"``. By default 1 GiB: 50 minutes of stereo at
+                44,100 samples a second.
 
         Returns:
             The samples, float32, shape ``(number, channels)``, of full scale from -1 to 1; and their rate.

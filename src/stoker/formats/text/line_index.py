@@ -119,11 +119,11 @@ def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -
     Raises:
         CorruptDataError: these are of more than 256 MiB, or the file is compressed or UTF-16.
     """
-    if what := packed_as(source.read(0, min(source.size, 16))):
-        raise CorruptDataError(f"{source.where}: not UTF-8 text, but {what}")
     head, size = b"", min(source.size, _HEAD)
     while True:
         head += source.read(len(head), size)
+        if what := packed_as(head[:16]):
+            raise CorruptDataError(f"{source.where}: not UTF-8 text, but {what}")
         start = len(_BOM) if head.startswith(_BOM) else 0
         data = np.frombuffer(head, np.uint8)[start:]
         newline = _newline_of(data, quote, whole=size == source.size)

@@ -112,8 +112,8 @@ class DatasetStates:
 
         Args:
             state: of :meth:`state_dict`; with an order of mosaicml-streaming, also a state of its dataset or loader.
-            change_streams: go on although streams were added, removed or weighted anew, or files were appended to them: of
-                each stream that was there before comes what had not come, and nothing again before that.
+            change_streams: continue although streams were added or removed, their weights changed, or files were appended
+                to them. Each stream continues with the samples that it has not delivered yet; none is repeated before these.
 
         Raises:
             StateError: it belongs to another dataset, or to other order settings, or this world can not resume from there;

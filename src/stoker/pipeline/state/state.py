@@ -220,7 +220,7 @@ def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: 
         if appended:
             said.append(f"files were appended to {', '.join(map(repr, appended))} since, behind those that were there")
         if (changed or appended) and what == "state":
-            remedy += ", or load it by dataset.load_state_dict(state, change_streams=True) to go on with these streams"
+            remedy += ", or call dataset.load_state_dict(state, change_streams=True) to continue with these streams"
         raise StateError(f"this {what.partition('.')[0]} belongs to another order: {'; '.join(said)}. {remedy}")
     check_versions(theirs, ours, stream_urls(sample_order), what)
 
@@ -460,7 +460,7 @@ def _restart(origin: Any) -> _Restart:
 
 
 def _is_appended(value: Any) -> bool:
-    """Whether a value of a state may tell what a stream was before files were appended to it."""
+    """Check the form of a state's list of what a stream was before files were appended."""
     return isinstance(value, list | tuple) and all(
         isinstance(one, Mapping) and is_count(one.get("consumed")) for one in value
     )
@@ -627,7 +627,7 @@ def _before(
 
 
 def _has_more(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether a stream has more samples than a state says, and its subset is described as it was."""
+    """Check whether a stream has more samples than in a state, with the same ``subset=``."""
     samples: Any = theirs.get("samples")
     return (
         is_count(samples)
@@ -638,12 +638,12 @@ def _has_more(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 def _not_behind(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> StateError:
     """The error for a stream with more samples than before of which the first are others, or may be."""
-    same = f" If those of before are the same, remove state['streams'][{theirs['name']!r}][{VERSIONS!r}]."
+    same = f" If the old samples are unchanged, remove state['streams'][{theirs['name']!r}][{VERSIONS!r}]."
     return StateError(
-        f"stream {name!r} has {ours['samples']} samples, and had {theirs['samples']} when this state was taken, which are "
-        "not the first of them, or can not be known to be: a file of before is another now, new ones lie between them, or an "
-        "index without hashes was written since. Give new files names that come after those of before, or read them as a "
-        f"stream of their own.{same if VERSIONS in theirs else ''} Another name= of the stream begins it anew"
+        f"stream {name!r} has {ours['samples']} samples now. It had {theirs['samples']} when this state was saved, and they "
+        "are not provably the first of them: an old file was changed, a new file sorts before an old one, or an index "
+        "without hashes was rewritten. Give new files names that sort after the old ones, or read them as a separate stream."
+        f"{same if VERSIONS in theirs else ''} To start the stream over, give it another name="
     )
 
 
