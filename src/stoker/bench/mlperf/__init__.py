@@ -1,1 +1,1 @@
-"""MLPerf Storage: its rules for a run, and the directory tree of a submission, written and checked."""
+"""MLPerf Storage: its rules for a run, and the verdict by them."""

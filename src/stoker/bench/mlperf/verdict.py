@@ -168,8 +168,7 @@ def _runs(case: Case) -> Iterator[Broken]:
         yield Broken(
             "runs",
             f"the training was run {runs} time{'s' if runs != 1 else ''}; {case.rules} wants {wanted} runs one after the "
-            f"other, of which the first of {most} is a warm-up (2.1.17): train.repeats={most}, or several "
-            "results of fewer, which mlpstorage then counts",
+            f"other, of which the first of {most} is a warm-up (2.1.17): train.repeats={most}",
         )
 
 
@@ -211,7 +210,7 @@ def _file_systems(case: Case) -> Iterator[Broken]:
     volumes = case.result["storage"]["volumes"]
     results = volumes["results"]
     data = volumes["checkpoints"] or volumes["data"] if case.checkpoints is not None else volumes["data"]
-    if results is not None and data is not None and same_volume(data, results):
+    if results is not None and data is not None and _same_volume(data, results):
         yield Broken(
             "file systems",
             f"results are written to the file system that is measured, {data['mount'] or data['device']}; {case.rules} wants "
@@ -219,7 +218,7 @@ def _file_systems(case: Case) -> Iterator[Broken]:
         )
 
 
-def same_volume(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _same_volume(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two of ``storage.volumes`` are one file system."""
     # Subvolumes of one device have different numbers.
     same_device = one["device"].startswith("/") and one["device"] == other["device"]

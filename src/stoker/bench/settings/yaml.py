@@ -116,12 +116,6 @@ def write_scalar(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def write_yaml(value: Any) -> str:
-    """Dicts, lists and scalars as YAML, in their order."""
-    text: str = _yaml().safe_dump(value, sort_keys=False, allow_unicode=True)
-    return text
-
-
 def commented(section: Any, plain: Any, indent: str = "") -> str:
     """A dataclass as YAML with every setting's meaning above it.
 
