@@ -17,7 +17,8 @@ from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.registry import get_format
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
-from stoker.writing.shard_formats import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
+from stoker.writing.registry import writer_of
+from stoker.writing.shard_formats import TarWriter, TFRecordWriter
 
 __all__ = ["CASES", "Case", "number_of", "opened", "sample_of", "same", "tiny_image"]
 
@@ -43,11 +44,11 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    "arrow": Case(ArrowWriter, ANY, ".arrow"),
-    "hdf5": Case(HDF5Writer, FIXED, ".hdf5"),
-    "npy": Case(NPYWriter, {"id": "int"}, ".npy"),
-    "npy_rows": Case(NPYWriter, {"row": "ndarray:float32:5"}, ".npy"),
-    "npz": Case(NPZWriter, FIXED, ".npz"),
+    "arrow": Case(writer_of("arrow"), ANY, ".arrow"),
+    "hdf5": Case(writer_of("hdf5"), FIXED, ".hdf5"),
+    "npy": Case(writer_of("npy"), {"id": "int"}, ".npy"),
+    "npy_rows": Case(writer_of("npy"), {"row": "ndarray:float32:5"}, ".npy"),
+    "npz": Case(writer_of("npz"), FIXED, ".npz"),
     "tar": Case(TarWriter, ANY, ".tar", ("__key__",)),
     "tfrecord": Case(TFRecordWriter, ANY, ".tfrecord"),
     "jpeg": Case(JPEGWriter, {"image": "jpeg", "label": "int"}, ".jpeg"),

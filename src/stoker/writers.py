@@ -12,23 +12,17 @@ from collections.abc import Mapping
 from typing import Final, Unpack
 
 from stoker.arguments import checked
-from stoker.display import unknown_name
-from stoker.errors import ConfigError
-from stoker.formats.registry import format_name, format_names, get_format, load
 from stoker.tokens.sources.megatron import MegatronWriter
 from stoker.writing.base import Writer, WriterOptions
 from stoker.writing.destination import OutPath
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
 from stoker.writing.megatron_writer import MegatronShardWriter
 from stoker.writing.parquet_writer import ParquetWriter
+from stoker.writing.registry import writer_of
 from stoker.writing.shard_formats import (
-    ArrowWriter,
     CSVWriter,
-    HDF5Writer,
     JSONWriter,
     MDSWriter,
-    NPYWriter,
-    NPZWriter,
     TarWriter,
     TFRecordWriter,
     TSVWriter,
@@ -36,17 +30,13 @@ from stoker.writing.shard_formats import (
 )
 
 __all__ = [
-    "ArrowWriter",
     "CSVWriter",
     "FormatOptions",
-    "HDF5Writer",
     "JPEGWriter",
     "JSONWriter",
     "MDSWriter",
     "MegatronShardWriter",
     "MegatronWriter",
-    "NPYWriter",
-    "NPZWriter",
     "PNGWriter",
     "ParquetWriter",
     "TFRecordWriter",
@@ -105,18 +95,4 @@ def open_writer(
     ...     writer.samples_written
     3
     """
-    name = format_name(format)
-    if name not in format_names():
-        raise ConfigError(unknown_name("format", format, writable_formats()))
-    writer = get_format(name).writer
-    if not writer:
-        raise ConfigError(
-            f"format={format!r} is read and not written; formats to write: {', '.join(writable_formats())}"
-        )
-    opened: Writer = load(writer)(columns, out, remote, **options)
-    return opened
-
-
-def writable_formats() -> list[str]:
-    """Names of the formats that have a writer."""
-    return [name for name in format_names() if get_format(name).writer]
+    return writer_of(format)(columns, out, remote, **options)

@@ -24,11 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from litdata_cases import litdata_files
 
 from packed_cases import tiny_image
-from stoker import MDSWriter
+from stoker import MDSWriter, writers
 from stoker.formats.registry import format_names, get_format
 from stoker.writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
-from stoker.writing.shard_formats import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
+from stoker.writing.registry import writable_formats, writer_of
+from stoker.writing.shard_formats import TarWriter, TFRecordWriter
 
 __all__ = ["OTHERS", "ROWS", "WRITTEN", "Others", "Written", "table"]
 
@@ -73,14 +74,14 @@ ANY = {"id": "int", "blob": "bytes", "row": "ndarray:float32:5"}
 FIXED = {"id": "int", "row": "ndarray:float32:5"}
 
 WRITTEN: dict[str, Written] = {
-    "arrow": Written(ArrowWriter, ANY, {"size_limit": 900}),
+    "arrow": Written(writer_of("arrow"), ANY, {"size_limit": 900}),
     "csv": Written(CSVWriter, TEXT, {"size_limit": 200}),
-    "hdf5": Written(HDF5Writer, FIXED, {"size_limit": 600}),
+    "hdf5": Written(writer_of("hdf5"), FIXED, {"size_limit": 600}),
     "jpeg": Written(JPEGWriter, {"image": "jpeg", "label": "int"}, {}),
     "json": Written(JSONWriter, TEXT, {"size_limit": 500}),
     "mds": Written(MDSWriter, ANY, {"size_limit": 700}),
-    "npy": Written(NPYWriter, {"id": "int"}, {"size_limit": 200}),
-    "npz": Written(NPZWriter, FIXED, {"size_limit": 600}),
+    "npy": Written(writer_of("npy"), {"id": "int"}, {"size_limit": 200}),
+    "npz": Written(writer_of("npz"), FIXED, {"size_limit": 600}),
     "png": Written(PNGWriter, {"image": "png", "label": "int"}, {}),
     "tar": Written(TarWriter, {"id": "str_int", "blob": "bytes"}, {"size_limit": 40_000}),
     "tfrecord": Written(TFRecordWriter, ANY, {"size_limit": 2000}),
@@ -267,7 +268,8 @@ def table() -> list[str]:
     for name in format_names():
         others = OTHERS.get(name)
         form = get_format(name)
-        writer = f"`{form.writer.partition(':')[2]}`" if form.writer else ""
+        kind = writer_of(name).__name__ if name in writable_formats() else ""
+        writer = f"`{kind if hasattr(writers, kind) else 'open_writer'}`" if kind else ""
         cells = [f"`{name}`", form.shard, writer, others.suffixes if others else "", form.views]
         lines.append("| " + " | ".join([*cells, f"`stoker[{form.extra}]`" if form.extra else ""]) + " |")
     return lines

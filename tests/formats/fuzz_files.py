@@ -46,7 +46,8 @@ from stoker.formats.one_file import content_kind
 from stoker.formats.registry import get_format
 from stoker.storage import ObjectInfo
 from stoker.writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
-from stoker.writing.shard_formats import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
+from stoker.writing.registry import writer_of
+from stoker.writing.shard_formats import TarWriter, TFRecordWriter
 
 __all__ = ["FORMATS", "targets_of"]
 
@@ -89,13 +90,13 @@ _MORE: list[dict[str, str]] = [
     {"d": "str_float", "e": "ndarray:int16", "f": "str_decimal"},
 ]
 _WRITTEN: Mapping[str, tuple[Callable[..., Any], Sequence[Mapping[str, str]]]] = {
-    "arrow": (ArrowWriter, _ANY),
+    "arrow": (writer_of("arrow"), _ANY),
     "csv": (CSVWriter, _TEXT),
-    "hdf5": (HDF5Writer, [{"flag": "bool"}, {"half": "bfloat16"}, {"pixels": "ndarray:uint8:4,3"}]),
+    "hdf5": (writer_of("hdf5"), [{"flag": "bool"}, {"half": "bfloat16"}, {"pixels": "ndarray:uint8:4,3"}]),
     "json": (JSONWriter, _TEXT),
     "mds": (MDSWriter, [*_ANY, *_MORE]),
-    "npy": (NPYWriter, [{"id": "int"}, {"row": "ndarray:float32:5"}]),
-    "npz": (NPZWriter, _FIXED),
+    "npy": (writer_of("npy"), [{"id": "int"}, {"row": "ndarray:float32:5"}]),
+    "npz": (writer_of("npz"), _FIXED),
     "tar": (TarWriter, _ANY),
     "tfrecord": (TFRecordWriter, _ANY),
     "tsv": (TSVWriter, _TEXT),

@@ -37,7 +37,8 @@ from stoker import (
 )
 from stoker.formats.unstacked import Unstacked, spread
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.writers import ArrowWriter, ParquetWriter, TarWriter
+from stoker.writers import ParquetWriter, TarWriter
+from stoker.writing.registry import writer_of
 from support import write_samples
 
 SEEDS = (1, 2)
@@ -256,7 +257,7 @@ def test_lines_with_numbers_of_any_size(tmp_path: Path) -> None:
     assert alone(dataset(), dataset()) == all_told(batches)
 
 
-@pytest.mark.parametrize("writer", [MDSWriter, ParquetWriter, ArrowWriter, TarWriter])
+@pytest.mark.parametrize("writer", [MDSWriter, ParquetWriter, writer_of("arrow"), TarWriter])
 def test_numbers_in_digits_are_arrays_where_they_fit(writer: Any, tmp_path: Path) -> None:
     """As those of a tar file's ``cls``."""
     numbers = [10**30 if number % 20 == 13 else number for number in range(60)]

@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE
 from stoker import StreamingDataset
 from stoker.cache.disk.in_use import Users
-from stoker.writers import NPYWriter
+from stoker.writing.registry import writer_of
 from support import make_dataset
 
 
@@ -38,7 +38,7 @@ def test_a_shard_whose_opening_was_interrupted_is_opened_by_the_next_reader(
 
 
 def test_a_shard_of_two_files_is_opened_where_those_in_use_fill_the_limit(tmp_path: Path) -> None:
-    with NPYWriter({"x": "ndarray:int64:4"}, tmp_path / "data", size_limit=400) as out:
+    with writer_of("npy")({"x": "ndarray:int64:4"}, tmp_path / "data", size_limit=400) as out:
         out.write_batch({"x": np.arange(400).reshape(100, 4)})
     limit = 2 * sum(path.stat().st_size for path in (tmp_path / "data").glob("*00000*"))
     dataset = StreamingDataset(str(tmp_path / "data"), local=tmp_path / "cache", cache_limit=limit)

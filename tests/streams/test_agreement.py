@@ -23,7 +23,8 @@ from stoker import (
 from stoker.errors import ConfigError, FormatError
 from stoker.writers import CSVWriter, JSONWriter
 from stoker.writing.parquet_writer import ParquetWriter
-from stoker.writing.shard_formats import ArrowWriter, TFRecordWriter
+from stoker.writing.registry import writer_of
+from stoker.writing.shard_formats import TFRecordWriter
 from support import write_samples
 
 VALUES: dict[str, Any] = {
@@ -136,7 +137,7 @@ def test_the_same_types_of_several_formats_are_read_together(tmp_path: Path) -> 
     columns = {"id": "int", "text": "str"}
     paths = [
         write(tmp_path / writer.__name__, columns, writer)
-        for writer in (MDSWriter, JSONWriter, CSVWriter, ArrowWriter, TFRecordWriter)
+        for writer in (MDSWriter, JSONWriter, CSVWriter, writer_of("arrow"), TFRecordWriter)
     ]
     streams = [Stream(local=path) for path in paths]
     write(tmp_path / "parquet", columns, ParquetWriter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ import pytest
 import stoker
 from stoker import StreamingDataset, writers
 from stoker.errors import ConfigError
-from stoker.formats.registry import format_names, get_format
+from stoker.formats import registry
+from stoker.formats.registry import format_names
 from stoker.generation import DatasetSpec
+from stoker.writing.registry import _find, writable_formats, writer_of
+from stoker.writing.shard_formats import EncoderWriter
 from support import environ
 
 TOKENS = {"tokens": "ndarray:uint16:3"}
@@ -32,7 +36,7 @@ COLUMNS: dict[str, tuple[dict[str, str], dict[str, Any], Any]] = {
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-@pytest.mark.parametrize("form", writers.writable_formats())
+@pytest.mark.parametrize("form", writable_formats())
 def test_a_writer_of_each_format_has_the_protocol(form: str, tmp_path: Path) -> None:
     columns, options, value = COLUMNS.get(form, (TOKENS, {}, np.arange(3, dtype=np.uint16)))
     (name,) = columns
@@ -50,12 +54,34 @@ def test_a_writer_of_each_format_has_the_protocol(form: str, tmp_path: Path) -> 
     stoker.open_writer(form, columns, tmp_path, **options, exist_ok=True).abort()
 
 
-def test_every_writer_of_a_format_is_public() -> None:
+def test_every_writer_of_a_format_with_arguments_of_its_own_is_public() -> None:
     listed = {getattr(writers, name) for name in writers.__all__}
-    for name in writers.writable_formats():
-        module, _, kind = get_format(name).writer.partition(":")
-        assert getattr(sys.modules[module], kind) in listed
-    assert set(writers.writable_formats()) < set(format_names())
+    for name in writable_formats():
+        kind: Any = writer_of(name)
+        assert kind in listed or (kind.__bases__ == (EncoderWriter,) and "__init__" not in vars(kind))
+    assert set(writable_formats()) < set(format_names())
+
+
+class _TheirWriter(writers.MDSWriter):
+    """A writer of another package."""
+
+
+def test_another_package_adds_a_writer_of_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = {
+        "stoker.formats": EntryPoint("theirs", "stoker.formats.mds.format:MDSFormat", "stoker.formats"),
+        "stoker.writers": EntryPoint("theirs", f"{__name__}:_TheirWriter", "stoker.writers"),
+    }
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group, **_: [theirs[group]])
+    for one in (registry._others, _find):
+        one.cache_clear()
+    try:
+        writer = stoker.open_writer("theirs", {"x": "int"}, tmp_path)
+        assert type(writer) is _TheirWriter
+        writer.abort()
+    finally:
+        monkeypatch.undo()
+        for one in (registry._others, _find):
+            one.cache_clear()
 
 
 def test_other_names_of_a_format_are_known(tmp_path: Path) -> None:

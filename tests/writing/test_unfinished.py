@@ -19,7 +19,8 @@ from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput
 from stoker.writers import JSONWriter
 from stoker.writing.image_folders import PNGWriter
 from stoker.writing.parquet_writer import ParquetWriter
-from stoker.writing.shard_formats import ArrowWriter, NPZWriter, TarWriter, TFRecordWriter
+from stoker.writing.registry import writer_of
+from stoker.writing.shard_formats import TarWriter, TFRecordWriter
 
 ROWS = 100
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -38,9 +39,9 @@ def image_sample(number: int) -> dict[str, Any]:
 
 
 WRITERS: Mapping[str, tuple[Any, Mapping[str, str], Any]] = {
-    "arrow": (ArrowWriter, {"x": "int"}, number_sample),
+    "arrow": (writer_of("arrow"), {"x": "int"}, number_sample),
     "mds": (MDSWriter, {"x": "int"}, number_sample),
-    "npz": (NPZWriter, {"x": "int64"}, number_sample),
+    "npz": (writer_of("npz"), {"x": "int64"}, number_sample),
     "parquet": (ParquetWriter, {"x": "int"}, number_sample),
     "png": (PNGWriter, {"image": "png", "label": "int"}, image_sample),
     "tar": (TarWriter, {"x": "int"}, number_sample),

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Final
 
 from stoker.conversion.detect import Url
-from stoker.conversion.tasks.sinks import ShardSettings, writer_of
+from stoker.conversion.tasks.sinks import ShardSettings, target_writer
 from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.formats.registry import format_name
@@ -47,7 +47,7 @@ def settings_of(
     if limit is None or limit > _LARGEST:
         raise ConfigError(f"size_limit={size_limit!r}: above 0, and at most 1 GiB, as shards are made in memory")
     to = format_name(to)
-    names = () if hashes is None and not writer_of(to).indexed else tuple(check_hash_names(hashes))
+    names = () if hashes is None and not target_writer(to).indexed else tuple(check_hash_names(hashes))
     return ShardSettings(to, compression, names, limit, shard_samples)
 
 

@@ -1,4 +1,4 @@
-"""The descriptor of a shard format: its names, its files, and how they are read, written, checked and generated.
+"""The descriptor of a shard format: its names, its files, and how they are read and checked.
 
 A format is one subclass of :class:`Format` in a folder or module of its own. ``stoker.formats.registry`` leads from its name
 to the class; another package's entry point does the same.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -23,38 +22,6 @@ from stoker.formats.common.rows.merge import iterate_each, read_each
 from stoker.types import Batch, Buffer, Ids, Sample
 
 _FIRST: Final = np.zeros(1, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedFiles:
-    """The synthetic files that ``stoker.generation`` makes of a format, and what these can hold.
-
-    Attributes:
-        layout: module and class that lays out a file, ``"module:Class"``; a
-            :class:`stoker.generation.formats.base.GeneratedLayout`.
-        suffixes: ends of the names of the files that a number of the dataset stands for; one, or two.
-        arrays: they hold values of one size only, as arrays.
-        one_column: and of one column.
-        extensions: columns are named as the extensions of files are (``txt``, ``jpeg``).
-        image: the one type of images that they hold.
-        dtypes: types of the numbers that they hold; empty for all.
-        compressions: names of compressions.
-        levels: whether a compression may have a level (``zstd:7``).
-        compressed_whole: whether a compression is of whole files, and not of their parts.
-        settings: fields of :class:`stoker.generation.DatasetSpec` that only some formats have.
-    """
-
-    layout: str
-    suffixes: tuple[str, ...]
-    arrays: bool = False
-    one_column: bool = False
-    extensions: bool = False
-    image: str = ""
-    dtypes: tuple[str, ...] = ()
-    compressions: tuple[str, ...] = ()
-    levels: bool = True
-    compressed_whole: bool = False
-    settings: tuple[str, ...] = ()
 
 
 class Format(ABC):
@@ -78,10 +45,6 @@ class Format(ABC):
             ``columns``, which are to be read (``None`` for all); ``predicate``, which shards are; and ``partition``, the
             file's :data:`~stoker.formats.common.inspect_header.Partition` as a dict. The setting ``filters`` says what the
             predicate is, ``hive`` whether folders tell columns.
-        writer: module and class that writes the format, ``"module:Class"``, a :class:`stoker.writing.base.Writer`; empty
-            where there is none.
-        writer_settings: what the writer must be told beside columns and destination.
-        generated: synthetic files of the format; ``None`` where none are made.
         suffixes: ends of names of files that are read without an index, in lower case.
         describing: those of them whose files often lie beside a dataset and describe it: they count where nothing else does.
         magic: bytes that such files begin with, any of them; empty where nothing tells.
@@ -105,9 +68,6 @@ class Format(ABC):
     quoted: ClassVar[bool] = False
     single: ClassVar[bool] = False
     row_groups: ClassVar[bool] = False
-    writer: ClassVar[str] = ""
-    writer_settings: ClassVar[tuple[str, ...]] = ()
-    generated: ClassVar[GeneratedFiles | None] = None
     suffixes: ClassVar[tuple[str, ...]] = ()
     describing: ClassVar[tuple[str, ...]] = ()
     magic: ClassVar[tuple[bytes, ...]] = ()

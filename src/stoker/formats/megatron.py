@@ -27,7 +27,6 @@ from stoker.formats.common.inspect_header import (
     only_settings,
     piece_bytes,
 )
-from stoker.formats.format import GeneratedFiles
 from stoker.types import Array, Buffer, Column, Ids
 
 DTYPES: Final[Mapping[int, str]] = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -234,15 +233,7 @@ class MegatronFormat(PackedFormat):
     shard = "64 MiB of an indexed dataset's tokens"
     magic = (_MAGIC,)
     reader = MegatronShard
-    writer = "stoker.writing.megatron_writer:MegatronShardWriter"
     views = "tokens"
-    generated = GeneratedFiles(
-        "stoker.generation.formats.arrays:MegatronLayout",
-        (".bin", ".idx"),
-        arrays=True,
-        one_column=True,
-        dtypes=tuple(DTYPES.values()),
-    )
     suffixes = (".idx",)
     beside = (".bin",)
     whole = True

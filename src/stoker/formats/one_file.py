@@ -18,7 +18,7 @@ from stoker.formats.common.checks import parse_files, parse_samples, refuse
 from stoker.formats.common.container import decode_values
 from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.common.read_checks import check_rows, wanted_columns
-from stoker.formats.format import Format, GeneratedFiles
+from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
 from stoker.formats.media.source import HANDLED, MEDIA, BytesInMemory, MediaSource, StoredFile
@@ -203,9 +203,6 @@ def _other_file(name: str, begins: bytes, where: str) -> CorruptDataError:
     return CorruptDataError(f"{where}: not a {' or '.join(map(str.upper, kinds))} file: it begins {begins!r}{remedy}")
 
 
-_LAYOUT: Final = "stoker.generation.formats.files:FileLayout"
-
-
 class FileFormat(Format):
     """One file a shard and a sample: the files as they are."""
 
@@ -213,7 +210,6 @@ class FileFormat(Format):
     shard = "a file, which is a sample"
     views = "bytes"
     single = True
-    generated: ClassVar[GeneratedFiles | None] = GeneratedFiles(_LAYOUT, (".bin",), one_column=True)
 
     def inspect_names(self, keys: Sequence[str], settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """See :class:`stoker.formats.format.Format`. The first folders of images are their classes.
@@ -272,10 +268,8 @@ class JPEGFormat(FileFormat):
     aliases = ("jpg",)
     shard = "a file, which is a sample; its folder is its class"
     magic = (SIGNATURES["jpeg"],)
-    writer = "stoker.writing.image_folders:JPEGWriter"
     views = ""
     extra = "images"
-    generated = GeneratedFiles(_LAYOUT, (".jpeg",), one_column=True, image="jpeg")
     suffixes = SUFFIXES["jpeg"]
 
 
@@ -285,10 +279,8 @@ class PNGFormat(FileFormat):
     name = "png"
     shard = "a file, which is a sample; its folder is its class"
     magic = (SIGNATURES["png"],)
-    writer = "stoker.writing.image_folders:PNGWriter"
     views = ""
     extra = "images"
-    generated = GeneratedFiles(_LAYOUT, (".png",), one_column=True, image="png")
     suffixes = SUFFIXES["png"]
 
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
@@ -312,7 +304,6 @@ class ImagesFormat(FileFormat):
     shard = "a JPEG or PNG file, which is a sample; its folder is its class"
     views = ""
     extra = "images"
-    generated = None
     suffixes = (*SUFFIXES["jpeg"], *SUFFIXES["png"])
 
 

@@ -15,9 +15,10 @@ from stoker.arguments import checked
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.common.hashing import hash_names
-from stoker.formats.format import Format, GeneratedFiles
-from stoker.formats.registry import format_name, format_names, get_format
+from stoker.formats.format import Format
+from stoker.formats.registry import format_name, get_format
 from stoker.generation.columns import IMAGES, NUMBERS, Column
+from stoker.generation.files import GENERATED, GeneratedFiles
 
 Content = Literal["random", "tokens", "text", "images"]
 
@@ -228,7 +229,7 @@ class DatasetSpec:
 
 def generated_formats() -> tuple[str, ...]:
     """Names of formats of which synthetic files are made."""
-    return tuple(name for name in format_names() if get_format(name).generated is not None)
+    return tuple(GENERATED)
 
 
 def _format(name: str) -> Format:
@@ -241,7 +242,7 @@ def _generated(name: str) -> GeneratedFiles:
     Raises:
         ConfigError: there is no such format, or none of its files are made.
     """
-    found = _format(name).generated if format_name(name) in format_names() else None
+    found = GENERATED.get(format_name(name))
     if found is None:
         raise ConfigError(unknown_name("format", name, generated_formats()))
     return found

@@ -18,13 +18,12 @@ from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.format import Format
 from stoker.formats.kinds import column_kinds
-from stoker.formats.registry import get_format, load
+from stoker.formats.registry import get_format
 from stoker.formats.unstacked import as_batch
 from stoker.loaders.dataset import StreamingDataset
 from stoker.pipeline.columns import cut_columns, split_batch
 from stoker.testing.values import check_kind, described, equal, raised, row_of, undefined
 from stoker.types import Ids
-from stoker.writing.base import Writer
 
 _FLIPS: Final = 60
 _WHERE: Final = "the shard"
@@ -144,10 +143,6 @@ class FormatTests:
         if form.magic:
             assert all(shard.header.startswith(form.magic) for shard in self.shards())
         assert set(form.describing) <= set(form.suffixes)
-        if form.writer:
-            assert issubclass(load(form.writer), Writer)
-        if form.generated is not None:
-            assert isinstance(load(form.generated.layout), type)
 
     def test_every_sample_comes_back(self) -> None:
         found: list[int] = []

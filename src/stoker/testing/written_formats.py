@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 from stoker.errors import ConfigError, EncodingError
 from stoker.formats.common.entries import entry_of
 from stoker.formats.common.hashing import hash_hex
-from stoker.formats.registry import load
 from stoker.index.index import load_index
 from stoker.index.merge import merge_index
 from stoker.index.rebuild import rebuild_index
 from stoker.storage import open_store
 from stoker.testing.formats import FormatTests
 from stoker.testing.values import raised, undefined
+from stoker.writing.registry import writer_of
 
 
 class WrittenFormatTests(FormatTests):
@@ -42,9 +42,8 @@ class WrittenFormatTests(FormatTests):
         """A writer of the format."""
         if not self.columns:
             raise undefined(self, 'columns = {"name": "encoding", ...}, which the writer takes')
-        return load(self.descriptor.writer)(
-            columns=self.columns, out=out, **{**self.options, "hashes": ["xxh64"], **options}
-        )
+        options = {**self.options, "hashes": ["xxh64"], **options}
+        return writer_of(self.descriptor.name)(columns=self.columns, out=out, **options)
 
     def write(self, folder: Path, numbers: range, **options: Any) -> None:
         with self.open_writer(folder, **options) as writer:

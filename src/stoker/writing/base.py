@@ -76,6 +76,7 @@ class Writer(ABC):
     Attributes:
         indexed: whether the dataset has an ``index.json``. Else its files are found by listing them.
         numbers_samples: whether the writer takes ``first``, the number of its first sample.
+        required: what it must be told beside columns and destination.
 
     Raises:
         ConfigError: an argument makes no sense, or what is at the destination is in the way; says what to do.
@@ -83,6 +84,7 @@ class Writer(ABC):
 
     indexed: ClassVar[bool] = True
     numbers_samples: ClassVar[bool] = False
+    required: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 from typing import Any, ClassVar, Final, Unpack
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
+from stoker.formats.registry import load
 from stoker.formats.text.json_shards import JSONEncoder
 from stoker.formats.text.xsv_shards import SEPARATORS, XSVEncoder
 from stoker.writing.base import WriterOptions
@@ -20,11 +20,16 @@ _COLUMNS: Final = "give an encoding's name, such as 'int', 'float32', 'str' or '
 _TEXT_COLUMNS: Final = "give 'str', 'int' or 'float'"
 
 
-class _FormatWriter(DatasetWriter):
-    """Base of the writers of a format. Encoders are imported when a writer is made, so that ``import stoker`` loads none."""
+class EncoderWriter(DatasetWriter):
+    """A writer that differs from others by its encoder, which is imported when a writer is made.
 
-    _encoder_of: ClassVar[tuple[str, str]]
-    """Module and name of the encoder."""
+    Args:
+        columns: column name to encoding.
+        out, remote, **options: as of :class:`MDSWriter`.
+    """
+
+    encoder_of: ClassVar[str]
+    """Module and class of the encoder, ``"module:Class"``."""
 
     @checked(columns=_COLUMNS)
     def __init__(
@@ -37,11 +42,10 @@ class _FormatWriter(DatasetWriter):
         super().__init__(out, remote, self._make(columns), **options)
 
     def _make(self, columns: Mapping[str, str], **more: Any) -> Callable[..., Any]:
-        module, name = self._encoder_of
-        return partial(getattr(import_module(module), name), columns, **more)
+        return partial(load(self.encoder_of), columns, **more)
 
 
-class MDSWriter(_FormatWriter):
+class MDSWriter(EncoderWriter):
     """Writes an MDS dataset.
 
     Args:
@@ -63,7 +67,7 @@ class MDSWriter(_FormatWriter):
     ['index.json', 'shard.00000.mds.zstd']
     """
 
-    _encoder_of = ("stoker.formats.mds.encoder", "MDSEncoder")
+    encoder_of = "stoker.formats.mds.encoder:MDSEncoder"
 
 
 class JSONWriter(DatasetWriter):
@@ -98,6 +102,7 @@ class XSVWriter(DatasetWriter):
         out, remote, **options: as of :class:`MDSWriter`.
     """
 
+    required: ClassVar[tuple[str, ...]] = ("separator",)
     _format = "xsv"
 
     @checked(columns=_TEXT_COLUMNS)
@@ -116,6 +121,8 @@ class XSVWriter(DatasetWriter):
 
 
 class _FixedSeparatorWriter(XSVWriter):
+    required = ()
+
     @checked(columns=_TEXT_COLUMNS)
     def __init__(
         self,
@@ -141,52 +148,7 @@ class TSVWriter(_FixedSeparatorWriter):
     _format = "tsv"
 
 
-class NPYWriter(_FormatWriter):
-    """Writes a dataset of NPY files: ``shard.00000.npy`` is an array with a row a sample.
-
-    Args:
-        columns: name of the one column to its encoding: a number's (``float32``) or ``ndarray:DTYPE:d0,d1``.
-        out, remote, **options: as of :class:`MDSWriter`.
-    """
-
-    _encoder_of = ("stoker.formats.arrays.npy", "NPYEncoder")
-
-
-class NPZWriter(_FormatWriter):
-    """Writes a dataset of NPZ files: ``shard.00000.npz`` has an array a column, each with a row a sample.
-
-    Args:
-        columns: column name to encoding: numbers (``float32``) and ``ndarray:DTYPE:d0,d1``.
-        out, remote, **options: as of :class:`MDSWriter`.
-    """
-
-    _encoder_of = ("stoker.formats.arrays.npz", "NPZEncoder")
-
-
-class HDF5Writer(_FormatWriter):
-    """Writes a dataset of HDF5 files: ``shard.00000.hdf5`` has a contiguous dataset a column, with a row a sample.
-
-    Args:
-        columns: path of the dataset to encoding: numbers (``float32``) and ``ndarray:DTYPE:d0,d1``.
-        out, remote, **options: as of :class:`MDSWriter`.
-    """
-
-    _encoder_of = ("stoker.formats.hdf5.reader", "HDF5Encoder")
-
-
-class ArrowWriter(_FormatWriter):
-    """Writes a dataset of Arrow IPC files: ``shard.00000.arrow`` is one record batch, with a row a sample.
-
-    Args:
-        columns: column name to encoding. Numbers become Arrow's, ``ndarray:DTYPE:...`` fixed-size lists or tensors, ``str``,
-            ``json`` and ``str_int`` text; all else is the bytes of its encoding.
-        out, remote, **options: as of :class:`MDSWriter`.
-    """
-
-    _encoder_of = ("stoker.formats.arrow.reader", "ArrowEncoder")
-
-
-class TarWriter(_FormatWriter):
+class TarWriter(EncoderWriter):
     """Writes a dataset of tar files as WebDataset reads them: in ``shard.00000.tar`` a sample is a file a column.
 
     The file of column ``jpg`` of the sample ``000000017`` is ``000000017.jpg``; its bytes are the value's encoding. The key
@@ -200,7 +162,7 @@ class TarWriter(_FormatWriter):
     """
 
     numbers_samples = True
-    _encoder_of = ("stoker.formats.tar.writer", "TarEncoder")
+    encoder_of = "stoker.formats.tar.writer:TarEncoder"
 
     @checked(columns=_COLUMNS)
     def __init__(
@@ -219,7 +181,7 @@ class TarWriter(_FormatWriter):
         encoder.begin(self.samples_written if first is None else first, self.samples_written)
 
 
-class TFRecordWriter(_FormatWriter):
+class TFRecordWriter(EncoderWriter):
     """Writes a dataset of TFRecord files: in ``shard.00000.tfrecord`` a record is a ``tf.train.Example``.
 
     Args:
@@ -229,7 +191,7 @@ class TFRecordWriter(_FormatWriter):
         out, remote, **options: as of :class:`MDSWriter`.
     """
 
-    _encoder_of = ("stoker.formats.tfrecord.writer", "TFRecordEncoder")
+    encoder_of = "stoker.formats.tfrecord.writer:TFRecordEncoder"
 
     @checked(columns=_COLUMNS)
     def __init__(

@@ -22,7 +22,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.arrays.npy import npy_header, parse_header
 from stoker.formats.base import ReadOptions
 from stoker.formats.registry import get_format
-from stoker.writing.shard_formats import NPYWriter
+from stoker.writing.registry import writer_of
 
 
 def saved(array: Any) -> bytes:
@@ -61,7 +61,7 @@ def test_headers_are_parsed_on_many_threads(kind: Any) -> None:
 
 def test_numpy_reads_what_is_written(tmp_path: Path) -> None:
     rows = np.random.default_rng(1).random((300, 3, 2))
-    with NPYWriter({"x": "ndarray:float64:3,2"}, tmp_path, size_limit=5000) as writer:
+    with writer_of("npy")({"x": "ndarray:float64:3,2"}, tmp_path, size_limit=5000) as writer:
         writer.write_batch({"x": rows})
     shards = sorted(tmp_path.glob("*.npy"))
     assert len(shards) > 2
@@ -168,7 +168,7 @@ def test_pickled_objects_are_refused() -> None:
 
 def test_several_columns_and_unknown_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one column, not a, b"):
-        NPYWriter({"a": "int", "b": "int"}, tmp_path)
+        writer_of("npy")({"a": "int", "b": "int"}, tmp_path)
     with pytest.raises(ConfigError, match="has no setting 'axes'"):
         opened(saved(np.arange(3)), axes=1)
     with pytest.raises(ConfigError, match="axis=1"):

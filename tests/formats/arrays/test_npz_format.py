@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packed_cases import opened
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.arrays.npz import read_arrays
-from stoker.writing.shard_formats import NPZWriter
+from stoker.writing.registry import writer_of
 
 COLUMNS = {"flag": "bool", "id": "uint16", "row": "ndarray:float32:3", "sub/tokens": "ndarray:int64:4"}
 
@@ -33,7 +33,7 @@ def rows_of(count: int) -> dict[str, Any]:
 
 def test_numpy_and_zipfile_read_what_is_written(tmp_path: Path) -> None:
     columns = rows_of(200)
-    with NPZWriter(COLUMNS, tmp_path, size_limit=4000) as writer:
+    with writer_of("npz")(COLUMNS, tmp_path, size_limit=4000) as writer:
         writer.write_batch(columns)
     shards = sorted(tmp_path.glob("*.npz"))
     assert len(shards) > 1

@@ -24,7 +24,7 @@ from stoker.formats.arrow.layout import arrow_layout
 from stoker.formats.base import ReadOptions
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.registry import get_format
-from stoker.writing.shard_formats import ArrowWriter
+from stoker.writing.registry import writer_of
 
 
 def file_of(table: Any, chunk: int = 7, stream: bool = False, compression: str | None = None) -> bytes:
@@ -99,7 +99,7 @@ def test_columns_of_a_wide_file_are_opened_together(monkeypatch: pytest.MonkeyPa
 
 def test_pyarrow_and_polars_read_what_is_written(tmp_path: Path) -> None:
     columns = CASES["arrow"].columns
-    with ArrowWriter(columns, tmp_path) as writer:
+    with writer_of("arrow")(columns, tmp_path) as writer:
         for number in range(50):
             writer.write(sample_of(number, columns))
     path = tmp_path / "shard.00000.arrow"
@@ -148,7 +148,7 @@ def test_the_layout_is_that_of_pyarrow() -> None:
 
 
 def test_bytes_are_views_of_the_file_where_requested(tmp_path: Path) -> None:
-    with ArrowWriter({"x": "bytes"}, tmp_path) as writer:
+    with writer_of("arrow")({"x": "bytes"}, tmp_path) as writer:
         writer.write_batch({"x": [b"ab", b"", b"cde"]})
     from stoker import StreamingDataset
 

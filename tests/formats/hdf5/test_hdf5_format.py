@@ -20,7 +20,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError, StorageErr
 from stoker.formats.base import ReadOptions
 from stoker.formats.common.byte_source import ByteSource, MappedSource
 from stoker.formats.hdf5.reader import HDF5Format, _datasets
-from stoker.writing.shard_formats import HDF5Writer
+from stoker.writing.registry import writer_of
 
 h5py = pytest.importorskip("h5py")
 
@@ -44,7 +44,7 @@ def test_h5py_reads_what_is_written(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     batch: dict[str, Any] = {name: rng.integers(0, 200, 100, np.uint8) for name in columns}
     batch |= {"flag": batch["flag"] > 9, "id": np.arange(100), "deep/er/row": rng.random((100, 3, 4), np.float32)}
-    with HDF5Writer(columns, tmp_path, size_limit=5000) as writer:
+    with writer_of("hdf5")(columns, tmp_path, size_limit=5000) as writer:
         writer.write_batch(batch)
     files = sorted(tmp_path.glob("*.hdf5"))
     assert len(files) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Final, Unpack
 
 from stoker.conversion.values import ColumnPlan
 from stoker.errors import ConfigError
-from stoker.formats.registry import format_names, get_format, load
+from stoker.formats.registry import get_format
 from stoker.storage import Store
 from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.types import PutData
@@ -19,6 +20,7 @@ from stoker.writing.destination import Begun, Destination
 from stoker.writing.file_sets import size_of
 from stoker.writing.output_files import OutputFiles
 from stoker.writing.parquet_writer import ParquetWriter
+from stoker.writing.registry import FormatWriter, writable_formats, writer_of
 
 _FLOATS: Final = ("float16", "float32", "float64", "bfloat16")
 
@@ -28,7 +30,7 @@ class ShardSettings:
     """Settings of the shards.
 
     Attributes:
-        format: the name of a format that :func:`writer_of` knows.
+        format: the name of a format that :func:`target_writer` knows.
         compression: see :class:`~stoker.writing.base.WriterOptions`, as for ``hashes``.
         hashes: names.
         size_limit: most raw bytes of a shard.
@@ -49,9 +51,9 @@ class ShardSettings:
             raise ConfigError(f"compression and shard_samples mean nothing for {self.format}: a file is a sample")
 
     @property
-    def writer(self) -> type[Writer]:
+    def writer(self) -> FormatWriter:
         """The format's writer."""
-        return writer_of(self.format)
+        return target_writer(self.format)
 
     @property
     def single(self) -> bool:
@@ -59,18 +61,18 @@ class ShardSettings:
         return get_format(self.format).single
 
 
-def writer_of(name: str) -> type[Writer]:
+def target_writer(name: str) -> FormatWriter:
     """The writer of a format.
 
     Raises:
         ConfigError: it has none, or one that must be told more than the columns.
     """
-    form = get_format(name) if name in format_names() else None
-    if form is None or not form.writer or form.writer_settings:
-        forms = [get_format(one) for one in format_names()]
-        told = ", ".join(one.name for one in forms if one.writer and not one.writer_settings)
-        raise ConfigError(f"to={name!r} can not be written; what can: {told}")
-    writer: type[Writer] = load(form.writer)
+    writer = None
+    with contextlib.suppress(ConfigError):
+        writer = writer_of(name)
+    if writer is None or writer.required:
+        known = ", ".join(one for one in writable_formats() if not writer_of(one).required)
+        raise ConfigError(f"to={name!r} can not be written; what can: {known}")
     return writer
 
 

@@ -33,7 +33,6 @@ from stoker.formats.common.container import read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
-from stoker.formats.format import GeneratedFiles
 from stoker.types import Array, Buffer, Ids
 
 _MAGIC: Final = b"\x93NUMPY"
@@ -159,9 +158,7 @@ class NPYFormat(ArrayFormat):
     shard = "an array"
     magic = (b"\x93NUMPY",)
     reader = NPYShard
-    writer = "stoker.writing.shard_formats:NPYWriter"
     views = "runs of rows"
-    generated = GeneratedFiles("stoker.generation.formats.arrays:NPYLayout", (".npy",), arrays=True, one_column=True)
     suffixes = (".npy",)
     settings = ("axis", "column")
 

@@ -36,7 +36,6 @@ from stoker.formats.common.container import read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
-from stoker.formats.format import GeneratedFiles
 from stoker.types import Array, Buffer, Ids
 
 _LOCAL: Final = struct.Struct("<4s5H3I2H")
@@ -280,11 +279,7 @@ class NPZFormat(ArrayFormat):
     shard = "an archive of arrays"
     magic = (b"PK\3\4",)
     reader = NPZShard
-    writer = "stoker.writing.shard_formats:NPZWriter"
     views = "runs of rows"
-    generated = GeneratedFiles(
-        "stoker.generation.formats.arrays:NPZLayout", (".npz",), arrays=True, compressions=("zip",)
-    )
     suffixes = (".npz",)
     settings = ("axis", "columns")
 

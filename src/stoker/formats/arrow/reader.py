@@ -30,7 +30,6 @@ from stoker.formats.common.container_writer import PackedEncoder, fixed_kind, fl
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
 from stoker.formats.common.rows.merge import scatter
-from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.memory import Shelf, memory_of
@@ -309,16 +308,8 @@ class ArrowFormat(PackedFormat):
     shard = "a file or stream of record batches"
     magic = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, a stream
     reader = ArrowShard
-    writer = "stoker.writing.shard_formats:ArrowWriter"
     views = "bytes"
     types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
-    generated = GeneratedFiles(
-        "stoker.generation.formats.arrow:ArrowLayout",
-        (".arrow",),
-        compressions=("lz4", "zstd"),
-        levels=False,
-        settings=("row_group_size",),
-    )
     suffixes = (".arrow", ".feather", ".ipc")
     settings = ("columns",)
 

@@ -30,7 +30,6 @@ from stoker.formats.common.container import read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
-from stoker.formats.format import GeneratedFiles
 from stoker.formats.hdf5.chunks import find_chunks, is_as_stored
 from stoker.formats.hdf5.skeleton import Skeleton, hdf5_file, load_h5py, make_dataset
 from stoker.types import Array, Buffer, Ids
@@ -226,12 +225,8 @@ class HDF5Format(ArrayFormat):
     shard = "a file of datasets"
     magic = (b"\x89HDF\r\n\x1a\n",)
     reader = HDF5Shard
-    writer = "stoker.writing.shard_formats:HDF5Writer"
     views = "runs of rows"
     extra = "hdf5"
-    generated = GeneratedFiles(
-        "stoker.generation.formats.arrays:HDF5Layout", (".hdf5",), arrays=True, settings=("hdf5_chunks",)
-    )
     suffixes = (".h5", ".hdf5", ".he5")
     settings = ("columns",)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, refuse
-from stoker.formats.format import Format, GeneratedFiles
+from stoker.formats.format import Format
 from stoker.formats.mds.reader import MDSShard, iterate_many, read_many, read_one
 from stoker.formats.mds.spec import mds_spec, parse_columns
 from stoker.types import Buffer
@@ -22,11 +22,7 @@ class MDSFormat(Format):
 
     name = "mds"
     shard = "a file"
-    writer = "stoker.writing.shard_formats:MDSWriter"
     views = "bytes"
-    generated = GeneratedFiles(
-        "stoker.generation.formats.mds:MDSLayout", (".mds",), compressions=("zstd", "gz"), compressed_whole=True
-    )
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`~stoker.formats.format.Format`.

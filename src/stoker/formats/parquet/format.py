@@ -13,7 +13,7 @@ from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import HeaderFacts, Partition, only_settings
 from stoker.formats.common.rows.merge import iterate_rows, read_each
-from stoker.formats.format import Format, GeneratedFiles
+from stoker.formats.format import Format
 from stoker.formats.parquet.footer.facts import RowGroup
 from stoker.formats.parquet.footer.footer import KnownSchema, read_facts, read_footer
 from stoker.formats.parquet.footer.row_groups import describe_row_groups
@@ -31,18 +31,11 @@ class ParquetFormat(Format):
     name = "parquet"
     shard = "a row group"
     magic = (b"PAR1",)
-    writer = "stoker.writing.parquet_writer:ParquetWriter"
     views = "runs of rows"
     suffixes = (".parquet", ".parq", ".pq")
     row_groups = True
     settings = ("filters", "hive")
     types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
-    generated = GeneratedFiles(
-        "stoker.generation.formats.parquet:ParquetLayout",
-        (".parquet",),
-        compressions=("snappy", "zstd", "gzip", "lz4"),
-        settings=("row_group_size",),
-    )
 
     def __init__(self) -> None:
         self._schemas: dict[Any, KnownSchema] = {}

@@ -30,7 +30,6 @@ from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.rows.gather import address_of, gather_rows
 from stoker.formats.content import check_declared, packed_as
-from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.media.columns import HANDLES, Handle
 from stoker.formats.media.source import MEDIA, SharedRanges, StoredFile
@@ -298,9 +297,7 @@ class TarFormat(PackedFormat):
     aliases = ("webdataset",)
     shard = "an archive, as WebDataset has it"
     reader = TarShard
-    writer = "stoker.writing.shard_formats:TarWriter"
     views = "bytes"
-    generated = GeneratedFiles("stoker.generation.formats.records:TarLayout", (".tar",), extensions=True)
     suffixes = (".tar",)
     packed = True
     whole = True

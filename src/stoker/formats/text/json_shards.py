@@ -9,7 +9,6 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
-from stoker.formats.format import GeneratedFiles
 from stoker.formats.text.json import SETTINGS, JSONFileShard, agree_on_json, inspect_json, parse_objects
 from stoker.formats.text.line_columns import JSONColumns
 from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
@@ -37,11 +36,7 @@ class JSONFormat(LineFormat):
     aliases = ("jsonl", "ndjson")
     shard = "lines, an object each"
     describing = (".json",)
-    writer = "stoker.writing.shard_formats:JSONWriter"
     shards = JSONShard, JSONFileShard
-    generated = GeneratedFiles(
-        "stoker.generation.formats.lines:JSONLayout", (".jsonl",), compressions=("gz",), compressed_whole=True
-    )
     suffixes = (".jsonl", ".ndjson", ".json")
     settings = SETTINGS
 

@@ -16,7 +16,6 @@ from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.format import GeneratedFiles
 from stoker.formats.text.csv import SETTINGS, CSVFileShard, agree_on_csv, inspect_csv
 from stoker.formats.text.line_columns import CSVColumns
 from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
@@ -58,8 +57,6 @@ class XSVFormat(LineFormat):
     name = "xsv"
     shard = "lines, as `csv`, of any separator"
     describing: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
-    writer = "stoker.writing.shard_formats:XSVWriter"
-    writer_settings: ClassVar[tuple[str, ...]] = ("separator",)
     quoted = True
     shards = XSVShard, CSVFileShard
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
@@ -102,12 +99,7 @@ class CSVFormat(XSVFormat):
 
     name = "csv"
     shard = "lines, quoted as RFC 4180 has it²"
-    writer = "stoker.writing.shard_formats:CSVWriter"
-    writer_settings = ()
     implied = ("separator",)
-    generated = GeneratedFiles(
-        "stoker.generation.formats.lines:CSVLayout", (".csv",), compressions=("gz",), compressed_whole=True
-    )
     suffixes = (".csv",)
     describing = suffixes
     separator = ","
@@ -118,8 +110,6 @@ class TSVFormat(XSVFormat):
 
     name = "tsv"
     shard = "lines, as `csv`"
-    writer = "stoker.writing.shard_formats:TSVWriter"
-    writer_settings = ()
     implied = ("separator",)
     suffixes = (".tsv",)
     describing = suffixes

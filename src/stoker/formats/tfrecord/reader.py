@@ -28,7 +28,6 @@ from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_
 from stoker.formats.common.read_checks import check_rows
 from stoker.formats.common.rows.gather import gather_spans
 from stoker.formats.content import check_declared, packed_as
-from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
 from stoker.formats.tfrecord.example import (
@@ -337,8 +336,6 @@ class TFRecordFormat(PackedFormat):
     name = "tfrecord"
     shard = "a file of `tf.train.Example`, or of plain bytes"
     reader = TFRecordShard
-    writer = "stoker.writing.shard_formats:TFRecordWriter"
-    generated = GeneratedFiles("stoker.generation.formats.records:TFRecordLayout", (".tfrecord",))
     suffixes = (".tfrecord", ".tfrecords", ".tfrec")
     whole = True
     steps = True

@@ -49,5 +49,5 @@ class GeneratedLayout(ABC):
 @lru_cache(maxsize=8)
 def layout_of(spec: DatasetSpec) -> GeneratedLayout:
     """The layout of a dataset."""
-    made: GeneratedLayout = load(spec.form.layout)(spec)
+    made: GeneratedLayout = load(f"stoker.generation.formats.{spec.form.layout}")(spec)
     return made

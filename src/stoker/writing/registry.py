@@ -1,0 +1,95 @@
+"""Writers by the name of their format: stoker's own, and those that other packages name in entry points."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final, Protocol
+
+from stoker.display import unknown_name
+from stoker.errors import ConfigError
+from stoker.formats.registry import format_name, format_names, load
+from stoker.writing.base import Writer
+from stoker.writing.destination import OutPath
+from stoker.writing.shard_formats import EncoderWriter
+
+GROUP: Final = "stoker.writers"
+"""Group of entry points: the name is the format's, the object a subclass of :class:`~stoker.writing.base.Writer`."""
+
+# Module and class of each, imported when first asked for.
+_OWN: Final = {
+    "csv": "stoker.writing.shard_formats:CSVWriter",
+    "jpeg": "stoker.writing.image_folders:JPEGWriter",
+    "json": "stoker.writing.shard_formats:JSONWriter",
+    "mds": "stoker.writing.shard_formats:MDSWriter",
+    "megatron": "stoker.writing.megatron_writer:MegatronShardWriter",
+    "parquet": "stoker.writing.parquet_writer:ParquetWriter",
+    "png": "stoker.writing.image_folders:PNGWriter",
+    "tar": "stoker.writing.shard_formats:TarWriter",
+    "tfrecord": "stoker.writing.shard_formats:TFRecordWriter",
+    "tsv": "stoker.writing.shard_formats:TSVWriter",
+    "xsv": "stoker.writing.shard_formats:XSVWriter",
+}
+# Encoders of formats whose writers take nothing beside the columns and the options of all writers.
+_ENCODERS: Final = {
+    "arrow": "stoker.formats.arrow.reader:ArrowEncoder",
+    "hdf5": "stoker.formats.hdf5.reader:HDF5Encoder",
+    "npy": "stoker.formats.arrays.npy:NPYEncoder",
+    "npz": "stoker.formats.arrays.npz:NPZEncoder",
+}
+
+
+class FormatWriter(Protocol):
+    """The class of a format's writer: what it tells of itself, and how it is called."""
+
+    __name__: str
+    indexed: bool
+    numbers_samples: bool
+    required: tuple[str, ...]
+
+    def __call__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Writer: ...
+
+    def check_columns(self, columns: Mapping[str, str]) -> None: ...
+
+    def check_compression(self, compression: str | None) -> None: ...
+
+
+def writer_of(name: str) -> FormatWriter:
+    """The writer of a format.
+
+    Args:
+        name: of the format, or another name of it.
+
+    Raises:
+        ConfigError: there is no such format, or it is only read; lists those that are written.
+    """
+    form = format_name(name)
+    if form not in format_names():
+        raise ConfigError(unknown_name("format", name, writable_formats()))
+    found: FormatWriter | None = _find(form)
+    if found is None:
+        raise ConfigError(f"format={name!r} is read and not written; formats to write: {', '.join(writable_formats())}")
+    return found
+
+
+def writable_formats() -> list[str]:
+    """Names of stoker's own formats that have a writer."""
+    return sorted({*_OWN, *_ENCODERS})
+
+
+@cache
+def _find(form: str) -> Any:
+    if form in _ENCODERS:
+        return type(f"{form.upper()}Writer", (EncoderWriter,), {"encoder_of": _ENCODERS[form]})
+    if form in _OWN:
+        return load(_OWN[form])
+    from importlib.metadata import entry_points  # takes long
+
+    return next((entry.load() for entry in entry_points(group=GROUP, name=form)), None)
