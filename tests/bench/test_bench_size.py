@@ -16,9 +16,9 @@ from bench_threads import ranks_as_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.bench.mlperf.rules import demanded
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Workload
-from stoker.bench.size.rules import demanded
 from stoker.bench.size.search import find_border
 from stoker.bench.size.size import FILE, DatasetSize, find_size, probe_steps
 from stoker.cli import main

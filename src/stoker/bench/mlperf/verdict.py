@@ -7,21 +7,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from stoker.bench.mlperf.editions import (
+from stoker.bench.mlperf.rules import (
     CHECKPOINTS,
     GROUPS,
     LEAST_PER_HOST,
+    MEMORIES,
     RANKS,
+    STEPS,
     SUBSET_RANKS,
     Edition,
     MlperfDivision,
+    changes,
     checkpoint_model,
+    demanded,
+    dlio_name,
     named_rules,
     published,
 )
-from stoker.bench.mlperf.parameters import changes, dlio_name
 from stoker.bench.settings.workload import Workload
-from stoker.bench.size.rules import MEMORIES, STEPS, demanded
 from stoker.display import counted
 from stoker.units import GIB
 
@@ -84,8 +87,10 @@ def mlperf_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[t
     """
     if workload.metric.rules == "stoker":
         return
-    for name, reason in broken_rules(Case(result, workload, *named_rules(workload.metric.rules))):
-        yield f"mlperf {name}", True, reason
+    case = Case(result, workload, *named_rules(workload.metric.rules))
+    for rule in _RULES:
+        for broken in rule(case):
+            yield f"mlperf {broken.rule}", True, broken.reason
 
 
 def foreseen_findings(workload: Workload) -> Iterator[str]:
@@ -95,11 +100,6 @@ def foreseen_findings(workload: Workload) -> Iterator[str]:
         result["checkpoint"] = {} if "checkpoint" in workload.stages else None
         for one in _workload(Case(result, workload, *named_rules(workload.metric.rules))):
             yield one.reason
-
-
-def broken_rules(case: Case) -> list[Broken]:
-    """The rules that a run breaks."""
-    return [one for rule in _RULES for one in rule(case)]
 
 
 def _workload(case: Case) -> Iterator[Broken]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from stoker.bench.checkpoint.findings import checkpoint_findings
 from stoker.bench.kv_cache.findings import kv_cache_findings
 from stoker.bench.measure.metrics import step_seconds
-from stoker.bench.mlperf.parameters import changes
+from stoker.bench.mlperf.rules import changes
 from stoker.bench.mlperf.verdict import mlperf_findings
 from stoker.bench.results.bytes_read import bytes_findings
 from stoker.bench.results.counts import count_findings

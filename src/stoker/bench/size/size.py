@@ -12,11 +12,11 @@ from typing import Any, Final, Literal
 
 from stoker.bench.compare.statistics import mean_interval
 from stoker.bench.measure.metrics import deciding_au
+from stoker.bench.mlperf.rules import Demand
 from stoker.bench.ranks.world import find_world
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import Resolved
 from stoker.bench.settings.workload import Workload
-from stoker.bench.size.rules import Demand
 from stoker.bench.size.search import CONFIDENCE, Border, find_border
 from stoker.errors import ConfigError
 

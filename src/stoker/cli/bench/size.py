@@ -15,7 +15,7 @@ from stoker.cli.terminal import make_console, make_pairs, make_table, print_tabl
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stoker.bench.size.rules import Demand
+    from stoker.bench.mlperf.rules import Demand
     from stoker.bench.size.size import DatasetSize
 
 
@@ -56,8 +56,8 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(chosen: argparse.Namespace) -> int | None:
     """Do what was asked."""
     from stoker.bench.measure.page_cache import memory_bytes
+    from stoker.bench.mlperf.rules import demanded
     from stoker.bench.settings.sources import read_workload
-    from stoker.bench.size.rules import demanded
 
     settings = list(chosen.settings)
     if chosen.loader is not None:
