@@ -97,6 +97,28 @@ def test_a_rank_s_own_reason_is_reported_by_all(server: Server) -> None:
 
 
 @pytest.mark.processes
+def test_a_rank_that_writes_before_it_reads_that_the_run_has_failed_says_why(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen, begin = Link._listen, threading.Event()
+
+    def late(link: Link) -> None:
+        if link.rank == 0:
+            assert begin.wait(PATIENCE)
+        listen(link)
+
+    monkeypatch.setattr(Link, "_listen", late)
+    links = [join(server, rank) for rank in range(3)]
+    links[1].fail("no such bucket")
+    assert server.failed.wait(PATIENCE)
+    links[0]._connection.shutdown(socket.SHUT_WR)  # from here on nothing can be sent
+    links[0]._write({"op": "beat"})
+    begin.set()
+    with pytest.raises(RankFailedError, match=r"rank 1 .*: no such bucket"):
+        links[0].barrier()
+
+
+@pytest.mark.processes
 def test_a_rank_that_leaves_while_others_wait_is_an_error(server: Server) -> None:
     links = [join(server, rank) for rank in range(3)]
     links[0].close()

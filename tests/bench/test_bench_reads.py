@@ -184,7 +184,8 @@ def test_a_loader_that_reads_a_part_of_its_samples_is_named_as_the_cause(
             pytest.skip("the files of this file system do not leave the page cache")
         found[loader] = {one["rule"]: one["reason"] for one in result["findings"] if one["invalid"]}
         epoch = result["epochs"][0]
-        assert epoch["storage_bytes"] == epoch["device_bytes"]
+        # Both are of this process, and read one after the other: a page of its own code may come between.
+        assert epoch["storage_bytes"] == pytest.approx(epoch["device_bytes"], rel=0.01)
         if loader == "stoker":
             assert epoch["storage_bytes"] == pytest.approx(FILES * SIZE, rel=0.1)
             assert epoch["storage_bytes_per_second"] > 0
