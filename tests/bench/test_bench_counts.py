@@ -101,7 +101,7 @@ def test_samples_of_another_size_make_a_run_invalid(kind: str, size: int, word: 
     "settings",
     [
         *([f"dataset.format={kind}"] for kind in ("npz", "npy", "hdf5", "tfrecord", "parquet", "arrow", "tar", "mds")),
-        *([f"dataset.format={kind}"] for kind in ("csv", "jsonl", "megatron")),
+        *([f"dataset.format={kind}"] for kind in ("csv", "jsonl", "megatron", "indexed_binary")),
         *([f"dataset.format={kind}", "dataset.samples_per_file=1"] for kind in ("jpeg", "png")),
         ["dataset.record_bytes_stdev=9000", "dataset.samples_per_file=1", "dataset.files=40"],
         ["dataset.compression=zip"],

@@ -12,7 +12,7 @@ import io
 import json
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,19 @@ def _parquet(run: range) -> bytes:
     return out.getvalue()
 
 
+def indexed_binary(records: Sequence[bytes], offsets: Sequence[int] | None = None) -> dict[str, bytes]:
+    """DLIO's three files of records, by the ends of their names."""
+    sizes = np.array([len(one) for one in records], np.uint64)
+    begins = np.cumsum(sizes) - sizes if offsets is None else np.array(offsets, np.uint64)
+    return {"": b"".join(records), ".off.idx": begins.tobytes(), ".sz.idx": sizes.tobytes()}
+
+
+def _indexed_binary(numbers: range) -> dict[str, bytes]:
+    runs = enumerate(parts(numbers))
+    files = {k: indexed_binary([n.to_bytes(8, "little") + bytes(n % 5) for n in run]) for k, run in runs}
+    return {f"img_{k}_of_3.indexed_binary{end}": data for k, found in files.items() for end, data in found.items()}
+
+
 def _megatron(numbers: range) -> dict[str, bytes]:
     found = {}
     for k, run in enumerate(parts(numbers)):
@@ -230,6 +243,11 @@ OTHERS: dict[str, Others] = {
         },
         lambda s: int(Path(s["path"]).stem),
         "those of `jpeg` and `png`",
+    ),
+    "indexed_binary": Others(
+        _indexed_binary,
+        lambda s: int.from_bytes(s["data"][:8], "little"),
+        "`.indexed_binary` with `.off.idx` and `.sz.idx`",
     ),
     "json": Others(each(_json, ".jsonl"), lambda s: int(s["id"]), "`.jsonl`, `.ndjson`, `.json`¹"),
     "litdata": Others(litdata_files, lambda s: int(s["id"]), "litdata's `index.json`"),

@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from format_table import OTHERS
+from format_table import OTHERS, indexed_binary
 from fuzz_damage import Target, seal_png, seal_tar, seal_tfrecord
 from fuzz_reading import (
     facts_of,
@@ -59,6 +59,7 @@ FORMATS = (
     "hdf5",
     "images",
     "index",
+    "indexed_binary",
     "jpeg",
     "json",
     "litdata",
@@ -247,6 +248,9 @@ def _others(name: str) -> Iterator[tuple[list[bytes], Mapping[str, Any]]]:
         pairs = [[files[f"part-{turn}.idx"], files[f"part-{turn}.bin"]] for turn in (0, 2)]
         yield pairs[0], {}
         yield pairs[1], {"unit": "document"}
+    elif name == "indexed_binary":
+        files = indexed_binary([b"a", b"", b"bcd"])
+        yield [files[".off.idx"], files[".sz.idx"], files[""]], {}
     elif name in OTHERS and name not in ("litdata", "mds"):
         settings = dict(OTHERS[name].options or {})
         for files in (OTHERS[name].files(range(9)), OTHERS[name].files(range(4))):

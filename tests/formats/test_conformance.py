@@ -234,6 +234,14 @@ class TestMDSWithoutIndex(_Others):
         return plain_sample(number, {"id": "int", "blob": "bytes", "row": "ndarray:float32:5"})
 
 
+class TestIndexedBinary(_Others):
+    format = "indexed_binary"
+    checksums = False
+
+    def sample(self, number: int) -> dict[str, Any]:
+        return {"data": number.to_bytes(8, "little") + bytes(number % 5)}
+
+
 class TestMegatron(_Others):
     format = "megatron"
 

@@ -48,6 +48,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "csv": {"format": "csv", "columns": ("x=float32", "y=int64", "t=str:40", "b=bool")},
     "csv-gz": {"format": "csv", "content": "text", "record_bytes": 200, "stdev": 50, "compression": "gz"},
     "megatron": {"format": "megatron", "content": "tokens", "dims": (128,)},
+    "indexed_binary": {"format": "indexed_binary", "record_bytes": 3000},
     "jpeg": {"format": "jpeg", "dims": (100, 60)},
     "png": {"format": "png", "dims": (100, 60)},
     "files": {"format": "files", "record_bytes": 3000, "stdev": 500},

@@ -272,6 +272,7 @@ def _chosen(names: Iterable[str], where: str) -> str:
     known = suffixes_of_formats()
     forms = [get_format(name) for name in format_names()]
     describing = {suffix for form in forms for suffix in form.describing}
+    owners = {end: form.name for form in forms for end in form.beside}
     all_known = False
     data: Counter[str] = Counter()
     described: Counter[str] = Counter()
@@ -281,11 +282,15 @@ def _chosen(names: Iterable[str], where: str) -> str:
     for count, name in enumerate(names, 1):
         typed = typed_name(name)
         suffix = next((suffix for suffix in known if typed.endswith(suffix)), None)
+        if (owned := next((end for end in owners if typed.endswith(end)), "")) and len(owned) > len(suffix or ""):
+            unknown[owned] += 1
+            continue
         if suffix is None and not all_known and not _COMPANION.fullmatch(name.rpartition("/")[2]):
             others = other_formats()
             all_known, known = True, {**_suffixes_of(others), **known}
             forms += others
             describing.update(suffix for form in forms for suffix in form.describing)
+            owners.update((end, form.name) for form in others for end in form.beside)
             suffix = next((suffix for suffix in known if typed.endswith(suffix)), None)
         if suffix is not None:
             counts = suffix not in describing and name.rpartition("/")[2] != _IMAGE_METADATA
@@ -302,7 +307,6 @@ def _chosen(names: Iterable[str], where: str) -> str:
     beside = described if data else Counter()
     found = data or described
     # Files that belong to others, as a .bin to its .idx, by their endings.
-    owners = {end: form.name for form in forms for end in form.beside}
     strange = Counter({end: number for end, number in unknown.items() if owners.get(end) not in found})
     if not found:
         tokens = "; one array of tokens is read by StreamingParquetLoader(RawSource(path, dtype, row_tokens=seq_len))"

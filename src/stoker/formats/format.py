@@ -6,6 +6,7 @@ to the class; another package's entry point does the same.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -200,6 +201,11 @@ class Format(ABC):
         return (
             (*self.suffixes, *(one + end for one in self.suffixes for end in PACKED)) if self.packed else self.suffixes
         )
+
+    def names_beside(self, key: str) -> list[str]:
+        """Names of the files that belong to a file of the format, as :attr:`beside` says."""
+        suffix = next((one for one in self.suffixes if key.lower().endswith(one)), os.path.splitext(key)[1])
+        return [key[: len(key) - len(suffix)] + end for end in self.beside]
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:  # noqa: ARG002
         """Reads the header of a file without an index.

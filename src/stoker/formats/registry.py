@@ -27,6 +27,7 @@ _OWN: Final[dict[str, str]] = {
     "files": "stoker.formats.one_file:FileFormat",
     "hdf5": "stoker.formats.hdf5.reader:HDF5Format",
     "images": "stoker.formats.one_file:ImagesFormat",
+    "indexed_binary": "stoker.formats.indexed_binary:IndexedBinaryFormat",
     "jpeg": "stoker.formats.one_file:JPEGFormat",
     "json": "stoker.formats.text.json_shards:JSONFormat",
     "litdata": "stoker.formats.litdata.format:LitDataFormat",

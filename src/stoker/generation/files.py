@@ -15,7 +15,7 @@ class GeneratedFiles:
     Attributes:
         layout: module of ``stoker.generation.formats`` and class in it that lays out a file, ``"module:Class"``; a
             :class:`stoker.generation.formats.base.GeneratedLayout`.
-        suffixes: ends of the names of the files that a number of the dataset stands for; one, or two.
+        suffixes: ends of the names of the files that a number of the dataset stands for; one to three.
         arrays: they hold values of one size only, as arrays.
         one_column: and of one column.
         extensions: columns are named as the extensions of files are (``txt``, ``jpeg``).
@@ -47,6 +47,12 @@ GENERATED: Final = {
     "csv": GeneratedFiles("lines:CSVLayout", (".csv",), compressions=("gz",), compressed_whole=True),
     "files": GeneratedFiles("files:FileLayout", (".bin",), one_column=True),
     "hdf5": GeneratedFiles("arrays:HDF5Layout", (".hdf5",), arrays=True, settings=("hdf5_chunks",)),
+    "indexed_binary": GeneratedFiles(
+        "arrays:IndexedBinaryLayout",
+        (".indexed_binary", ".indexed_binary.off.idx", ".indexed_binary.sz.idx"),
+        arrays=True,
+        one_column=True,
+    ),
     "jpeg": GeneratedFiles("files:FileLayout", (".jpeg",), one_column=True, image="jpeg"),
     "json": GeneratedFiles("lines:JSONLayout", (".jsonl",), compressions=("gz",), compressed_whole=True),
     "mds": GeneratedFiles("mds:MDSLayout", (".mds",), compressions=("zstd", "gz"), compressed_whole=True),

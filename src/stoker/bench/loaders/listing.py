@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from stoker.bench.loaders.base import LoaderJob, SplitListing
-from stoker.bench.loaders.decode import suffixes
+from stoker.bench.loaders.decode import FORMAT_NAMES, suffixes
 from stoker.bench.settings.extent import check_batches
 from stoker.bench.settings.workload import Workload
 from stoker.errors import ObjectNotFoundError
+from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME, load_index
 from stoker.storage import ObjectInfo, Store, open_store
 
@@ -27,8 +28,10 @@ def list_split(job: LoaderJob) -> SplitListing:
         samples = index.samples
     else:
         used = found[: job.files]
-    # A number of Megatron's data set is two files, of which the one without samples has the format's suffix.
-    sizes = [one.size + (pair.size if (pair := listed.get(_pair(one.key))) else 0) for one in used]
+    # Of Megatron's and DLIO's data sets a number is several files, of which one without samples has the format's suffix.
+    form = get_format(FORMAT_NAMES.get(job.workload.dataset.format, job.workload.dataset.format))
+    whole = [[one, *(listed[key] for key in form.names_beside(one.key) if key in listed)] for one in used]
+    sizes = [sum(one.size for one in files) for files in whole]
     return SplitListing(
         len(found), len(used), samples, sum(sizes), min(sizes, default=0), max(sizes, default=0), seconds
     )
@@ -100,7 +103,3 @@ def _of_format(job: LoaderJob, listed: dict[str, ObjectInfo]) -> list[ObjectInfo
         # Names that begin so are the generator's own notes, and what other programs leave.
         if not path.rpartition("/")[2].startswith(("_", ".")) and (not ends or path.lower().endswith(ends))
     ]
-
-
-def _pair(name: str) -> str:
-    return f"{name.removesuffix('.idx')}.bin" if name.endswith(".idx") else ""

@@ -40,7 +40,7 @@ _OLD_NAME: Final = "DLIO 2.0.0's name of record_length_bytes{}; later versions o
 
 
 def _format(value: Any) -> Any:
-    return {"indexed_binary": "megatron", "mmap_indexed_binary": "megatron", "synthetic": "npz"}.get(value, value)
+    return {"mmap_indexed_binary": "indexed_binary", "synthetic": "npz"}.get(value, value)
 
 
 def _shuffled(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from stoker.bench.settings.schema import ContradictionError, Section, setting
 from stoker.errors import ConfigError
 
-EXACT: Final = frozenset({"npz", "npy", "hdf5", "tfrecord", "tar", "mds", "megatron", "files"})
+EXACT: Final = frozenset({"npz", "npy", "hdf5", "tfrecord", "tar", "mds", "megatron", "indexed_binary", "files"})
 """Formats that hold bytes as they are, where they are not compressed."""
 
 
@@ -57,7 +57,8 @@ class DatasetSettings(Section):
     """The files, as ``generate`` makes them and as training expects them."""
 
     format: str = setting(
-        "npz", "npz, npy, hdf5, tfrecord, parquet, arrow, tar, mds, jpeg, png, jsonl, csv, megatron, files"
+        "npz",
+        "npz, npy, hdf5, tfrecord, parquet, arrow, tar, mds, jpeg, png, jsonl, csv, megatron, indexed_binary, files",
     )
     files: int = setting(8, "files to train on", unit="count", least=1)
     files_eval: int = setting(0, "files to evaluate on", unit="count", least=0)

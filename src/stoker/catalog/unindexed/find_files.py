@@ -205,7 +205,7 @@ def _with_beside(
     """The files with those that belong to each; a pattern may match the files alone, and not what belongs to them."""
     beside: dict[str, tuple[ObjectInfo, ...]] = {}
     for file in files if reader.beside else ():
-        keys = [os.path.splitext(file.key)[0] + end for end in reader.beside]
+        keys = reader.names_beside(file.key)
         beside[file.key] = tuple((listed or {}).get(key) or ObjectInfo(key, -1) for key in keys)
     return SourceFiles(source, store, files, beside)
 

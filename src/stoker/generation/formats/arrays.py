@@ -222,6 +222,21 @@ def _skeleton(columns: tuple[Column, ...], rows: int, chunk: int) -> list[Any]:
     return skeleton.around(located)
 
 
+class IndexedBinaryLayout(GeneratedLayout):
+    """DLIO's records end to end, and in two files their offsets and their sizes."""
+
+    def segments(self, number: int) -> Iterator[Segment]:
+        records, part = divmod(number, 3)
+        content = FileContent(self.spec, records)
+        (column,) = content.columns
+        rows = self.spec.samples_per_file
+        if part == 0:
+            yield content.values(column, rows)
+            return
+        size = _bytes(column, 1)
+        yield (np.arange(rows, dtype="<u8") * size if part == 1 else np.full(rows, size, "<u8")).tobytes()
+
+
 class MegatronLayout(GeneratedLayout):
     """Sequences of integers in a ``.bin``, each a document, and their offsets in an ``.idx``."""
 

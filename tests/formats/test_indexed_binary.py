@@ -1,0 +1,96 @@
+"""DLIO's indexed binary files: records by offsets and sizes, which may name the same bytes several times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from format_table import indexed_binary
+
+from stoker import ReadOptions, StreamingDataset, generate
+from stoker.bench.settings.sources import read_workload
+from stoker.catalog.detect import detect
+from stoker.errors import ConfigError, CorruptDataError
+from stoker.generation import DatasetSpec
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def write(folder: Path, files: int = 2, **changed: bytes) -> list[bytes]:
+    """Files as DLIO's generator writes them that are larger than its buffer of three records."""
+    expected = []
+    folder.mkdir(exist_ok=True)
+    for number in range(files):
+        records = [bytes([number, row]) * 8 for row in range(7)]
+        found = indexed_binary(records, [row % 3 * 16 for row in range(7)]) | changed
+        for end, data in found.items():
+            (folder / f"img_{number}_of_{files}.indexed_binary{end}").write_bytes(data)
+        expected += [records[row % 3] for row in range(7)]
+    return expected
+
+
+@pytest.mark.parametrize("options", [{}, {"local": True}, {"read": ReadOptions(views=True)}], ids=str)
+def test_records_are_where_the_offsets_say(options: dict[str, Any], tmp_path: Path) -> None:
+    expected = write(tmp_path / "data")
+    if "local" in options:
+        options = {"local": tmp_path / "cache"}
+    dataset = StreamingDataset(remote=tmp_path / "data", **options)
+    assert [bytes(sample["data"]) for sample in dataset] == expected
+    assert [bytes(one) for one in dataset.read(np.array([9, 0, 5]))["data"]] == [expected[row] for row in (9, 0, 5)]
+
+
+def test_the_format_is_told_from_megatron_s(tmp_path: Path) -> None:
+    write(tmp_path / "dlio")
+    assert detect(tmp_path / "dlio").format == "indexed_binary"
+    assert detect(tmp_path / "dlio" / "img_0_of_2.indexed_binary.off.idx").format == "indexed_binary"
+    generate(DatasetSpec(format="megatron", content="tokens", samples_per_file=2), tmp_path / "megatron")
+    assert detect(tmp_path / "megatron").format == "megatron"
+    for one in (tmp_path / "megatron").iterdir():
+        one.rename(tmp_path / "dlio" / one.name)
+    with pytest.raises(ConfigError, match="of several formats"):
+        detect(tmp_path / "dlio")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {".off.idx": np.array([0, 16, 2**40, 0, 0, 0, 0], "<u8").tobytes()},
+            r"record 2 of 16 bytes begins at byte \d+ of 112",
+        ),
+        (
+            {".sz.idx": np.array([16, 16, 2**64 - 8, 0, 0, 0, 0], "<u8").tobytes()},
+            r"record 2 of \d+ bytes begins at byte 32 of",
+        ),
+        ({".sz.idx": bytes(8 * 6)}, r"its .off.idx tells of 7 records, its .sz.idx of 6, and 7 were indexed"),
+        ({".off.idx": bytes(57)}, r"has 57 bytes, which are no whole number of u64 offsets"),
+        ({".sz.idx": bytes(57)}, r"its .sz.idx has 57 bytes, which are no whole number of u64"),
+    ],
+)
+def test_damaged_files_are_errors_that_say_where(changed: dict[str, bytes], said: str, tmp_path: Path) -> None:
+    write(tmp_path / "data", 1, **changed)
+    with pytest.raises(CorruptDataError, match=said):
+        list(StreamingDataset(remote=tmp_path / "data"))
+
+
+def test_generated_files_are_read_as_dlio_reads_them(tmp_path: Path) -> None:
+    spec = DatasetSpec(format="indexed_binary", files=2, samples_per_file=3, record_bytes=40)
+    assert generate(spec, tmp_path).complete
+    expected = []
+    for path in sorted(tmp_path.glob("*.indexed_binary")):
+        data = np.fromfile(path, np.uint8)
+        offsets, sizes = (np.fromfile(f"{path}.{end}.idx", np.int64) for end in ("off", "sz"))
+        expected += [data[begin : begin + size].tobytes() for begin, size in zip(offsets, sizes, strict=True)]
+    assert len(set(expected)) == 6
+    assert [sample["data"] for sample in StreamingDataset(remote=tmp_path)] == expected
+
+
+@pytest.mark.parametrize("name", ["indexed_binary", "mmap_indexed_binary"])
+def test_dlio_s_names_mean_its_layout(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(
+        f"dataset: {{format: {name}, num_files_train: 2, num_samples_per_file: 7, record_length_bytes: 16}}\n"
+    )
+    assert read_workload(str(path), (), environ={}, dotenv=None).workload.dataset.format == "indexed_binary"
