@@ -32,7 +32,7 @@ from stoker.bench.results.storage_over_time import storage_series
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Stage
 from stoker.cli.bench.page import bench_page
-from stoker.cli.bench.tables.requests_table import SERVED_BY, show_requests
+from stoker.cli.bench.tables.requests_table import DEVICE_READ, SERVED_BY, show_requests, slowest_epoch
 from stoker.cluster import World
 from stoker.concurrency.request_counts import BYTES, COUNT, WIDTH, RequestCounts
 from stoker.concurrency.request_observer import ServedBy, observe
@@ -281,7 +281,11 @@ def test_requests_that_a_loader_does_not_count_are_not_measured(tmp_path: Path) 
     real_run(tmp_path / "out", *settings, url=str(tmp_path / "data"), stages=("generate", "train"))
     result = read(tmp_path / "out").result
     assert result["requests"]["train"] is None
-    assert "Of out, training: not measured with the loader stoker" in bench_page([read(tmp_path / "out")])
+    page = bench_page([read(tmp_path / "out")])
+    assert "Of out, training: not measured with the loader stoker" in page
+    assert "99th percentile of a step&#x27;s wait for its batch" in page
+    known = [epoch["storage_series"]["block_device"] for epoch in result["epochs"]]
+    assert (f".{DEVICE_READ}" in page) == any(one is not None and one["mean_seconds"] is not None for one in known)
     assert result["epochs"][0]["requests"] is None
     # Each file that was generated is a request.
     ((source, made),) = result["requests"]["generate"].items()
@@ -447,6 +451,12 @@ def test_a_loader_whose_requests_are_not_counted_is_told_so(run: RunFiles) -> No
     out = io.StringIO()
     show_requests(Console(file=out, width=80), made.result)
     assert "requests: not measured with the loader stoker" in out.getvalue()
+    epochs = [made.result["epochs"][0] | {"kind": kind} for kind in ("train", "train", "eval")]
+    for epoch, seconds in zip(epochs, (0.001, 0.004, 0.009), strict=True):
+        epoch["storage_series"] = {"block_device": {"mean_seconds": seconds}}
+    show_requests(Console(file=out, width=400), {**made.result, "epochs": epochs})
+    assert "; the block device took 4.00 ms for a read in the mean, of all programs" in out.getvalue()
+    assert slowest_epoch({"epochs": epochs}, DEVICE_READ) == f"epochs.1.{DEVICE_READ}"
 
 
 def test_slower_requests_are_worse_and_older_results_have_none(run: RunFiles) -> None:

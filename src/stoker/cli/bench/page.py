@@ -14,7 +14,7 @@ from stoker.bench.results.rules import PUBLISHED
 from stoker.cli.bench.charts import charts
 from stoker.cli.bench.datum import NOTHING, datum, epoch_name, value_at
 from stoker.cli.bench.system_text import SystemText
-from stoker.cli.bench.tables.requests_table import listing_text
+from stoker.cli.bench.tables.requests_table import DEVICE_READ, listing_text, slowest_epoch
 from stoker.cli.bench.tables.result_table import generated_text
 from stoker.cli.render.markup import Html, document, pairs, rows, scroll, section, tile
 from stoker.cli.render.numbers import bytes_rate_text, percent_text, seconds_text
@@ -137,6 +137,7 @@ def _tiles(run: RunFiles) -> list[str]:
         ("computation of a step, drawn", datum(0, run, "train.compute_drawn.mean", seconds_text)),
         ("computation of a step, measured", datum(0, run, "train.compute_measured.mean", seconds_text)),
         ("samples a second", datum(0, run, "train.samples_per_second.mean", _rate)),
+        *_waits(run),
         ("until the first batch", datum(0, run, "train.time_to_first_batch.mean", seconds_text)),
         ("utilization with data in memory", datum(0, run, "calibration.au_ceiling", percent_text)),
         ("bytes a second, data set generated", _generated(run)),
@@ -155,12 +156,29 @@ def _requests(run: RunFiles) -> list[tuple[str, str]]:
     """Of the device or the network."""
     source = _served_by_storage((run.result.get("requests") or {}).get("train"))
     if source is None:
-        return []
+        read = slowest_epoch(run.result, DEVICE_READ)
+        return (
+            []
+            if read is None
+            else [("mean read of the block device, of all programs", datum(0, run, read, seconds_text))]
+        )
     path = f"requests.train.{source}"
     return [
         ("requests a second to storage", datum(0, run, f"{path}.per_second", _rate)),
         ("median of a request to storage", datum(0, run, f"{path}.latency.p50", seconds_text)),
         ("99th percentile of a request to storage", datum(0, run, f"{path}.latency.p99", seconds_text)),
+    ]
+
+
+def _waits(run: RunFiles) -> list[tuple[str, str]]:
+    """Of a step for its batch, in the epoch with the longest."""
+    path = slowest_epoch(run.result, "stall_seconds.p99")
+    if path is None:
+        return []
+    median = path.removesuffix("p99") + "p50"
+    return [
+        ("median of a step's wait for its batch", datum(0, run, median, seconds_text)),
+        ("99th percentile of a step's wait for its batch", datum(0, run, path, seconds_text)),
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
+from stoker.cli.bench.datum import value_at
 from stoker.cli.render.numbers import time_text
 from stoker.cli.terminal import make_table, print_table
 from stoker.display import decimal_bytes_text
@@ -21,6 +22,8 @@ SERVED_BY: Final = {
     "local": "not told apart",
 }
 """Words for where requests are served, in the order in which they are shown."""
+DEVICE_READ: Final = "storage_series.block_device.mean_seconds"
+"""Path in an epoch: the mean time that the block device took for a read, of this program or another."""
 _LEGEND: Final = "P50, P99, most: of a request's time; of one that was read ahead, from when a thread wants it"
 _RATES: Final = "per s, MB/s: without the time of opening; size and times: of all requests"
 """Said where the bytes of a second are not so many requests of the mean size."""
@@ -75,4 +78,19 @@ def not_measured(result: Mapping[str, Any]) -> str | None:
     if not result["epochs"] or (result.get("requests") or {}).get("train") is not None or loader == "synthetic":
         return None
     how = "; with storage.client buffered or direct they are" if loader == "stoker" else ""
-    return f"not measured with the loader {loader} and this data{how}"
+    read = slowest_epoch(result, DEVICE_READ)
+    took = "" if read is None else time_text(value_at(result, read))
+    device = f"; the block device took {took} for a read in the mean, of all programs" if took else ""
+    return f"not measured with the loader {loader} and this data{how}{device}"
+
+
+def slowest_epoch(result: Mapping[str, Any], name: str) -> str | None:
+    """The path of a number of the training epoch where it is the largest; ``None`` where no epoch has it.
+
+    Args:
+        result: ``results.json``.
+        name: the number's path in an epoch, with dots.
+    """
+    paths = [f"epochs.{at}.{name}" for at, one in enumerate(result["epochs"]) if one["kind"] == "train"]
+    known = [path for path in paths if value_at(result, path) is not None]
+    return max(known, key=lambda path: value_at(result, path), default=None)
