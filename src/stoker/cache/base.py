@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from stoker.cache.directory import CacheDirectory
-from stoker.cache.disk.eviction import EvictionPolicy, least_recently_opened
 from stoker.cache.range_fetch import check_whole, request_whole
 from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared.counters import Count, Counts
@@ -57,7 +56,6 @@ class CacheSettings:
         limit: most bytes of shard files to keep; ``None`` for no limit.
         stall_timeout: seconds without progress after which another process's download is no longer waited for.
         in_memory: shards of a remote are held in memory, while processes of the node read them.
-        eviction: which files go first where there is no room; a policy of :mod:`stoker.cache.disk.eviction`.
     """
 
     validate_hash: str | bool | None = None
@@ -65,7 +63,6 @@ class CacheSettings:
     limit: int | None = None
     stall_timeout: float = 60.0
     in_memory: bool = False
-    eviction: EvictionPolicy = least_recently_opened
 
 
 class ShardCache(ABC):

@@ -79,9 +79,7 @@ class Fetches(ShardCache):
                 "it out, or, for a copy on a faster disk, give remote= this directory and local= another"
             )
         if settings.limit is not None and known is not None:
-            self._quota = CacheQuota(
-                root, self.files.private, settings.limit, settings.stall_timeout, known, settings.eviction
-            )
+            self._quota = CacheQuota(root, self.files.private, settings.limit, settings.stall_timeout, known)
             if directory is not None:
                 self._quota.others = directory.others
 

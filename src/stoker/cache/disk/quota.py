@@ -16,10 +16,9 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from stoker.cache.disk.eviction import CachedFile, EvictionPolicy
 from stoker.cache.disk.in_use import Users
 from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
@@ -114,6 +113,20 @@ def remove_unlocked(path: Path) -> bool:
         release(descriptor)
 
 
+class CachedFile(NamedTuple):
+    """A whole file of a cache: those opened longest ago leave it first, of those opened at one time the small ones.
+
+    Attributes:
+        opened: when a process last mapped it, in nanoseconds since 1970.
+        bytes: its size.
+        path: where it is.
+    """
+
+    opened: int
+    bytes: int
+    path: Path
+
+
 class CacheQuota:
     """The limit of one cache, and the bytes that its files take.
 
@@ -124,7 +137,6 @@ class CacheQuota:
         patience: seconds to wait for a process that has the count locked.
         known: basename to size of every file of the dataset, for those that are being made. All files below the root and
             outside of the private directory are counted and may be removed, but the index.
-        policy: says which files go first.
 
     Attributes:
         others: gives directories of other versions of the dataset, which count, too.
@@ -137,10 +149,8 @@ class CacheQuota:
         limit: int,
         patience: float,
         known: Callable[[], Mapping[str, int]],
-        policy: EvictionPolicy,
     ) -> None:
         self.limit = limit
-        self._policy = policy
         self._root = root
         self._private = private
         self._patience = patience
@@ -196,7 +206,7 @@ class CacheQuota:
         used, candidates = self._files()
         if used > self.limit:
             with Users() as users:
-                for file in self._policy(candidates):
+                for file in sorted(candidates):
                     if used <= self.limit - self.limit // _SLACK:
                         break
                     if users.remove(file.path):
