@@ -22,7 +22,7 @@ from stoker.bench.vectors.disk_graph import open_graph, write_graph
 from stoker.bench.vectors.graph import build_graph
 from stoker.bench.vectors.page_reader import PageReader
 from stoker.bench.vectors.points import draw_points, draw_search, nearest_vectors, recall
-from stoker.cli.bench.tables.inference_table import show_vectors
+from stoker.cli.bench.tables.result_table import show_vectors
 from stoker.errors import ConfigError, CorruptDataError
 
 SMALL = ("vectors.count=3000", "vectors.dimension=32", "vectors.degree=24", "vectors.queries=300", "vectors.workers=2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -9,23 +10,112 @@ from functools import partial
 from typing import Any, Final
 
 from stoker.cache.base import CacheSettings
+from stoker.cache.disk.disk_cache import DiskCache
 from stoker.catalog.detect import dataset_url, detect, refuse_shard_files
-from stoker.catalog.header_columns import index_or_headers
-from stoker.catalog.location import DatasetLocation, open_indexed
+from stoker.catalog.location import DatasetLocation, default_cache, open_indexed
 from stoker.catalog.missing import format_instead
 from stoker.catalog.split_files import files_of_split, hub_files, is_hub
-from stoker.catalog.synthetic import open_synthetic
+from stoker.catalog.splits import refuse_splits
 from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.unindexed.files_location import Files, is_pattern
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.display import redact_url, unknown_name
-from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
+from stoker.formats.base import ShardInfo
+from stoker.formats.common.checks import MAX_OFFSET
+from stoker.formats.common.file_shards import SpanDetail
 from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.registry import aliases, format_name, format_names
-from stoker.index.index import INDEX_NAME
-from stoker.index.version import read_index
-from stoker.storage import RetryPolicy, is_local, join_url
+from stoker.formats.synthetic import SETTINGS, row_bytes, synthetic_spec
+from stoker.index.index import INDEX_NAME, Index
+from stoker.index.shard_files import find_shards, read_shards
+from stoker.index.side_index import SideIndex
+from stoker.index.version import LoadedIndex, read_index, version_of_listing
+from stoker.storage import RetryPolicy, Store, is_local, join_url
+from stoker.storage.unfinished import MARK, counted_files
 from stoker.types import StorageOptions
+
+_SHARD_BYTES: Final = 1 << 26
+_MOST_SHARDS: Final = 1 << 20
+_NAME: Final = "synthetic"
+
+
+class _NoFiles(DiskCache):
+    """Shards that need no file are always there."""
+
+    def describe(self, info: ShardInfo) -> str:
+        return f"synthetic samples from {info.detail.first if isinstance(info.detail, SpanDetail) else 0} on"
+
+
+def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) -> DatasetLocation:  # noqa: B008 - frozen
+    """Describe samples that are made when they are read.
+
+    Args:
+        settings: of the cache that is not needed.
+        **options: ``samples`` (how many), ``columns``, ``seed`` (0) and ``distinct`` (true), for which see
+            :func:`~stoker.formats.synthetic.synthetic_spec`, and ``shard_samples`` (default: 64 MiB's worth).
+
+    Raises:
+        ConfigError: these make no sense.
+    """
+    only_settings(options, SETTINGS, _NAME)
+    spec = synthetic_spec(options.get("columns"), options.get("seed", 0), options.get("distinct", True))
+    samples = _count(options, "samples", None, 0)
+    width = row_bytes(spec)
+    most = _count(options, "shard_samples", max(1, min(_SHARD_BYTES // max(1, width), MAX_OFFSET)), 1)
+    if -(-samples // most) > _MOST_SHARDS:
+        raise ConfigError(f"synthetic: {samples} samples in shards of {most}: raise shard_samples")
+    kind = hashlib.blake2b(repr(spec).encode(), digest_size=8).hexdigest()
+    shards = []
+    for first in range(0, samples, most):
+        count = min(most, samples - first)
+        detail = SpanDetail(count * width, f"{kind}\0{first}", first)
+        shards.append(ShardInfo(_NAME, count, (), (), None, spec, detail))
+    root = default_cache(_NAME, None)
+    return DatasetLocation(Index(shards, where=_NAME), _NoFiles(root, None, settings), (root,))
+
+
+def _count(options: Mapping[str, Any], name: str, usual: int | None, least: int) -> int:
+    value = options.get(name, usual)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"synthetic: {name}={value!r}: a whole number, at least {least}")
+    return value
+
+
+def index_or_headers(store: Store, side: SideIndex | None = None) -> LoadedIndex:
+    """A dataset's index; where there is none, what its shards say of themselves, in the order of their names.
+
+    Only headers are read, but of compressed shards all. Hashes are not computed, and shards missing at the end not noticed.
+
+    Args:
+        store: where the dataset is.
+        side: keeps the parsed index, if there is one.
+
+    Raises:
+        ObjectNotFoundError: there is no index and there are no shards, or those that are there are unfinished output.
+        ConfigError: the shards are of several splits (:mod:`stoker.catalog.splits`).
+        CorruptDataError: a shard is torn.
+        IndexFileError: the index is not valid.
+    """
+    try:
+        return read_index(store, side)
+    except ObjectNotFoundError as error:
+        found = list(store.list())
+        counted = counted_files(found, [item.key for item in found if item.key.endswith(MARK)], store)
+        listing = {item.key: item for item in counted}
+        shards = list(find_shards(listing.values()).values())
+        if not shards:
+            raise ObjectNotFoundError(f"{store.url} holds neither an index.json nor shards", url=store.url) from error
+    keys = (shard.key("data", None) for shard in shards)
+    refuse_splits(keys, store.url.rstrip("/"), whole="each as a Stream")
+    infos = []
+    for info in read_shards(store, shards, hashes=False):
+        if isinstance(info, FormatError):
+            raise info
+        infos.append(info)
+    index = Index(infos, where=store.url)
+    return LoadedIndex(index, version_of_listing(index, listing))
+
 
 logger = logging.getLogger(__name__)
 

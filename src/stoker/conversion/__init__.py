@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from stoker.conversion.convert import convert
-from stoker.conversion.report import ConvertReport
+from stoker.conversion.convert import ConvertReport, convert
 
 __all__ = ["ConvertReport", "convert"]

@@ -6,26 +6,103 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
 from stoker.arguments import checked
+from stoker.concurrency.shared.counters import Counts
 from stoker.conversion.columns import plan_columns
 from stoker.conversion.detect import Url
 from stoker.conversion.open_source import OpenedSource, open_source
-from stoker.conversion.report import ConvertReport, TaskBadSamples
 from stoker.conversion.settings import check_bad_samples, check_listed, check_work, parts_of, settings_of, target_of
 from stoker.conversion.tasks.job import Arrangement, ConversionJob, bounds_of, digest
 from stoker.conversion.tasks.runners import Processes, run_here, run_on_ray, run_processes
 from stoker.conversion.tasks.task import bad_of, totals
 from stoker.conversion.tasks.work import FILES, begin, done_before, finish, unfinished
 from stoker.conversion.transform import Transform, identity_of, load_transform
+from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.policy import processor_count
-from stoker.reading.bad_samples import BadSamples, OnBadSample
+from stoker.reading.bad_samples import BadSampleLog, BadSamples, OnBadSample, of_dict
 from stoker.storage.job_record import check_unchanged, stable_versions
 from stoker.types import Engine, StorageOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """The result of a conversion.
+
+    Attributes:
+        samples_read: samples of the source.
+        samples: samples written, of all splits; fewer where a transform left some out, more where it made several of one.
+        splits: name of each split to its samples; ``""`` where the dataset was not split.
+        shards: files or shards written.
+        bytes: of them as they are stored, meta files included.
+        columns: name of each column to its encoding.
+        format: of the destination.
+        tasks: how many the work was cut into.
+        resumed: tasks of them that a run before had done.
+        retried: times that a task was begun again, because its process was killed.
+        seconds: this run took.
+        bad_samples: samples of the source that were left out because they are bad.
+    """
+
+    samples_read: int
+    samples: int
+    splits: Mapping[str, int]
+    shards: int
+    bytes: int
+    columns: Mapping[str, str]
+    format: str
+    tasks: int
+    resumed: int
+    retried: int
+    seconds: float
+    bad_samples: int = 0
+
+
+class TaskBadSamples:
+    """Lists and bounds the bad samples of tasks, in the order of the tasks, whichever process does them, and when.
+
+    Args:
+        settings: what is asked for; ``None``: there may be none.
+    """
+
+    def __init__(self, settings: BadSamples | None) -> None:
+        self._waiting: dict[int, Mapping[str, Any]] = {}
+        self._next = 0
+        self._log: BadSampleLog | None = None
+        if settings is not None:
+            self._log = BadSampleLog(settings, Counts())
+
+    def add(self, task: int, note: Mapping[str, Any]) -> None:
+        """Take the note of a task that is done.
+
+        Raises:
+            TooManyBadSamplesError: there are more than allowed.
+            ConfigError: there may be none, and a run before left some out.
+        """
+        bad = note.get("bad", ())
+        if self._log is None and bad:
+            raise ConfigError(
+                f"a run before left out {counted(len(bad), 'bad sample')} of task {task}, the first: {bad[0]['reason']}. Go "
+                "on with on_bad_sample='skip', or begin anew with resume=False (--restart)"
+            )
+        self._waiting[task] = note
+        while self._next in self._waiting:
+            self._list(self._waiting.pop(self._next))
+            self._next += 1
+        if note.get("exceeded"):
+            self._list(note)
+
+    def _list(self, note: Mapping[str, Any]) -> None:
+        if self._log is not None:
+            self._log.enter(note["read"])
+            for one in note["bad"]:
+                self._log.note(one["number"], of_dict(one))
+
 
 _VERSION: Final = 2
 

@@ -20,7 +20,7 @@ from stoker.index.index import Index
 from stoker.writing.base import Writer, WriterOptions, check_hash_names, check_size_limit
 from stoker.writing.destination import OutPath
 from stoker.writing.output_files import ShardOutput
-from stoker.writing.shard_uploader import ShardUploader
+from stoker.writing.upload_pool import ShardUploader
 
 _DEFAULT_BUFFER: Final = 1 << 26
 

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from listed_store import content_of, listed_store, name_of
 from stoker import StreamingDataset
 from stoker.catalog.unindexed import many_objects as module
-from stoker.catalog.unindexed.many_objects import ManyObjects, many_objects
+from stoker.catalog.unindexed.many_objects import ManyObjects, ObjectShards, many_objects
 from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.errors import ConfigError, StorageTimeoutError
 from stoker.formats.common.file_shards import whole_file
 from stoker.formats.registry import get_format
-from stoker.index.object_index import ObjectShards
 from stoker.storage import ObjectInfo
 from stoker.storage.store import Store
 
