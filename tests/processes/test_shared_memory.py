@@ -9,7 +9,9 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,14 @@ def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def bytes_of_shards(data: Path) -> int:
     return sum(path.stat().st_size for path in (data / "mds").glob("*.mds"))
+
+
+def begin_together(folder: Path, workers: int, worker: int) -> None:
+    """Wait for the other workers: what is in memory is there for processes that read it then."""
+    (folder / f"worker-{worker}").touch()
+    deadline = time.monotonic() + PATIENCE
+    while len(list(folder.glob("worker-*"))) < workers and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def make(options: dict[str, str], **settings: Any) -> StreamingDataset:
@@ -146,6 +156,7 @@ def test_workers_that_read_the_same_row_groups_fetch_them_once(start: str, tmp_p
             num_workers=workers,
             multiprocessing_context=start if workers else None,
             collate_fn=itself,
+            worker_init_fn=partial(begin_together, tmp_path, workers),
         ) as batches:
             return [np.asarray(batch.input_ids) for batch in batches]
 
@@ -156,6 +167,7 @@ def test_workers_that_read_the_same_row_groups_fetch_them_once(start: str, tmp_p
         _, alone = asked(options)
         found = read(options, 2)
         _, together = asked(options)
+    assert len(list(tmp_path.glob("worker-*"))) == 2  # both began together
     assert all(np.array_equal(*both) for both in zip(plain, found, strict=True))
     assert together == alone
 
