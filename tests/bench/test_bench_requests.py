@@ -285,7 +285,9 @@ def test_requests_that_a_loader_does_not_count_are_not_measured(tmp_path: Path) 
     assert "Of out, training: not measured with the loader stoker" in page
     assert "99th percentile of a step&#x27;s wait for its batch" in page
     known = [epoch["storage_series"]["block_device"] for epoch in result["epochs"]]
-    assert (f".{DEVICE_READ}" in page) == any(one is not None and one["mean_seconds"] is not None for one in known)
+    told = [one is not None and one["mean_seconds"] is not None for one in known]
+    used = [bool(epoch["device_bytes"]) for epoch in result["epochs"]]
+    assert (f".{DEVICE_READ}" in page) == any(map(all, zip(told, used, strict=True)))
     assert result["epochs"][0]["requests"] is None
     # Each file that was generated is a request.
     ((source, made),) = result["requests"]["generate"].items()
@@ -453,10 +455,15 @@ def test_a_loader_whose_requests_are_not_counted_is_told_so(run: RunFiles) -> No
     assert "requests: not measured with the loader stoker" in out.getvalue()
     epochs = [made.result["epochs"][0] | {"kind": kind} for kind in ("train", "train", "eval")]
     for epoch, seconds in zip(epochs, (0.001, 0.004, 0.009), strict=True):
+        epoch["device_bytes"] = 1_000_000
         epoch["storage_series"] = {"block_device": {"mean_seconds": seconds}}
     show_requests(Console(file=out, width=400), {**made.result, "epochs": epochs})
-    assert "; the block device took 4.00 ms for a read in the mean, of all programs" in out.getvalue()
+    assert (
+        "; the block device took 4.00 ms for a read in the mean of the slowest epoch, of all programs" in out.getvalue()
+    )
     assert slowest_epoch({"epochs": epochs}, DEVICE_READ) == f"epochs.1.{DEVICE_READ}"
+    epochs[1]["device_bytes"] = 0  # all that was read there was read by others
+    assert slowest_epoch({"epochs": epochs}, DEVICE_READ) == f"epochs.0.{DEVICE_READ}"
 
 
 def test_slower_requests_are_worse_and_older_results_have_none(run: RunFiles) -> None:

@@ -160,7 +160,7 @@ def _requests(run: RunFiles) -> list[tuple[str, str]]:
         return (
             []
             if read is None
-            else [("mean read of the block device, of all programs", datum(0, run, read, seconds_text))]
+            else [("mean read of the block device, of all programs, slowest epoch", datum(0, run, read, seconds_text))]
         )
     path = f"requests.train.{source}"
     return [
@@ -177,8 +177,8 @@ def _waits(run: RunFiles) -> list[tuple[str, str]]:
         return []
     median = path.removesuffix("p99") + "p50"
     return [
-        ("median of a step's wait for its batch", datum(0, run, median, seconds_text)),
-        ("99th percentile of a step's wait for its batch", datum(0, run, path, seconds_text)),
+        ("median of a step's wait for its batch, slowest epoch", datum(0, run, median, seconds_text)),
+        ("99th percentile of a step's wait for its batch, slowest epoch", datum(0, run, path, seconds_text)),
     ]
 
 

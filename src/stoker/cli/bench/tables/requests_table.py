@@ -80,12 +80,16 @@ def not_measured(result: Mapping[str, Any]) -> str | None:
     how = "; with storage.client buffered or direct they are" if loader == "stoker" else ""
     read = slowest_epoch(result, DEVICE_READ)
     took = "" if read is None else time_text(value_at(result, read))
-    device = f"; the block device took {took} for a read in the mean, of all programs" if took else ""
+    device = (
+        f"; the block device took {took} for a read in the mean of the slowest epoch, of all programs" if took else ""
+    )
     return f"not measured with the loader {loader} and this data{how}{device}"
 
 
 def slowest_epoch(result: Mapping[str, Any], name: str) -> str | None:
     """The path of a number of the training epoch where it is the largest; ``None`` where no epoch has it.
+
+    Of the block device, epochs count in which this program read from it: else its reads are those of others.
 
     Args:
         result: ``results.json``.
@@ -93,4 +97,6 @@ def slowest_epoch(result: Mapping[str, Any], name: str) -> str | None:
     """
     paths = [f"epochs.{at}.{name}" for at, one in enumerate(result["epochs"]) if one["kind"] == "train"]
     known = [path for path in paths if value_at(result, path) is not None]
+    if name == DEVICE_READ:
+        known = [path for path in known if value_at(result, path.removesuffix(name) + "device_bytes")]
     return max(known, key=lambda path: value_at(result, path), default=None)
