@@ -23,7 +23,7 @@ from stoker import MDSWriter, StreamingDataset
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
     "lines": 130_700,
-    "modules": 822,
+    "modules": 819,
     "raise ConfigError": 1_139,
     "classes with after_fork": 25,
     "functions of a constructor": 280,

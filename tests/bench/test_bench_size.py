@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from stoker.bench.mlperf.rules import demanded
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Workload
-from stoker.bench.size.search import find_border
-from stoker.bench.size.size import FILE, DatasetSize, find_size, probe_steps
+from stoker.bench.size.size import FILE, DatasetSize, find_border, find_size, probe_steps
 from stoker.cli import main
 from stoker.errors import ConfigError
 

@@ -17,8 +17,66 @@ from stoker.bench.ranks.world import find_world
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import Resolved
 from stoker.bench.settings.workload import Workload
-from stoker.bench.size.search import CONFIDENCE, Border, find_border
 from stoker.errors import ConfigError
+
+CONFIDENCE: Final = 0.9
+"""Of two-sided intervals: 95 % on the side that counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """The end of the search.
+
+    Attributes:
+        fed: the most accelerators that are fed; 0 if the fewest are too many.
+        starved: the next number that can be had, which are not; ``None`` where there is none.
+        sure: whether both sides of the border are on their side of the threshold by their intervals.
+        values: utilization of all runs, by the number of accelerators.
+    """
+
+    fed: int
+    starved: int | None
+    sure: bool
+    values: Mapping[int, tuple[float, ...]]
+
+
+def find_border(probe: Callable[[int], float], threshold: float, *, counts: Sequence[int], repeats: int) -> Border:
+    """Search.
+
+    Args:
+        probe: runs so many accelerators, and returns their utilization.
+        threshold: utilization with which they count as fed.
+        counts: numbers of accelerators that can be had, rising.
+        repeats: runs on each side of the border.
+    """
+    # Counts are named by their index among all counts, from 1.
+    values: dict[int, list[float]] = {}
+    last = len(counts)
+    while True:
+        means = {index: math.fsum(found) / len(found) for index, found in sorted(values.items())}
+        starved = next((index for index, mean in means.items() if mean < threshold), None)
+        fed = max(
+            (index for index, mean in means.items() if mean >= threshold and index < (starved or last + 1)), default=0
+        )
+        if starved is None and fed < last:
+            ask = min(2 * fed or 1, last)
+        elif starved is not None and starved - fed > 1:
+            ask = (fed + starved) // 2
+        else:
+            border = [index for index in (fed, starved) if index]
+            ask = min(border, key=lambda index: len(values[index]))
+            if len(values[ask]) >= repeats:
+                break
+        values.setdefault(ask, []).append(probe(counts[ask - 1]))
+    low = mean_interval(values[fed], CONFIDENCE)[0] if fed else math.inf
+    high = mean_interval(values[starved], CONFIDENCE)[1] if starved else -math.inf
+    return Border(
+        counts[fed - 1] if fed else 0,
+        counts[starved - 1] if starved else None,
+        low >= threshold > high,
+        {counts[index - 1]: tuple(found) for index, found in sorted(values.items())},
+    )
+
 
 FILE: Final = "size.json"
 _SECONDS: Final = 15.0
@@ -65,7 +123,7 @@ class DatasetSize:
         limited_by: what would not feed one more: the ``storage``; the ``host`` or loader, which starve them with data in
             memory, too; ``unknown`` which of the two; or nothing did, and the search ended at the number that was ``asked``
             for, that the ``data set`` has samples for, or that the ``cluster`` has room for.
-        sure: see :class:`~stoker.bench.size.search.Border`.
+        sure: see :class:`~stoker.bench.size.size.Border`.
         said: the answer in a sentence or two.
         points: the curve.
         steps: of each run.

@@ -127,7 +127,7 @@ class ParquetReader:
         encoding = self.encodings.get(name)
         if encoding is None:
             return found
-        from stoker.formats.parquet.pages.encoded import EncodedValues
+        from stoker.formats.parquet.pages.values import EncodedValues
 
         return EncodedValues(found, encoding, name, self.where)
 

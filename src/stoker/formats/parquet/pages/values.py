@@ -25,8 +25,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import CorruptDataError
+from stoker.formats.common.container import decode_fixed, decode_values
 from stoker.formats.common.rows.gather import gather_rows
-from stoker.formats.unstacked import Unstacked
+from stoker.formats.mds.encodings import Encoding
+from stoker.formats.unstacked import Unstacked, spread
 from stoker.types import Array, Column, Ids
 
 _NO_HOLES: Final[Ids] = np.zeros(0, np.int64)
@@ -216,3 +219,33 @@ def gather(columns: Sequence[AddressedValues], which: Ids, rows: Ids) -> Array:
             addresses[here] = columns[number].addresses(rows[here])
     taken = gather_rows(addresses, first.width)
     return taken.view(first.dtype).reshape(len(rows), *first.shape)
+
+
+class EncodedValues(ColumnValues):
+    """A column whose stored values are decoded when rows of it are taken. Nulls stay ``None``.
+
+    Args:
+        stored: the values as they are stored.
+        encoding: their encoding.
+        name: the column's name.
+        where: names the row group in errors.
+    """
+
+    def __init__(self, stored: ColumnValues, encoding: Encoding, name: str, where: str) -> None:
+        self._stored, self._encoding, self._name, self._where = stored, encoding, name, where
+        self.nbytes = stored.nbytes
+
+    def take(self, rows: Ids, *, views: bool = False) -> Column:  # noqa: ARG002 - what is decoded is no view
+        column, size = self._stored.take(rows), self._encoding.size
+        if size is not None:
+            if not isinstance(column, np.ndarray) or column.nbytes != len(rows) * size:
+                raise CorruptDataError(
+                    f"{self._where}, column {self._name!r} is declared {self._encoding.name}, and has nulls, or values that "
+                    f"are not of {size} bytes"
+                )
+            raw = np.ascontiguousarray(column).view(np.uint8).reshape(len(rows), size)
+            return decode_fixed(self._encoding, raw, rows, self._name, self._where)
+        there = [place for place, value in enumerate(column) if value is not None]
+        data = [value.encode() if isinstance(value, str) else value for value in map(column.__getitem__, there)]
+        values = decode_values(self._encoding, data, rows[there], self._name, self._where)
+        return values if len(there) == len(column) else spread(values, there, len(column))
