@@ -24,7 +24,7 @@ SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
     "lines": 130_700,
     "modules": 819,
-    "raise ConfigError": 1_139,
+    "raise ConfigError": 1_140,
     "classes with after_fork": 25,
     "functions of a constructor": 280,
     "functions until the first batch": 360,

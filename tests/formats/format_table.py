@@ -191,7 +191,7 @@ def indexed_binary(records: Sequence[bytes], offsets: Sequence[int] | None = Non
 
 
 def _indexed_binary(numbers: range) -> dict[str, bytes]:
-    runs = enumerate(parts(numbers))
+    runs = [(k, run) for k, run in enumerate(parts(numbers)) if len(run)]
     files = {k: indexed_binary([n.to_bytes(8, "little") + bytes(n % 5) for n in run]) for k, run in runs}
     return {f"img_{k}_of_3.indexed_binary{end}": data for k, found in files.items() for end, data in found.items()}
 

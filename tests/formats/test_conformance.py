@@ -235,8 +235,7 @@ class TestMDSWithoutIndex(_Others):
 
 
 class TestIndexedBinary(_Others):
-    format = "indexed_binary"
-    checksums = False
+    format, empty = "indexed_binary", False
 
     def sample(self, number: int) -> dict[str, Any]:
         return {"data": number.to_bytes(8, "little") + bytes(number % 5)}

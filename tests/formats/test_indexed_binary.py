@@ -41,6 +41,17 @@ def test_records_are_where_the_offsets_say(options: dict[str, Any], tmp_path: Pa
     assert [bytes(one) for one in dataset.read(np.array([9, 0, 5]))["data"]] == [expected[row] for row in (9, 0, 5)]
 
 
+@pytest.mark.parametrize("end", ["", ".off.idx", ".sz.idx"])
+def test_any_of_the_three_files_names_the_data(end: str, tmp_path: Path) -> None:
+    expected = write(tmp_path / "data", 1)
+    path = tmp_path / "data" / f"img_0_of_1.indexed_binary{end}"
+    dataset = StreamingDataset(str(path), format="indexed_binary", shuffle=True)
+    assert sorted(sample["data"] for sample in dataset) == sorted(expected)
+    assert dataset[5]["data"] == expected[5]
+    with pytest.raises(ConfigError, match=r"end with .*\.off\.idx, .*\.sz\.idx"):
+        StreamingDataset(str(path.rename(tmp_path / "data" / "records.dat")), format="indexed_binary")
+
+
 def test_the_format_is_told_from_megatron_s(tmp_path: Path) -> None:
     write(tmp_path / "dlio")
     assert detect(tmp_path / "dlio").format == "indexed_binary"
@@ -65,8 +76,9 @@ def test_the_format_is_told_from_megatron_s(tmp_path: Path) -> None:
             r"record 2 of \d+ bytes begins at byte 32 of",
         ),
         ({".sz.idx": bytes(8 * 6)}, r"its .off.idx tells of 7 records, its .sz.idx of 6, and 7 were indexed"),
-        ({".off.idx": bytes(57)}, r"has 57 bytes, which are no whole number of u64 offsets"),
-        ({".sz.idx": bytes(57)}, r"its .sz.idx has 57 bytes, which are no whole number of u64"),
+        ({".off.idx": bytes(57)}, r"has 57 bytes, which are not the u64 offsets of"),
+        ({".off.idx": b""}, r"has 0 bytes, which are not the u64 offsets of one or more records"),
+        ({".sz.idx": bytes(57)}, r"its .sz.idx has 57 bytes, which are not a whole number of u64"),
     ],
 )
 def test_damaged_files_are_errors_that_say_where(changed: dict[str, bytes], said: str, tmp_path: Path) -> None:

@@ -101,8 +101,16 @@ def test_what_does_not_belong_together_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(whole)
     with pytest.raises(ConfigError, match="a sample is a sequence or a document"):
         StreamingDataset(remote=tmp_path, format="megatron", format_options={"unit": "page"})
+    for name in ("b.idx", "b.bin"):
+        (tmp_path / name).write_bytes(whole)
     with pytest.raises(CorruptDataError, match=r"Give the path of the \.idx"):
-        StreamingDataset(remote=tmp_path / "a.bin", format="megatron")
+        StreamingDataset(remote=tmp_path / "b.idx", format="megatron")
+
+
+def test_the_bin_names_the_data_as_its_idx_does(tmp_path: Path) -> None:
+    sequences, _ = write(tmp_path / "a")
+    found = StreamingDataset(remote=tmp_path / "a.bin", format="megatron")
+    assert same([sample["tokens"] for sample in found], sequences)
 
 
 def test_sequences_in_another_order_are_one_shard(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from stoker.errors import CorruptDataError, FormatError
+from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.compression import PACKED
@@ -201,6 +201,21 @@ class Format(ABC):
         return (
             (*self.suffixes, *(one + end for one in self.suffixes for end in PACKED)) if self.packed else self.suffixes
         )
+
+    def main_name(self, key: str) -> str:
+        """The name of the file to which a named file belongs, where the format's are several: ``x.idx`` of ``x.bin``.
+
+        Raises:
+            ConfigError: no file of a format of several is named so.
+        """
+        lower = key.lower()
+        if not self.beside or lower.endswith(self.suffixes):
+            return key
+        end = max((one for one in self.beside if lower.endswith(one)), key=len, default=None)
+        if end is None:
+            ends = ", ".join((*self.suffixes, *self.beside))
+            raise ConfigError(f"{key}: files of format {self.name!r} end with {ends}")
+        return key[: len(key) - len(end)] + self.suffixes[0]
 
     def names_beside(self, key: str) -> list[str]:
         """Names of the files that belong to a file of the format, as :attr:`beside` says."""

@@ -78,13 +78,16 @@ class IndexedBinaryFormat(PackedFormat):
         Settings: ``column`` (the column's name, ``"data"``).
         """
         only_settings(settings, self.settings, self.name)
-        if source.size % _WIDTH:
-            raise CorruptDataError(f"{source.where} has {source.size} bytes, which are no whole number of u64 offsets")
+        if source.size % _WIDTH or not source.size:
+            raise CorruptDataError(
+                f"{source.where} has {source.size} bytes, which are not the u64 offsets of one or more records. Was it "
+                "written to the end?"
+            )
         count = check_count(source.size // _WIDTH, source.where)
         return HeaderFacts(count, {"columns": {str(settings.get("column", "data")): "bytes"}})
 
 
 def _numbers(file: Buffer, where: str) -> Array:
     if memoryview(file).nbytes % _WIDTH:
-        raise CorruptDataError(f"{where} has {memoryview(file).nbytes} bytes, which are no whole number of u64")
+        raise CorruptDataError(f"{where} has {memoryview(file).nbytes} bytes, which are not a whole number of u64")
     return np.frombuffer(file, "<u8")

@@ -127,7 +127,8 @@ def find_files(
         for key in source.keys:
             _check_name(key, source.root)
         _refuse_unquoted_shards(source.keys, store, reader)
-        return _with_beside(source, store, [ObjectInfo(key, -1) for key in source.keys], reader)
+        mains = dict.fromkeys(reader.main_name(key) for key in source.keys)
+        return _with_beside(source, store, [ObjectInfo(key, -1) for key in mains], reader)
     if source.pattern is not None and is_local(source.root) is None and listing is None:
         listing = list(store.list())
         if (named := as_named(source, (file.key for file in listing))) is not None:
