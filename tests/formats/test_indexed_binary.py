@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from format_table import indexed_binary
 
-from stoker import ReadOptions, StreamingDataset, generate
+from stoker import ReadOptions, StreamingDataset, World, generate
 from stoker.bench.settings.sources import read_workload
 from stoker.catalog.detect import detect
-from stoker.errors import ConfigError, CorruptDataError
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.generation import DatasetSpec
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -50,6 +50,38 @@ def test_any_of_the_three_files_names_the_data(end: str, tmp_path: Path) -> None
     assert dataset[5]["data"] == expected[5]
     with pytest.raises(ConfigError, match=r"end with .*\.off\.idx, .*\.sz\.idx"):
         StreamingDataset(str(path.rename(tmp_path / "data" / "records.dat")), format="indexed_binary")
+
+
+def test_a_file_whose_index_is_lost_is_an_error_that_names_it(tmp_path: Path) -> None:
+    expected = write(tmp_path)
+    (tmp_path / "img_1_of_2.indexed_binary.off.idx").unlink()
+    given: tuple[dict[str, Any], ...] = ({}, {"format": "indexed_binary"})
+    for options in given:
+        with pytest.raises(
+            ObjectNotFoundError, match=r"img_1_of_2\.indexed_binary.* has no img_1_of_2\.indexed_binary\.off"
+        ):
+            StreamingDataset(tmp_path, **options)
+    chosen = StreamingDataset(f"{tmp_path}/*.off.idx", format="indexed_binary")
+    assert [sample["data"] for sample in chosen] == expected[:7]
+    (tmp_path / "img_0_of_2.indexed_binary.off.idx").unlink()
+    with pytest.raises(ObjectNotFoundError, match="files of format='indexed_binary' have such names"):
+        StreamingDataset(tmp_path)
+
+
+def test_shuffled_records_are_continued_on_another_world(tmp_path: Path) -> None:
+    expected = write(tmp_path)
+
+    def opened(world: World) -> StreamingDataset:
+        return StreamingDataset(tmp_path, shuffle=True, world=world)
+
+    first = opened(World())
+    seen = [sample["data"] for sample, _ in zip(first, range(4), strict=False)]
+    state = first.state_dict(num_samples=4)
+    for rank in range(2):
+        other = opened(World(rank, 2, 2))
+        other.load_state_dict(state)
+        seen += [sample["data"] for sample in other]
+    assert sorted(seen) == sorted(expected)
 
 
 def test_the_format_is_told_from_megatron_s(tmp_path: Path) -> None:

@@ -107,6 +107,14 @@ def test_what_does_not_belong_together_is_reported(tmp_path: Path) -> None:
         StreamingDataset(remote=tmp_path / "b.idx", format="megatron")
 
 
+def test_a_bin_whose_idx_is_lost_is_an_error_that_names_it(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / name)
+    (tmp_path / "b.idx").unlink()
+    with pytest.raises(ObjectNotFoundError, match=r"b\.bin has no b\.idx, so that its samples would be missing"):
+        StreamingDataset(remote=tmp_path, format="megatron")
+
+
 def test_the_bin_names_the_data_as_its_idx_does(tmp_path: Path) -> None:
     sequences, _ = write(tmp_path / "a")
     found = StreamingDataset(remote=tmp_path / "a.bin", format="megatron")

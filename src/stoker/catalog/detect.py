@@ -282,8 +282,8 @@ def _chosen(names: Iterable[str], where: str) -> str:
     for count, name in enumerate(names, 1):
         typed = typed_name(name)
         suffix = next((suffix for suffix in known if typed.endswith(suffix)), None)
-        if (owned := next((end for end in owners if typed.endswith(end)), "")) and len(owned) > len(suffix or ""):
-            unknown[owned] += 1
+        if (end := next((end for end in owners if typed.endswith(end)), "")) and len(end) > len(suffix or ""):
+            unknown[end] += 1
             continue
         if suffix is None and not all_known and not _COMPANION.fullmatch(name.rpartition("/")[2]):
             others = other_formats()
@@ -310,10 +310,12 @@ def _chosen(names: Iterable[str], where: str) -> str:
     strange = Counter({end: number for end, number in unknown.items() if owners.get(end) not in found})
     if not found:
         tokens = "; one array of tokens is read by StreamingParquetLoader(RawSource(path, dtype, row_tokens=seq_len))"
+        named = sorted(owners[end] for end in unknown if end in owners)
+        owned = f"; files of format={named[0]!r} have such names" if named else ""
         raise ConfigError(
             f"{where}: no name of its {counted(count, 'file')} tells a format "
             f"({_told(unknown) or 'all are hidden or describe data'}): say "
-            f"which with format=, such as format='files' for files as they are{tokens if '.bin' in unknown else ''}"
+            f"which with format=, such as format='files' for files as they are{owned}{tokens if '.bin' in unknown else ''}"
         )
     chosen = next(iter(found)) if len(found) == 1 else IMAGES if found.keys() == {"jpeg", "png"} else ""
     if strange:

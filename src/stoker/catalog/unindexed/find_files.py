@@ -150,7 +150,7 @@ def find_files(
             notes.append(key)
         if key.endswith((DICT_NAME, STATE_NAME)):
             saved.append(key)
-        if reader.beside and key.lower().endswith(reader.beside):
+        if reader.beside and key.lower().endswith(reader.beside) and not is_hidden(key):
             listed[key] = file
         counts = matches(key) if matches else not suffixes or typed_name(key).endswith(suffixes)
         if is_hidden(key) or not counts or key == INDEX_NAME:
@@ -176,6 +176,7 @@ def find_files(
         if matches is None:
             found = saved_files(found, saved, store) if reader.name == "arrow" else found
             if chosen is None:
+                _refuse_left_alone(found, counted_files(list(listed.values()), notes, store), source.root, reader)
                 refuse_splits((file.key for file in found), source.root, folders_only=reader.single)
         return _with_beside(source, store, found, reader, listed)
     if source.pattern is None and not others and is_local(source.root) is None:
@@ -209,6 +210,22 @@ def _with_beside(
         keys = reader.names_beside(file.key)
         beside[file.key] = tuple((listed or {}).get(key) or ObjectInfo(key, -1) for key in keys)
     return SourceFiles(source, store, files, beside)
+
+
+def _refuse_left_alone(files: Iterable[ObjectInfo], beside: Iterable[ObjectInfo], root: str, reader: Format) -> None:
+    """See that no file lies there without the one that it belongs to, so that its samples would be missing.
+
+    Raises:
+        ObjectNotFoundError: one does.
+    """
+    known = {file.key for file in files}
+    for one in beside:
+        if (main := reader.main_name(one.key)) not in known:
+            raise ObjectNotFoundError(
+                f"{root}: {one.key} has no {main}, so that its samples would be missing: copy that file, or, to read the "
+                f"others alone, name them by a pattern such as {root}/*{reader.suffixes[0]}",
+                url=root,
+            )
 
 
 def images_beside(reader: Format) -> tuple[str, ...]:
