@@ -153,7 +153,7 @@ class ParameterChange:
     allowed: MlperfDivision | None
 
     def breaks(self, division: MlperfDivision) -> bool:
-        """Whether it may not be changed in a division."""
+        """Whether the rules of a division do not allow this change."""
         return self.allowed is None or (self.allowed == "open" and division == "closed")
 
 

@@ -14,7 +14,7 @@ from stoker.bench.results.rules import PUBLISHED
 from stoker.cli.bench.charts import charts
 from stoker.cli.bench.datum import NOTHING, datum, epoch_name, value_at
 from stoker.cli.bench.system_text import SystemText
-from stoker.cli.bench.tables.requests_table import DEVICE_READ, listing_text, slowest_epoch
+from stoker.cli.bench.tables.requests_table import device_read, listing_text, slowest_epoch
 from stoker.cli.bench.tables.result_table import generated_text
 from stoker.cli.render.markup import Html, document, pairs, rows, scroll, section, tile
 from stoker.cli.render.numbers import bytes_rate_text, percent_text, seconds_text
@@ -156,11 +156,9 @@ def _requests(run: RunFiles) -> list[tuple[str, str]]:
     """Of the device or the network."""
     source = _served_by_storage((run.result.get("requests") or {}).get("train"))
     if source is None:
-        read = slowest_epoch(run.result, DEVICE_READ)
+        read = device_read(run.result)
         return (
-            []
-            if read is None
-            else [("mean read of the block device, of all programs, slowest epoch", datum(0, run, read, seconds_text))]
+            [] if read is None else [("mean read of the block device, all programs", datum(0, run, read, seconds_text))]
         )
     path = f"requests.train.{source}"
     return [

@@ -22,8 +22,6 @@ SERVED_BY: Final = {
     "local": "not told apart",
 }
 """Words for where requests are served, in the order in which they are shown."""
-DEVICE_READ: Final = "storage_series.block_device.mean_seconds"
-"""Path in an epoch: the mean time that the block device took for a read, of this program or another."""
 _LEGEND: Final = "P50, P99, most: of a request's time; of one that was read ahead, from when a thread wants it"
 _RATES: Final = "per s, MB/s: without the time of opening; size and times: of all requests"
 """Said where the bytes of a second are not so many requests of the mean size."""
@@ -78,18 +76,35 @@ def not_measured(result: Mapping[str, Any]) -> str | None:
     if not result["epochs"] or (result.get("requests") or {}).get("train") is not None or loader == "synthetic":
         return None
     how = "; with storage.client buffered or direct they are" if loader == "stoker" else ""
-    read = slowest_epoch(result, DEVICE_READ)
-    took = "" if read is None else time_text(value_at(result, read))
-    device = (
-        f"; the block device took {took} for a read in the mean of the slowest epoch, of all programs" if took else ""
+    read = device_read(result)
+    if read is None:
+        return f"not measured with the loader {loader} and this data{how}"
+    took, share = time_text(value_at(result, read)), _share(value_at(result, read.partition(".storage_series")[0]))
+    return (
+        f"not measured with the loader {loader} and this data{how}; the block device took {took} for a read in the mean, "
+        f"in the epoch that read most of it; {share:.0%} of what it read was this program's"
     )
-    return f"not measured with the loader {loader} and this data{how}{device}"
+
+
+def device_read(result: Mapping[str, Any]) -> str | None:
+    """The path of the mean time that the block device took for a read, in the training epoch that read most from it.
+
+    The device counts the reads of all programs. ``None`` where the epochs read nothing from it, or no device is known.
+    """
+    epochs = [(at, one) for at, one in enumerate(result["epochs"]) if one["kind"] == "train" and one["device_bytes"]]
+    known = [(at, one) for at, one in epochs if value_at(one, "storage_series.block_device.mean_seconds") is not None]
+    most = max(known, key=lambda found: found[1]["device_bytes"], default=None)
+    return None if most is None else f"epochs.{most[0]}.storage_series.block_device.mean_seconds"
+
+
+def _share(epoch: Mapping[str, Any]) -> float:
+    """The part of the bytes that the block device read which were this program's."""
+    found: float = epoch["device_bytes"] / max(1, sum(epoch["storage_series"]["block_device"]["bytes"]))
+    return min(1.0, found)
 
 
 def slowest_epoch(result: Mapping[str, Any], name: str) -> str | None:
     """The path of a number of the training epoch where it is the largest; ``None`` where no epoch has it.
-
-    Of the block device, epochs count in which this program read from it: else its reads are those of others.
 
     Args:
         result: ``results.json``.
@@ -97,6 +112,4 @@ def slowest_epoch(result: Mapping[str, Any], name: str) -> str | None:
     """
     paths = [f"epochs.{at}.{name}" for at, one in enumerate(result["epochs"]) if one["kind"] == "train"]
     known = [path for path in paths if value_at(result, path) is not None]
-    if name == DEVICE_READ:
-        known = [path for path in known if value_at(result, path.removesuffix(name) + "device_bytes")]
     return max(known, key=lambda path: value_at(result, path), default=None)

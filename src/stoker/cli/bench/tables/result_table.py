@@ -18,7 +18,6 @@ from stoker.cli.render.numbers import percent_text, time_text
 from stoker.cli.running import print_json
 from stoker.cli.terminal import make_console, make_table, print_table
 from stoker.display import counted, decimal_bytes_text
-from stoker.display import decimal_bytes_text as _size
 
 
 def show_kv_cache(console: Console, found: Mapping[str, Any]) -> None:
@@ -141,10 +140,8 @@ def generated_text(found: Mapping[str, Any]) -> str:
     """The files of the data set that a run wrote, with their rate, and those that were there already."""
     told = []
     if found["made"]:
-        rate = found["bytes"] / max(found["seconds"], 1e-9)
-        told.append(
-            f"{counted(found['made'], 'file')}, {_size(found['bytes'])}, in {time_text(found['seconds'])} ({_size(rate)}/s)"
-        )
+        size, rate = (decimal_bytes_text(found["bytes"] / over) for over in (1, max(found["seconds"], 1e-9)))
+        told.append(f"{counted(found['made'], 'file')}, {size}, in {time_text(found['seconds'])} ({rate}/s)")
     if found["kept"] or not told:
         told.append(f"{counted(found['kept'], 'file')} {'was' if found['kept'] == 1 else 'were'} there already")
     return "; ".join(told)
@@ -161,7 +158,7 @@ def show_unsaved(chosen: argparse.Namespace, result: Mapping[str, Any]) -> None:
 
 def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
     layout = found["layout"]
-    size, most = _size(layout["bytes"]), _size(layout["most_rank_bytes"])
+    size, most = decimal_bytes_text(layout["bytes"]), decimal_bytes_text(layout["most_rank_bytes"])
     url = found["storage"]["url"]
     console.print(
         Text(f"checkpoints at {url}: {size} of {counted(layout['ranks'], 'rank')}, up to {most} a rank", style="dim")
