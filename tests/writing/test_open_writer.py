@@ -14,11 +14,11 @@ import pytest
 
 import stoker
 from stoker import StreamingDataset, writers
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, FormatError
 from stoker.formats import registry
 from stoker.formats.registry import format_names
 from stoker.generation import DatasetSpec
-from stoker.writing.registry import _find, writable_formats, writer_of
+from stoker.writing.registry import find_writer, writable_formats, writer_of
 from stoker.writing.shard_formats import EncoderWriter
 from support import environ
 
@@ -62,6 +62,19 @@ def test_every_writer_of_a_format_with_arguments_of_its_own_is_public() -> None:
     assert set(writable_formats()) < set(format_names())
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("no.such.module:Writer", "can not be loaded: ModuleNotFoundError"), ("json:dumps", "is not a subclass")],
+)
+def test_a_writer_of_another_package_that_is_none_is_an_error(
+    value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPoint("megalith", value, "stoker.writers")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [entry])
+    with pytest.raises(FormatError, match=said):
+        find_writer.__wrapped__("megalith")
+
+
 class _TheirWriter(writers.MDSWriter):
     """A writer of another package."""
 
@@ -72,7 +85,7 @@ def test_another_package_adds_a_writer_of_its_format(tmp_path: Path, monkeypatch
         "stoker.writers": EntryPoint("theirs", f"{__name__}:_TheirWriter", "stoker.writers"),
     }
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group, **_: [theirs[group]])
-    for one in (registry._others, _find):
+    for one in (registry._others, find_writer):
         one.cache_clear()
     try:
         writer = stoker.open_writer("theirs", {"x": "int"}, tmp_path)
@@ -80,7 +93,7 @@ def test_another_package_adds_a_writer_of_its_format(tmp_path: Path, monkeypatch
         writer.abort()
     finally:
         monkeypatch.undo()
-        for one in (registry._others, _find):
+        for one in (registry._others, find_writer):
             one.cache_clear()
 
 

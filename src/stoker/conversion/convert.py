@@ -87,8 +87,8 @@ class TaskBadSamples:
         bad = note.get("bad", ())
         if self._log is None and bad:
             raise ConfigError(
-                f"a run before left out {counted(len(bad), 'bad sample')} of task {task}, the first: {bad[0]['reason']}. Go "
-                "on with on_bad_sample='skip', or begin anew with resume=False (--restart)"
+                f"a run before left out {counted(len(bad), 'bad sample')} of task {task}, the first: {bad[0]['reason']}. "
+                "Continue with on_bad_sample='skip', or start again with resume=False (--restart)"
             )
         self._waiting[task] = note
         while self._next in self._waiting:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final, Protocol
 
 from stoker.display import unknown_name
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, FormatError
 from stoker.formats.registry import format_name, format_names, load
 from stoker.writing.base import Writer
 from stoker.writing.destination import OutPath
@@ -40,8 +40,8 @@ _ENCODERS: Final = {
 }
 
 
-class FormatWriter(Protocol):
-    """The class of a format's writer: what it tells of itself, and how it is called."""
+class WriterClass(Protocol):
+    """The class of a writer: its attributes, and how it is called. See :class:`~stoker.writing.base.Writer`."""
 
     __name__: str
     indexed: bool
@@ -61,7 +61,7 @@ class FormatWriter(Protocol):
     def check_compression(self, compression: str | None) -> None: ...
 
 
-def writer_of(name: str) -> FormatWriter:
+def writer_of(name: str) -> WriterClass:
     """The writer of a format.
 
     Args:
@@ -73,7 +73,7 @@ def writer_of(name: str) -> FormatWriter:
     form = format_name(name)
     if form not in format_names():
         raise ConfigError(unknown_name("format", name, writable_formats()))
-    found: FormatWriter | None = _find(form)
+    found = find_writer(form)
     if found is None:
         raise ConfigError(f"format={name!r} is read and not written; formats to write: {', '.join(writable_formats())}")
     return found
@@ -85,11 +85,26 @@ def writable_formats() -> list[str]:
 
 
 @cache
-def _find(form: str) -> Any:
-    if form in _ENCODERS:
-        return type(f"{form.upper()}Writer", (EncoderWriter,), {"encoder_of": _ENCODERS[form]})
-    if form in _OWN:
-        return load(_OWN[form])
-    from importlib.metadata import entry_points  # takes long
+def find_writer(form: str) -> WriterClass | None:
+    """The writer of a format by its name; ``None`` where it is only read.
 
-    return next((entry.load() for entry in entry_points(group=GROUP, name=form)), None)
+    Raises:
+        FormatError: another package's can not be loaded, or is not a writer.
+    """
+    found: Any
+    if form in _ENCODERS:
+        found = type(f"{form.upper()}Writer", (EncoderWriter,), {"encoder_of": _ENCODERS[form]})
+    elif form in _OWN:
+        found = load(_OWN[form])
+    else:
+        from importlib.metadata import entry_points  # takes long
+
+        entry = next(iter(entry_points(group=GROUP, name=form)), None)
+        try:
+            found = None if entry is None else entry.load()
+        except Exception as error:  # another package's code
+            raise FormatError(f"the writer of format {form!r}, {entry}, can not be loaded: {error!r}") from error
+        if found is not None and not (isinstance(found, type) and issubclass(found, Writer)):
+            raise FormatError(f"the writer of format {form!r}, {entry}, is not a subclass of stoker.writers.Writer")
+    writer: WriterClass | None = found
+    return writer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, Final, Unpack
 
 from stoker.conversion.values import ColumnPlan
 from stoker.errors import ConfigError
-from stoker.formats.registry import get_format
+from stoker.formats.registry import format_names, get_format
 from stoker.storage import Store
 from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.types import PutData
@@ -20,7 +19,7 @@ from stoker.writing.destination import Begun, Destination
 from stoker.writing.file_sets import size_of
 from stoker.writing.output_files import OutputFiles
 from stoker.writing.parquet_writer import ParquetWriter
-from stoker.writing.registry import FormatWriter, writable_formats, writer_of
+from stoker.writing.registry import WriterClass, find_writer, writable_formats, writer_of
 
 _FLOATS: Final = ("float16", "float32", "float64", "bfloat16")
 
@@ -51,7 +50,7 @@ class ShardSettings:
             raise ConfigError(f"compression and shard_samples mean nothing for {self.format}: a file is a sample")
 
     @property
-    def writer(self) -> FormatWriter:
+    def writer(self) -> WriterClass:
         """The format's writer."""
         return target_writer(self.format)
 
@@ -61,15 +60,13 @@ class ShardSettings:
         return get_format(self.format).single
 
 
-def target_writer(name: str) -> FormatWriter:
+def target_writer(name: str) -> WriterClass:
     """The writer of a format.
 
     Raises:
         ConfigError: it has none, or one that must be told more than the columns.
     """
-    writer = None
-    with contextlib.suppress(ConfigError):
-        writer = writer_of(name)
+    writer = find_writer(name) if name in format_names() else None
     if writer is None or writer.required:
         known = ", ".join(one for one in writable_formats() if not writer_of(one).required)
         raise ConfigError(f"to={name!r} can not be written; what can: {known}")
