@@ -65,7 +65,7 @@ def main() -> None:
         numbers = np.arange(SAMPLES)
         writer.write_batch({"id": numbers, "x": (numbers[:, None] + np.arange(8)).astype(np.float32)})
     command = [sys.executable, __file__, "--out", str(options.out), "--worker"]
-    workers = [subprocess.Popen([*command, "0", "--dies-after", "40"])]
+    workers = [subprocess.Popen([*command, "0", "--dies-after", "1"])]
     workers += [subprocess.Popen([*command, str(rank)]) for rank in (1, 2)]
     codes = [worker.wait() for worker in workers]
     found = {int(path.stem): np.fromfile(path, np.float32) for path in (options.out / "vectors").glob("*.f32")}
