@@ -176,7 +176,9 @@ def find_files(
         if matches is None:
             found = saved_files(found, saved, store) if reader.name == "arrow" else found
             if chosen is None:
-                _refuse_left_alone(found, counted_files(list(listed.values()), notes, store), source.root, reader)
+                if reader.beside:
+                    every = counted_files([*found, *listed.values()], notes, store)
+                    _refuse_left_alone(every, source.root, reader)
                 refuse_splits((file.key for file in found), source.root, folders_only=reader.single)
         return _with_beside(source, store, found, reader, listed)
     if source.pattern is None and not others and is_local(source.root) is None:
@@ -212,14 +214,14 @@ def _with_beside(
     return SourceFiles(source, store, files, beside)
 
 
-def _refuse_left_alone(files: Iterable[ObjectInfo], beside: Iterable[ObjectInfo], root: str, reader: Format) -> None:
+def _refuse_left_alone(files: Sequence[ObjectInfo], root: str, reader: Format) -> None:
     """See that no file lies there without the one that it belongs to, so that its samples would be missing.
 
     Raises:
         ObjectNotFoundError: one does.
     """
     known = {file.key for file in files}
-    for one in beside:
+    for one in files:
         if (main := reader.main_name(one.key)) not in known:
             raise ObjectNotFoundError(
                 f"{root}: {one.key} has no {main}, so that its samples would be missing: copy that file, or, to read the "
