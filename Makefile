@@ -18,6 +18,8 @@ export PYTHONDONTWRITEBYTECODE :=
 demo:
 	@$(PYTHON) tools/environments.py --quiet demo
 	.venvs/demo/bin/python examples/demo.py
+	.venvs/demo/bin/python -m stoker simulate demo-out/store --nodes 2 --batch-size 32 --bandwidth 10mb --step-time 0.05
+	.venvs/demo/bin/python -m stoker generate demo-out/generated --format npz --files 8 --record-bytes 5mb
 
 environment:
 	@$(PYTHON) tools/environments.py --quiet dev

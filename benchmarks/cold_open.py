@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stoker.generation import DatasetSpec, generate
+from stoker_bench.generation import DatasetSpec, generate
 
 FORMATS = ("npz", "npy", "hdf5", "tfrecord", "tar", "parquet", "arrow", "mds", "png", "megatron", "jsonl", "csv")
 OPENS = """

@@ -132,8 +132,8 @@ def run_dlio(case: Case, work: Path, *, generate: bool) -> dict[str, float]:
 
 def run_stoker(case: Case, work: Path, loader: str) -> dict[str, float]:
     """The same file, read by stoker."""
-    from stoker.bench.run import run_benchmark
-    from stoker.bench.settings.sources import read_workload
+    from stoker_bench.run import run_benchmark
+    from stoker_bench.settings.sources import read_workload
 
     out = Path(tempfile.mkdtemp(dir=work))
     path = out / "same.yaml"

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker.bench.checkpoint.layout import checkpoint_layout
-from stoker.bench.settings.sources import read_workload
-from stoker.bench.settings.workload import WIDTHS, ModelSettings
+from stoker_bench.checkpoint.layout import checkpoint_layout
+from stoker_bench.settings.sources import read_workload
+from stoker_bench.settings.workload import WIDTHS, ModelSettings
 
 FILE = "dlio_benchmark/checkpointing/base_checkpointing.py"
 

@@ -59,11 +59,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker import ReadOptions
-from stoker.bench.run import run_benchmark
-from stoker.bench.settings.sources import Resolved, read_workload
 from stoker.loaders.dataset import StreamingDataset
 from stoker.storage import open_store
 from stoker.streams.streams import Stream
+from stoker_bench.run import run_benchmark
+from stoker_bench.settings.sources import Resolved, read_workload
 
 BATCH = 48
 

@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from stoker.generation import DatasetSpec, generate, iterate_file
-from stoker.generation.noise import BLOCK, noise_of
-from stoker.generation.words import TEXT_RUN, text_block, token_block
 from stoker.storage.files.copying import write_all
+from stoker_bench.generation import DatasetSpec, generate, iterate_file
+from stoker_bench.generation.noise import BLOCK, noise_of
+from stoker_bench.generation.words import TEXT_RUN, text_block, token_block
 
 GIB = 1 << 30
 CASES: dict[str, tuple[float | None, dict[str, Any]]] = {
@@ -185,7 +185,7 @@ def peers(folder: Path, turns: int) -> None:
 
 MEMORY = """
 import resource, sys
-from stoker.generation import DatasetSpec, generate, iterate_file
+from stoker_bench.generation import DatasetSpec, generate, iterate_file
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 made = generate(DatasetSpec(format=sys.argv[1], samples_per_file={rows}, record_bytes={width}), sys.argv[2], threads=1)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

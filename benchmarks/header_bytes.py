@@ -22,8 +22,8 @@ from typing import Any
 
 from stoker.catalog.unindexed import header_walk as stepping
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.generation import DatasetSpec, generate
 from stoker.storage import Store, open_store
+from stoker_bench.generation import DatasetSpec, generate
 
 MIB = 1 << 20
 

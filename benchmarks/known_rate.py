@@ -33,8 +33,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from s3server import make_bucket, run_s3_server
-from stoker.bench.measure.generation import make_data
-from stoker.bench.settings.sources import read_workload
+from stoker_bench.measure.generation import make_data
+from stoker_bench.settings.sources import read_workload
 from throttle import throttled_device, throttled_server
 
 BATCH, SIZE, WARM_UP = 4, 1_000_000, 10

@@ -59,10 +59,10 @@ MODELS = {
 
 def planned(name: str, settings: list[str], requests: int) -> tuple[dict[str, Any], list[list[Any]]]:
     """What the reference is to be given, and stoker's own operations."""
-    from stoker.bench.kv_cache.requests import draw_requests, draw_users
-    from stoker.bench.kv_cache.tiers import TierTable
-    from stoker.bench.kv_cache.workers import plan_request
-    from stoker.bench.settings.sources import read_workload
+    from stoker_bench.kv_cache.requests import draw_requests, draw_users
+    from stoker_bench.kv_cache.tiers import TierTable
+    from stoker_bench.kv_cache.workers import plan_request
+    from stoker_bench.settings.sources import read_workload
 
     workload = read_workload(name, settings, environ={}, dotenv=None).workload
     cache = workload.kv_cache
@@ -208,8 +208,8 @@ def compare(reference: Path | None, python: str, requests: int) -> bool:
 
 def real(reference: Path | None, python: str, requests: int, folder: Path, rounds: int) -> bool:
     """The same requests to the same disk, one after the other, in turns; whether stoker's own share is small."""
-    from stoker.bench.run import run_benchmark
-    from stoker.bench.settings.sources import read_workload
+    from stoker_bench.run import run_benchmark
+    from stoker_bench.settings.sources import read_workload
 
     job, operations = planned("kv-cache-tiny-1b", [], requests)
     settings = [f"kv_cache.requests={requests}", "kv_cache.seconds=0", "kv_cache.workers=1", "kv_cache.paced=false"]

@@ -6,7 +6,8 @@ The first table has every shuffle of stoker, and those of mosaicml-streaming 0.1
 The second sets stoker's block against py1e: for each block size of py1e the largest K with which block needs no more cache in
 any of the epochs than py1e in the worst of them.
 
-What the measures are: stoker.order.quality. Times are of one thread's processor time, so that other programs matter less.
+The measures are those of stoker_bench.simulate.shuffle_quality. Times are of one thread's processor time, so that other
+programs matter less.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ import numpy as np
 from stoker.order import ShardTable
 from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml import MosaicmlPlan, MosaicmlSettings
-from stoker.order.quality import ShuffleQuality, cache_need, measure
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.types import Ids
+from stoker_bench.simulate.shuffle_quality import ShuffleQuality, cache_need, measure
 
 # The loader asks for so many samples at a time.
 CALL = 4096

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,53 +21,11 @@ from typing_extensions import TypeAliasType
 import stoker
 from stoker import KeepIds, MDSWriter, Stream, StreamingDataset, World, partitions
 from stoker.arguments.calls import check_argument
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError
 from stoker.formats.mds.encodings import Encoding, registry
-from stoker.generation import DatasetSpec
 from stoker.partitions import RoundRobin
 from stoker.tokens import MegatronWriter, Ragged
-
-OUT = "the place of what is written"
-
-Valid = Callable[[Path], dict[str, Any]]
-
-
-class Nonsense:
-    """Something that no argument is."""
-
-    def __init__(self, *_: Any) -> None:
-        """As a class it can be called, as functions are."""
-
-
-def nothing(*_: Any) -> None:
-    """A function of anything."""
-
-
-WRONG: dict[str, Any] = {
-    "an object": Nonsense(),
-    "a class": Nonsense,
-    "None": None,
-    "true": True,
-    "negative": -1,
-    "huge": 2**65,
-    "fraction": 2.5,
-    "nan": float("nan"),
-    "inf": float("inf"),
-    "text": "nonsense",
-    "empty text": "",
-    "nul": "a\0b",
-    "bytes": b"nonsense",
-    "empty list": [],
-    "list of nonsense": [Nonsense()],
-    "list of text": ["nonsense"],
-    "list of numbers": [1.5],
-    "empty dict": {},
-    "dict of nonsense": {"nonsense": Nonsense()},
-    "dict of text": {"nonsense": "nonsense"},
-    "dict of numbers": {1: 2},
-    "function": nothing,
-    "array": np.array([[1.5]]),
-}
+from wrong_arguments import OUT, Nonsense, Valid, check_arguments, nothing
 
 
 class Mine(Encoding):
@@ -169,11 +127,6 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.writing.shard_formats.TFRecordWriter": (_folder("int"), _abort),
     "stoker.writing.shard_formats.TarWriter": (_folder("int"), _abort),
     "stoker.coordination.CoordinationSettings": (_of(), nothing),
-    "stoker.generation.DatasetSpec": (_of(format="npy", files=1, samples_per_file=2, record_bytes=8), nothing),
-    "stoker.generate": (
-        lambda root: {"spec": DatasetSpec(format="npy", record_bytes=8), "url": OUT},
-        nothing,
-    ),
     "stoker.inspection.caches.list_caches": (lambda root: {"directories": [root / "empty"]}, nothing),
     "stoker.inspection.caches.prune_caches": (lambda root: {"directories": [root / "empty"]}, nothing),
     "stoker.image.ColorJitter": (_of(), nothing),
@@ -190,8 +143,6 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.inspect": (_at("url"), nothing),
     "stoker.verify": (_at("url"), nothing),
     "stoker.order.mixture.schedule.Schedule.parse": (_of(points={0: {"a": 1}}), nothing),
-    "stoker.simulate.Cluster": (_of(nodes=1, ranks_per_node=1), nothing),
-    "stoker.simulate.CostModel": (_of(), nothing),
     "stoker.tokens.LMSettings": (_of(seq_len=4), nothing),
     "stoker.tokenize": (
         lambda root: {"src": root / "text", "dst": OUT, "tokenizer": root / "tokenizer.json", "processes": 1},
@@ -228,35 +179,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _found(name: str) -> Any:
-    module, _, rest = name.rpartition(".")
-    try:
-        return getattr(import_module(module), rest)
-    except ModuleNotFoundError:
-        return getattr(_found(module), rest)
-
-
-def _parameters(target: Any) -> dict[str, Any]:
-    """Name to annotation of all arguments, those of ``**options: Unpack[...]`` among them."""
-    function = target.__new__ if isinstance(target, type) and issubclass(target, tuple) else target
-    function = target.__init__ if isinstance(target, type) and function is target else function
-    hints = get_type_hints(target if isinstance(target, type) and issubclass(target, tuple) else function)
-    found: dict[str, Any] = {}
-    for name, parameter in inspect.signature(target).parameters.items():
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            found[name] = hints[name]
-        else:
-            found |= get_type_hints(get_args(hints[name])[0])
-    return found
-
-
 def test_the_table_has_all_that_is_public() -> None:
     public = {name for name in stoker.__all__ if not name.startswith("_")}
     tested = {name.rpartition(".")[2] for name in CASES}
     assert public <= tested | OTHERS
     assert public >= {name.split(".")[1] for name in CASES if name.count(".") == 1} | OTHERS
     assert set(partitions.__all__) <= tested | {"Partition"}
-    for name in ("conversion", "generation", "tokens", "inspection"):
+    for name in ("conversion", "tokens", "inspection"):
         module = import_module(f"stoker.{name}")
         functions = {
             one
@@ -276,31 +205,8 @@ def _no_encodings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_argument_is_an_error_of_our_own(
     name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
-    target, (make, use) = _found(name), CASES[name]
-
-    def valid(place: str) -> dict[str, Any]:
-        arguments = make(root)
-        return {key: tmp_path / place if value == OUT else value for key, value in arguments.items()}
-
-    use(target(**valid("out")))
-    for number, (argument, hint) in enumerate(_parameters(target).items()):
-        for kind, wrong in WRONG.items():
-            arguments = valid(f"{number}/{kind}") | {argument: wrong}
-            called = f"{name}({argument}={wrong!r})"
-            try:
-                use(target(**arguments))
-            except StokerError as error:
-                told = str(error)
-            except Exception as error:
-                raise AssertionError(f"{called}: a raw {type(error).__name__}: {error}") from error
-            else:
-                told = ""
-            if kind == "an object" and hint is not Any:
-                assert argument in told, f"{called}: accepted, or an error that does not name the argument: {told!r}"
-    with pytest.raises(ConfigError, match="argument 'nonsense' is unknown"):
-        target(**valid("last"), nonsense=1)
+    make, use = CASES[name]
+    check_arguments(name, lambda: make(root), use, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,16 @@ from patience import PATIENCE
 ROOT = Path(__file__).parents[1]
 
 
-def test_extras_that_messages_name_exist() -> None:
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
-    files = [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
-    named = {name: path.name for path in files for name in re.findall(r"stoker\[([\w-]+)\]", path.read_text())}
+@pytest.mark.parametrize(
+    ("package", "folder"), [("stoker", ROOT), ("stoker-bench", ROOT / "packages" / "stoker-bench")]
+)
+def test_extras_that_messages_name_exist(package: str, folder: Path) -> None:
+    known = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    places = (ROOT, ROOT / "packages" / "stoker-bench")
+    files = [
+        path for place in places for kind in ("README.md", "src/**/*.py", "docs/**/*.md") for path in place.glob(kind)
+    ]
+    named = {name: path.name for path in files for name in re.findall(rf"\b{package}\[([\w-]+)\]", path.read_text())}
     assert named, "messages name no extra any more"
     assert {name: path for name, path in named.items() if name not in known} == {}
 

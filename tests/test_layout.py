@@ -13,25 +13,25 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "stoker"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "stoker"
+BENCH = ROOT / "packages" / "stoker-bench" / "src" / "stoker_bench"
 MOST_MODULES = 16
 
 
-@pytest.mark.processes
-def test_imports_only_go_down() -> None:
-    linter = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([linter, "--no-cache"], cwd=SOURCE.parents[1], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+def modules_of(*sources: Path) -> dict[str, Path]:
+    """Names of the modules of packages, and their files."""
+    paths = [(path, path.relative_to(source.parent)) for source in sources for path in source.rglob("*.py")]
+    return {".".join(name.with_suffix("").parts).removesuffix(".__init__"): path for path, name in paths}
 
 
 def test_modules_named_in_strings_are_below() -> None:
     """``"stoker.x.y:Name"`` is an import, too. ``stoker`` itself is above all."""
-    contract = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
     level = {name.strip(): number for number, line in enumerate(contract["layers"]) for name in line.split("|")}
-    modules = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
-    names = {name.removesuffix(".__init__") for name in modules}
+    names = modules_of(SOURCE, BENCH)
     seen, upward = 0, []
-    for name, path in modules.items():
+    for name, path in modules_of(SOURCE).items():
         nodes = ast.walk(ast.parse(path.read_text()))
         for text in (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)):
             module = text.partition(":")[0]
@@ -41,7 +41,7 @@ def test_modules_named_in_strings_are_below() -> None:
                 continue
             seen += 1
             own, other = (".".join(one.split(".")[:2]) for one in (name, module))
-            if own != other and level[other] <= level[own]:
+            if own != other and (other not in level or level[other] <= level[own]):
                 upward.append(f"{name}: {text}")
     assert seen > 40
     assert upward == []
@@ -49,8 +49,7 @@ def test_modules_named_in_strings_are_below() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports inside functions and for type checks count."""
-    paths = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
-    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    paths = modules_of(SOURCE, BENCH)
     imports: dict[str, set[str]] = {}
     for name, path in paths.items():
         nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
@@ -61,7 +60,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_no_folder_is_too_large_to_be_read_at_a_glance() -> None:
-    folders = [SOURCE, *(folder for folder in SOURCE.rglob("*") if folder.is_dir())]
+    folders = [one for source in (SOURCE, BENCH) for one in (source, *source.rglob("*")) if one.is_dir()]
     counts = {str(folder): len([path for path in folder.glob("*.py") if path.stem != "__init__"]) for folder in folders}
     assert counts[str(SOURCE)] > 10
     assert {folder: count for folder, count in counts.items() if count > MOST_MODULES} == {}
@@ -69,10 +68,10 @@ def test_no_folder_is_too_large_to_be_read_at_a_glance() -> None:
 
 def test_no_two_public_classes_have_one_name() -> None:
     modules = defaultdict(list)
-    for path in SOURCE.rglob("*.py"):
+    for name, path in modules_of(SOURCE, BENCH).items():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                modules[node.name].append(str(path.relative_to(SOURCE)))
+                modules[node.name].append(name)
     assert len(modules) > 400
     assert {name: found for name, found in modules.items() if len(found) > 1} == {}
 
@@ -80,7 +79,7 @@ def test_no_two_public_classes_have_one_name() -> None:
 def test_tests_wait_by_patience_alone() -> None:
     """A wait for what must happen ends by ``PATIENCE``, not by a number that a busy machine needs more than."""
     waits, found = {"wait", "join", "result", "acquire", "communicate", "poll"}, []
-    for path in Path(__file__).parent.rglob("*.py"):
+    for path in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "packages").glob("*/tests/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in waits):
                 continue
@@ -112,8 +111,8 @@ def test_using_a_part_imports_that_part_alone(name: str, apart: tuple[str, ...])
 
 def test_docstrings_say_what_a_thing_is_or_does() -> None:
     odd = [
-        f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
-        for path in SOURCE.rglob("*.py")
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in modules_of(SOURCE, BENCH).values()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node))
         if text.split()[0] in ("What", "How", "Which", "Where", "Who", "Whose")
@@ -122,9 +121,8 @@ def test_docstrings_say_what_a_thing_is_or_does() -> None:
 
 
 def test_references_in_docstrings_lead_to_what_is_there() -> None:
-    paths = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
-    texts = {name.removesuffix(".__init__"): path.read_text() for name, path in paths.items()}
-    found = {one for text in texts.values() for one in re.findall(r":\w+:`~?(stoker(?:\.\w+)+)`", text)}
+    texts = {name: path.read_text() for name, path in modules_of(SOURCE, BENCH).items()}
+    found = {one for text in texts.values() for one in re.findall(r":\w+:`~?(stoker(?:_bench)?(?:\.\w+)+)`", text)}
     assert len(found) > 200
     missing = []
     for reference in found:

@@ -15,7 +15,6 @@ from stoker import (
     Adaptive,
     BadSamples,
     Chain,
-    DatasetSpec,
     HashSplit,
     KeepIds,
     LMStream,
@@ -187,7 +186,6 @@ SETTINGS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Adaptive": (Adaptive, {}),
     "ShardConfig": (ShardConfig, {"rank": 0, "world_size": 1}),
     "StreamingConfig": (StreamingConfig, {}),
-    "DatasetSpec": (DatasetSpec, {"record_bytes": 100}),
     "train_validation_split": (train_validation_split, {}),
     "RandomResizedCrop": (RandomResizedCrop, {"size": 16}),
 }

@@ -29,12 +29,13 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+BENCH: Final = ROOT / "packages" / "stoker-bench"
 VENVS: Final = ROOT / ".venvs"
 STAMP: Final = "stoker-pins"
 
@@ -50,10 +51,11 @@ class Environment:
     """The packages of an environment.
 
     Attributes:
-        packages: requirements, as pip takes them. ``stoker[...]`` stands for what that extra requires.
+        packages: requirements, as pip takes them. ``stoker[...]`` and ``stoker-bench[...]`` stand for what these require.
         alone: requirements that are installed without their own requirements.
         imports: modules that must import; a torchvision built for CUDA is made to.
         stoker: whether this checkout is installed in it, editable.
+        bench: whether stoker-bench is, too. Beside ``dev``, where it is not, is ``bench``: the same packages, and it.
         pins: the file of its pins; default ``tools/constraints/<name>.txt``.
     """
 
@@ -61,12 +63,13 @@ class Environment:
     alone: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     stoker: bool = True
+    bench: bool = False
     pins: str = ""
 
 
 ENVIRONMENTS: Final[dict[str, Environment]] = {
     "dev": Environment((TORCH, "stoker[dev]"), pins="constraints.txt"),
-    "demo": Environment(("stoker[demo]",), pins="constraints.txt"),
+    "demo": Environment(("stoker[demo]", "stoker-bench"), bench=True, pins="constraints.txt"),
     # Trainers that stoker is tested with. Those that go together share an environment; datasets of torchtitan is older
     # than TRL's.
     "pytorch": Environment(
@@ -109,8 +112,10 @@ ENVIRONMENTS: Final[dict[str, Environment]] = {
             "hypothesis==6.170.15",
             "boto3==1.44.5",
             "moto[s3,server]==5.2.5",
+            "stoker-bench",
             *_TEST,
-        )
+        ),
+        bench=True,
     ),
     "jax": Environment((TORCH, "jax==0.10.2", "orbax-checkpoint==0.12.8", "keras==3.15.1", *_TEST)),
     "peers": Environment(
@@ -242,6 +247,11 @@ def python_of(name: str) -> Path:
     return Variant(name).interpreter
 
 
+def bench_python(variant: Variant) -> Path:
+    """The interpreter of the environment beside ``dev`` that has stoker-bench, too, whether it is there or not."""
+    return replace(variant, name="bench").interpreter
+
+
 def is_made(variant: Variant) -> bool:
     """Whether an environment is there, whole, with the pins of now, and of this checkout."""
     return _read(variant.folder / STAMP) == _stamp(variant)
@@ -294,7 +304,24 @@ def _finish(variant: Variant) -> None:
     """Install this checkout, where the environment has it, and write the stamp."""
     if variant.environment.stoker:
         _pip(variant.interpreter, "--no-deps", "--editable", str(ROOT), pins=variant.pins if variant.pinned else None)
+    if variant.environment.bench:
+        _pip(variant.interpreter, "--no-deps", "--editable", str(BENCH), pins=None)
+    if variant.name == "dev":
+        _make_bench(variant)
     (variant.folder / STAMP).write_text(_stamp(variant))
+
+
+def _make_bench(variant: Variant) -> None:
+    """The environment beside ``dev``: it sees all that is installed there, and has stoker-bench of its own."""
+    python = bench_python(variant)
+    folder = python.parents[1]
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([str(variant.interpreter), "-m", "venv", "--without-pip", str(folder)], check=True)
+    (below,) = variant.folder.glob("lib/python*/site-packages")
+    (site,) = folder.glob("lib/python*/site-packages")
+    # As a folder of packages, not a line of a path: what is installed editable there is found by its own lines.
+    (site / "dev.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+    _pip(variant.interpreter, "--no-deps", "--editable", str(BENCH), pins=None, target=python)
 
 
 def _plain(pin: str) -> str:
@@ -307,19 +334,22 @@ def _read(path: Path) -> str:
 
 
 def _stamp(variant: Variant) -> str:
-    return json.dumps({"pins": variant.key(), "checkout": str(ROOT)})
+    ours = [tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (ROOT, BENCH)]
+    projects = hashlib.sha256(json.dumps(ours).encode()).hexdigest()[:16]  # also commands and names that they bring
+    return json.dumps({"pins": variant.key(), "projects": projects, "checkout": str(ROOT)})
 
 
 def _without_stoker(packages: Iterable[str]) -> Iterator[str]:
-    """The requirements, with ``stoker[extra]`` replaced by what that extra requires."""
-    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    """The requirements, with ``stoker[extra]`` and ``stoker-bench[extra]`` replaced by what these require."""
     for package in packages:
-        ours = re.fullmatch(r"stoker(?:\[([^\]]+)\])?", package)
+        ours = re.fullmatch(r"(stoker|stoker-bench)(?:\[([^\]]+)\])?(?:==.*)?", package)
         if ours is None:
             yield package
             continue
-        yield from project["dependencies"]
-        for extra in (ours[1] or "").split(","):
+        folder = ROOT if ours[1] == "stoker" else BENCH
+        project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        yield from _without_stoker(project["dependencies"])
+        for extra in (ours[2] or "").split(","):
             yield from _without_stoker(project["optional-dependencies"].get(extra.strip(), ()))
 
 
@@ -342,9 +372,20 @@ def _install(variant: Variant, folder: Path) -> None:
         raise SystemExit(f"{variant.name}: a library does not import: {error}")
 
 
-def _pip(python: Path, *arguments: str, pins: Path | None) -> None:
+def _pip(python: Path, *arguments: str, pins: Path | None, target: Path | None = None) -> None:
     constraint = ["--constraint", str(pins)] if pins else []
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *constraint, *arguments]
+    other = ["--python", str(target)] if target else []
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        *other,
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        *constraint,
+        *arguments,
+    ]
     for attempt in (1, 2, 3):  # an index that is busy answers with errors
         done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode == 0:

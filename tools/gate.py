@@ -41,7 +41,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from environments import ROOT, TRAINERS, Variant, is_made, make, python_of
+from environments import ROOT, TRAINERS, Variant, bench_python, is_made, make, python_of
 
 RECORDS: Final = ROOT / "build" / "gate"
 FLAKY: Final = ROOT / "tests" / "flaky.json"
@@ -56,6 +56,7 @@ AGAIN: Final = 3
 MOST_AGAIN: Final = 10
 """More failed tests than this are a fault, and none is run again."""
 PYTEST: Final = ("-m", "pytest", "-p", "no:cacheprovider", "--ignore=tests/trainers")
+BENCH_TESTS: Final = "packages/stoker-bench/tests"
 SYSTEM: Final = "(processes or s3)"
 MARKS: Final = {
     "pure": f"not {SYSTEM} and not timing and not peer",
@@ -212,6 +213,10 @@ def demo() -> Verdict:
     return run_commands("demo", [["make", "--no-print-directory", "demo"]])
 
 
+_LINT_IMPORTS: Final = "from importlinter.cli import lint_imports_command as check; check()"
+"""``lint-imports`` where both packages are installed."""
+
+
 def lint() -> Verdict:
     """Rules, format, types, layers."""
     tools = str(python_of("dev").parent) + "/"
@@ -221,26 +226,32 @@ def lint() -> Verdict:
             [f"{tools}ruff", "check", "."],
             [f"{tools}ruff", "format", "--check", "."],
             [f"{tools}mypy"],
-            [f"{tools}lint-imports", "--no-cache"],
+            [str(bench_python(Variant("dev"))), "-c", _LINT_IMPORTS, "--no-cache"],
         ],
     )
+
+
+def run_tests(stage: str, variant: Variant, *arguments: str) -> Verdict:
+    """Tests of both packages: stoker's where stoker-bench is not installed, then those of stoker-bench."""
+    found = run_pytest(stage, [str(variant.interpreter), *PYTEST, *arguments, "tests"])
+    found.add(run_pytest(stage, [str(bench_python(variant)), *PYTEST, *arguments, BENCH_TESTS]))
+    return found
 
 
 def pure() -> Verdict:
     """Tests that depend on nothing but their process."""
     processes = str(len(os.sched_getaffinity(0)))
-    arguments = [*PYTEST, "-n", processes, "--dist", "worksteal", "-m", MARKS["pure"]]
-    return run_pytest("pure", [str(python_of("dev")), *arguments])
+    return run_tests("pure", Variant("dev"), "-n", processes, "--dist", "worksteal", "-m", MARKS["pure"])
 
 
 def system() -> Verdict:
     """Tests that start processes and servers."""
-    return run_pytest("system", [str(python_of("dev")), *PYTEST, "-m", MARKS["system"]])
+    return run_tests("system", Variant("dev"), "-m", MARKS["system"])
 
 
 def timing() -> Verdict:
     """Tests of time."""
-    return run_pytest("timing", [str(python_of("dev")), *PYTEST, "-m", MARKS["timing"]])
+    return run_tests("timing", Variant("dev"), "-m", MARKS["timing"])
 
 
 def check() -> Verdict:
@@ -250,7 +261,9 @@ def check() -> Verdict:
     left = max(25.0, 85.0 - (time.monotonic() - began))  # collecting the tests takes its time, too
     processors = str(min(8, len(os.sched_getaffinity(0))))
     arguments = [*PYTEST, "-r", "fE", "-n", processors, "--dist", "loadfile", "-m", f"{MARKS['pure']} and not slow"]
-    tests = run_pytest("check", [str(python_of("dev")), *arguments, f"--seconds={left:.0f}"])
+    tests = Verdict("check")
+    for python, folder, share in ((python_of("dev"), "tests", 0.8), (bench_python(Variant("dev")), BENCH_TESTS, 0.2)):
+        tests.add(run_pytest("check", [str(python), *arguments, f"--seconds={left * share:.0f}", folder]))
     found.stage, found.failures = "check", found.failures + tests.failures
     found.note = (
         f"{tests.counts.get('passed', 0)} tests passed: each file had its share of {left:.0f} s. Its other tests were left"
@@ -282,7 +295,7 @@ def touched_by_trainers() -> str:
 
 ALSO: Final = {
     "ray": (
-        "tests/bench/test_bench_ray.py",
+        "packages/stoker-bench/tests/bench/test_bench_ray.py",
         *(
             f"tests/coordination/test_coordinated_processes.py::{test}"
             for test in ("TestRay", "test_over_ray", "test_an_actor_that_comes_back_without_its_file_is_an_error")

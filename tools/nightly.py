@@ -29,7 +29,19 @@ from functools import partial
 from typing import Final
 
 from environments import VENVS, Variant, make, python_of
-from gate import MARKS, PYTEST, Verdict, keep_result, run_commands, run_pytest, summary, test_trainers, timed, try_again
+from gate import (
+    MARKS,
+    PYTEST,
+    Verdict,
+    keep_result,
+    run_commands,
+    run_pytest,
+    run_tests,
+    summary,
+    test_trainers,
+    timed,
+    try_again,
+)
 
 THREADS: Final = (
     "tests/concurrency",
@@ -92,7 +104,7 @@ def _all_tests(name: str, variant: Variant) -> Verdict:
     make(variant)
     whole = Verdict(name)
     for stage in ("pure", "system", "timing"):
-        found = run_pytest(name, [str(variant.interpreter), *PYTEST, "-m", MARKS[stage]])
+        found = run_tests(name, variant, "-m", MARKS[stage])
         whole.add(found if stage == "pure" else _judged(found))
     return whole
 

@@ -49,15 +49,14 @@ Writing; all writers are in ``stoker.writers``:
 
 Jobs, as on the command line:
     convert                 one format to another, in parallel
-    generate                synthetic datasets of any format
-    DatasetSpec             the description of one, for ``generate``
     tokenize                text to files of tokens
     inspect                 what a dataset holds
     verify                  whether a dataset is whole
 
 Pictures are decoded by ``stoker.image``. Columns of videos and sounds are in ``stoker.media``, partitions in
 ``stoker.partitions``, token sources in ``stoker.tokens``, errors in ``stoker.errors``, and tests for formats, loaders and
-engines of one's own in ``stoker.testing``.
+engines of one's own in ``stoker.testing``. ``generate`` and ``DatasetSpec``, for synthetic datasets, come with the package
+stoker-bench: ``pip install 'stoker[bench]'``.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ if TYPE_CHECKING:
     from stoker.formats.base import ReadOptions
     from stoker.formats.media.audio import Audio
     from stoker.formats.media.video import Video
-    from stoker.generation import DatasetSpec, generate
     from stoker.index.merge import merge_index
     from stoker.index.rebuild import rebuild_index
     from stoker.inspection import inspect, verify
@@ -109,7 +107,6 @@ if TYPE_CHECKING:
         "Audio",
         "BadSamples",
         "Chain",
-        "DatasetSpec",
         "HashSplit",
         "KeepIds",
         "LMBatch",
@@ -137,7 +134,6 @@ if TYPE_CHECKING:
         "World",
         "__version__",
         "convert",
-        "generate",
         "inspect",
         "merge_index",
         "open_writer",
@@ -152,7 +148,6 @@ _MODULES: Final = {
     "Audio": "stoker.formats.media.audio",
     "BadSamples": "stoker.reading.bad_samples",
     "Chain": "stoker.reading.chain",
-    "DatasetSpec": "stoker.generation",
     "HashSplit": "stoker.streams.subsets",
     "KeepIds": "stoker.streams.subsets",
     "LMBatch": "stoker.tokens.batch",
@@ -179,7 +174,6 @@ _MODULES: Final = {
     "Where": "stoker.streams.conditions",
     "World": "stoker.cluster",
     "convert": "stoker.conversion",
-    "generate": "stoker.generation",
     "inspect": "stoker.inspection",
     "merge_index": "stoker.index.merge",
     "open_writer": "stoker.writers",
@@ -204,6 +198,9 @@ _MOVED: Final = {
 # Not listed: imported from here by programs that were written for mosaicml-streaming.
 _WRITERS: Final = dict.fromkeys(("CSVWriter", "JSONWriter", "TSVWriter", "XSVWriter"), "stoker.writers")
 
+_OF_BENCH: Final = ("DatasetSpec", "generate")
+"""Names that the package stoker-bench brings, in the group ``stoker.names`` of its entry points."""
+
 _get = lazy_names(__name__, {**_MODULES, **_WRITERS})
 
 
@@ -214,12 +211,23 @@ def __getattr__(name: str) -> Any:
         return import_module(f"stoker.{name}")
     if name in _MOVED:
         raise AttributeError(f"module 'stoker' has no attribute {name!r}: it is in {_MOVED[name]}")
-    return _get(name)
+    return _of_bench(name) if name in _OF_BENCH else _get(name)
 
 
 def __dir__() -> list[str]:
     names: list[str] = __getattr__("__all__")
     return names
+
+
+def _of_bench(name: str) -> Any:
+    from importlib.metadata import entry_points  # takes long
+
+    found = next(iter(entry_points(group="stoker.names", name=name)), None)
+    if found is None:
+        from stoker.errors import MissingPackageError
+
+        raise MissingPackageError(f"stoker.{name} is of the package stoker-bench: pip install 'stoker[bench]'")
+    return found.load()
 
 
 def _has_torch() -> bool:

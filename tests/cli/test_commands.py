@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import hashlib
-import importlib
 import json
 import os
 import pty
@@ -13,18 +12,20 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from command_line import check_options, check_usage, stoker
 from packed_cases import tiny_image
 from patience import PATIENCE
 from stoker import MDSWriter, StreamingDataset, __version__
-from stoker.cli import COMMANDS, main
+from stoker.cli import COMMANDS, GROUP, OF_BENCH, main
 from stoker.cli.arguments import with_options
 from stoker.cli.inspect import half_blocks
-from stoker.cli.running import arguments_of
 from support import cache_of, environ, make_dataset
 
 SAMPLES = 300
@@ -33,17 +34,6 @@ SAMPLES = 300
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return make_dataset(tmp_path / "data", SAMPLES, hashes=["sha1", "xxh64"])
-
-
-def stoker(capsys: pytest.CaptureFixture[str], *arguments: Any, code: int = 0) -> str:
-    """Run the command in this process; what it says on stdout, or on stderr where it fails."""
-    try:
-        found = main([str(argument) for argument in arguments])
-    except SystemExit as end:
-        found = int(end.code or 0)
-    said = capsys.readouterr()
-    assert found == code, said
-    return said.err if code in (1, 2) else said.out
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: Any, code: int = 0) -> Any:
@@ -160,7 +150,26 @@ def test_help_names_every_command_and_loads_none() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
-    assert all(f"    {name} " in done.stdout for name in COMMANDS)
+    assert all(f"    {name} " in done.stdout for name in (*COMMANDS, *OF_BENCH))
+
+
+@pytest.mark.parametrize("name", OF_BENCH)
+def test_commands_of_the_other_package_say_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not entry_points(group=GROUP), "tests of stoker run where stoker-bench is not installed"
+    assert stoker(capsys, name, "x", code=1).endswith("package stoker-bench: pip install 'stoker[bench]'\n")
+
+
+def test_another_package_brings_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    own = EntryPoint("mine", "my_command", GROUP)
+    broken = EntryPoint("broken", "no.such.module", GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: EntryPoints([own, broken]))
+    module = ModuleType("my_command")
+    vars(module)["add"] = lambda commands: commands.add_parser("mine").add_argument("word")
+    vars(module)["run"] = lambda chosen: print(chosen.word)
+    monkeypatch.setitem(sys.modules, "my_command", module)
+    assert stoker(capsys, "mine", "done") == "done\n"
+    assert "mine " in stoker(capsys, "--help")
+    assert "no.such.module" in stoker(capsys, "broken", code=1)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -244,74 +253,34 @@ def test_ctrl_c_ends_with_130_one_line_and_nothing_left(tmp_path: Path) -> None:
     assert err == "stoker verify: interrupted; nothing was changed\n"
 
 
-def test_settings_may_stand_behind_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["bench", "size", "unet3d-h100", "compute.seconds=1", "--rules-only", "--host-memory", "1gb"]
-    assert main([*asked, "dataset.files=5", "--accelerators", "2", "reader.batch_size=2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["samples_for_steps"] == 500 * 2 * 2
-    for wrong in ("nonsense", "--nonsense=1"):
-        with pytest.raises(SystemExit) as ended:
-            main([*asked, "--accelerators", "2", wrong])
-        assert ended.value.code == 2
-        assert f"unrecognized arguments: {wrong}" in capsys.readouterr().err
+def test_settings_are_of_commands_that_have_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["verify", str(tmp_path), "--json", "a.b=c"])
     assert "unrecognized arguments: a.b=c" in capsys.readouterr().err
-
-
-def _parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return [inner for action in below for one in action.choices.values() for inner in (_parsers(one) or [one])]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_and_a_wrong_flag_show_the_usage_of_the_command_itself(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    top = argparse.ArgumentParser(prog="stoker")
-    importlib.import_module(f"stoker.cli.{name}").add(top.add_subparsers())
-    found = _parsers(top)
-    assert found
-    for parser in found:
-        words = parser.prog.split()[1:]
-        assert stoker(capsys, *words, "--help").startswith(f"usage: {parser.prog} ")
-        needed = [action for action in parser._actions if action.required]
-        needed += [group._group_actions[0] for group in parser._mutually_exclusive_groups if group.required]
-        given: list[str] = []
-        for action in needed:
-            choice = next(iter(action.choices or ["1"]))
-            given += [*action.option_strings[:1], str(choice)]
-        said = stoker(capsys, *words, *given, "--hepl", code=2)
-        assert said.startswith(f"usage: {parser.prog} "), said
-        assert f"{parser.prog}: error: unrecognized arguments: --hepl; did you mean '--help'?" in said
+    check_usage(name, capsys)
 
 
 @pytest.mark.parametrize(
     ("name", "library", "own"),
     [
         ("convert", ["stoker.conversion:convert", "stoker:BadSamples"], {"json", "bad_samples"}),
-        ("generate", ["stoker.generation:generate", "stoker.generation:DatasetSpec"], {"json", "hash", "dry_run"}),
         ("inspect", ["stoker.inspection:inspect"], {"json", "pictures"}),
         ("tokenize", ["stoker.tokens.tokenize.tokenize:tokenize"], {"json"}),
         ("verify", ["stoker.inspection:verify"], {"json"}),
     ],
 )
 def test_each_option_is_an_argument_of_the_library(name: str, library: list[str], own: set[str]) -> None:
-    top = argparse.ArgumentParser(prog="stoker")
-    importlib.import_module(f"stoker.cli.{name}").add(top.add_subparsers())
-    (parser,) = _parsers(top)
-    options = argparse.Namespace(**{action.dest: None for action in parser._actions})
-    functions = [getattr(importlib.import_module(one.partition(":")[0]), one.partition(":")[2]) for one in library]
-    taken = {option for function in functions for option in arguments_of(function, options)}
-    assert set(vars(options)) - taken == own | {"help"}
+    check_options(name, library, own)
 
 
 def test_missing_words_name_what_is_needed_and_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
     assert "arguments are required: {list,prune,clear}" in stoker(capsys, "cache", code=2)
-    assert "arguments are required: {run,init,list,compare,report," in stoker(capsys, "bench", code=2)
-    said = stoker(capsys, "bench", "run", code=2)
-    assert "arguments are required: WORKLOAD, --results" in said
-    said = stoker(capsys, "bench", "size", code=2)
-    assert "SECTION.KEY=VALUE" not in said.partition("error:")[2]
 
 
 def test_errors_name_options_for_the_arguments_of_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.cli.render.numbers import seconds_text
+from stoker.cli.numbers import seconds_text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from patience import PATIENCE
-from stoker.bench.measure.storage_series import block_device
 from stoker.concurrency.log_buckets import LogBuckets
 from stoker.concurrency.request_counts import (
     BYTES,
@@ -25,6 +24,7 @@ from stoker.concurrency.request_counts import (
 )
 from stoker.concurrency.request_observer import ServedBy, observe, observer
 from stoker.storage.files.mapped import map_file
+from stoker.storage.files.mounts import mount_of
 
 
 @pytest.mark.parametrize("buckets", [LATENCIES, SIZES, LogBuckets(10, 2, 192)])
@@ -73,8 +73,8 @@ def test_counts_of_spawned_processes_add_up() -> None:
 
 
 def test_a_small_file_is_counted_and_told_from_the_page_cache(tmp_path: Path) -> None:
-    if block_device(str(tmp_path)) is None:
-        pytest.skip(f"{tmp_path} is on no block device")
+    if mount_of(tmp_path)[1] in ("tmpfs", "ramfs"):
+        pytest.skip(f"{tmp_path} lies in memory")
     path = tmp_path / "small"
     path.write_bytes(os.urandom(10_000))
     descriptor = os.open(path, os.O_RDONLY)

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from format_table import indexed_binary
 
-from stoker import ReadOptions, StreamingDataset, World, generate
-from stoker.bench.settings.sources import read_workload
+from stoker import ReadOptions, StreamingDataset, World
 from stoker.catalog.detect import detect
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
-from stoker.generation import DatasetSpec
+from stoker.tokens import MegatronWriter, Ragged
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -88,7 +87,9 @@ def test_the_format_is_told_from_megatron_s(tmp_path: Path) -> None:
     write(tmp_path / "dlio")
     assert detect(tmp_path / "dlio").format == "indexed_binary"
     assert detect(tmp_path / "dlio" / "img_0_of_2.indexed_binary.off.idx").format == "indexed_binary"
-    generate(DatasetSpec(format="megatron", content="tokens", samples_per_file=2), tmp_path / "megatron")
+    (tmp_path / "megatron").mkdir()
+    with MegatronWriter(tmp_path / "megatron" / "part", np.uint16) as documents:
+        documents.write(Ragged.of([np.arange(3, dtype=np.uint16), np.arange(5, dtype=np.uint16)]))
     assert detect(tmp_path / "megatron").format == "megatron"
     for one in (tmp_path / "megatron").iterdir():
         one.rename(tmp_path / "dlio" / one.name)
@@ -117,24 +118,3 @@ def test_damaged_files_are_errors_that_say_where(changed: dict[str, bytes], said
     write(tmp_path / "data", 1, **changed)
     with pytest.raises(CorruptDataError, match=said):
         list(StreamingDataset(remote=tmp_path / "data"))
-
-
-def test_generated_files_are_read_as_dlio_reads_them(tmp_path: Path) -> None:
-    spec = DatasetSpec(format="indexed_binary", files=2, samples_per_file=3, record_bytes=40)
-    assert generate(spec, tmp_path).complete
-    expected = []
-    for path in sorted(tmp_path.glob("*.indexed_binary")):
-        data = np.fromfile(path, np.uint8)
-        offsets, sizes = (np.fromfile(f"{path}.{end}.idx", np.int64) for end in ("off", "sz"))
-        expected += [data[begin : begin + size].tobytes() for begin, size in zip(offsets, sizes, strict=True)]
-    assert len(set(expected)) == 6
-    assert [sample["data"] for sample in StreamingDataset(remote=tmp_path)] == expected
-
-
-@pytest.mark.parametrize("name", ["indexed_binary", "mmap_indexed_binary"])
-def test_dlio_s_names_mean_its_layout(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "w.yaml"
-    path.write_text(
-        f"dataset: {{format: {name}, num_files_train: 2, num_samples_per_file: 7, record_length_bytes: 16}}\n"
-    )
-    assert read_workload(str(path), (), environ={}, dotenv=None).workload.dataset.format == "indexed_binary"

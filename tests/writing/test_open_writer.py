@@ -17,7 +17,6 @@ from stoker import StreamingDataset, writers
 from stoker.errors import ConfigError, FormatError
 from stoker.formats import registry
 from stoker.formats.registry import format_names
-from stoker.generation import DatasetSpec
 from stoker.writing.registry import find_writer, writable_formats, writer_of
 from stoker.writing.shard_formats import EncoderWriter
 from support import environ
@@ -125,7 +124,11 @@ def test_unknown_formats_and_options_are_errors_that_name_what_there_is(tmp_path
     "imports",
     [
         *permutations(
-            ["import stoker.conversion.tasks.work", "from stoker import convert, generate", "import stoker.generation"]
+            [
+                "import stoker.conversion.tasks.work",
+                "from stoker import convert, inspect",
+                "import stoker.inspection",
+            ]
         ),
         (
             "import stoker.conversion.convert",
@@ -133,22 +136,21 @@ def test_unknown_formats_and_options_are_errors_that_name_what_there_is(tmp_path
             "import stoker.tokens.tokenize.sinks",
         ),
         ("import stoker.writers", "from stoker import *", "import stoker.inspection"),
-        ("import stoker.cli.convert, stoker.cli.generate, stoker.cli.tokenize, stoker.cli.inspect",),
+        ("import stoker.cli.convert, stoker.cli.tokenize, stoker.cli.inspect",),
     ],
     ids=lambda lines: "; ".join(lines),
 )
 def test_functions_are_functions_after_imports_in_any_order(imports: tuple[str, ...]) -> None:
     code = "; ".join(["import stoker", *imports])
-    code += "; names = ('convert', 'generate', 'inspect', 'open_writer', 'tokenize', 'verify')"
+    code += "; names = ('convert', 'inspect', 'open_writer', 'tokenize', 'verify')"
     code += "; assert all(type(getattr(stoker, name)).__name__ == 'function' for name in names)"
     code += "; assert stoker.writers.MDSWriter is stoker.MDSWriter and stoker.testing.FormatTests"
     done = subprocess.run([sys.executable, "-c", code], env=environ(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_functions_convert_generate_and_inspect(tmp_path: Path) -> None:
-    spec = DatasetSpec(format="jsonl", files=2, samples_per_file=5, record_bytes=64, content="text")
-    assert stoker.generate(spec, tmp_path / "made").complete
-    assert stoker.convert(tmp_path / "made", tmp_path / "mds", processes=1).samples == 10
+def test_the_functions_convert_verify_and_inspect(tmp_path: Path) -> None:
+    (tmp_path / "made.jsonl").write_text("".join(f'{{"text": "{number}"}}\n' for number in range(10)))
+    assert stoker.convert(tmp_path / "made.jsonl", tmp_path / "mds", processes=1).samples == 10
     assert stoker.verify(tmp_path / "mds").ok
     assert stoker.inspect(tmp_path / "mds").samples == 10

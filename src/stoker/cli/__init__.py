@@ -11,29 +11,38 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from stoker import __version__
 from stoker.cli.running import ExitCode
 from stoker.cli.terminal import escaped_output
 from stoker.display import nearest, unknown_name
-from stoker.errors import StokerError
+from stoker.errors import ConfigError, MissingPackageError, StokerError
 
-__all__ = ["COMMANDS", "main"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["COMMANDS", "GROUP", "OF_BENCH", "find_command", "main"]
 
 COMMANDS: Final[dict[str, str]] = {
-    "bench": "measure whether accelerators would wait for storage and loader",
     "cache": "list, prune or clear the caches of this machine",
     "convert": "make one format of another, in parallel",
-    "generate": "make a synthetic data set",
     "index": "make an index from shards, or one of several",
     "inspect": "say what a dataset is, and show samples",
-    "order": "show who reads which shard when on a cluster, and what waits",
+    "order": "show the samples of a step, or of a rank, and where they lie",
     "profile": "read a dataset for a while, and say where the time goes",
     "tokenize": "make tokens of text, on many processes",
     "verify": "check a dataset, and say what is broken",
 }
 """Each command, which is a module of this package, and what ``stoker --help`` says of it."""
+OF_BENCH: Final[dict[str, str]] = {
+    "bench": "measure whether accelerators would wait for storage and loader",
+    "generate": "make a synthetic data set",
+    "simulate": "predict who reads which shard when on a cluster, and what waits",
+}
+"""Commands that the package stoker-bench brings."""
+GROUP: Final = "stoker.commands"
+"""Group of entry points of other packages' commands: modules with ``add`` and ``run``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,25 +61,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    name = given[0] if given and given[0] in COMMANDS else None
     with escaped_output():
-        return _run(parser, commands, name, given)
+        return _run(parser, commands, given)
 
 
-def _run(parser: argparse.ArgumentParser, commands: Any, name: str | None, given: Sequence[str]) -> int:
+def find_command(name: str) -> Any:
+    """The module of a command; ``None`` where no package has one of this name.
+
+    Raises:
+        MissingPackageError: it is of stoker-bench, which is not installed.
+        ConfigError: another package's can not be imported.
+    """
+    if name in COMMANDS:
+        return importlib.import_module(f"stoker.cli.{name}")
+    found = _others().get(name)
+    if found is None and name in OF_BENCH:
+        raise MissingPackageError("it is a command of the package stoker-bench: pip install 'stoker[bench]'")
     try:
-        if name is None:  # which argparse answers with help or an error
-            for command, said in COMMANDS.items():
+        return None if found is None else found.load()
+    except Exception as error:  # another package's code
+        raise ConfigError(f"the command of {found} can not be loaded: {error!r}") from error
+
+
+def _others() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # takes long
+
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in COMMANDS}
+
+
+def _run(parser: argparse.ArgumentParser, commands: Any, given: Sequence[str]) -> int:
+    name = next(iter(given), "-")
+    module = None
+    try:
+        if not name.startswith("-"):
+            module = find_command(name)
+        if module is None:  # which argparse answers with help or an error
+            known = dict(sorted({**dict.fromkeys(_others(), "of another package"), **COMMANDS, **OF_BENCH}.items()))
+            for command, said in known.items():
                 commands.add_parser(command, help=said)
-            if given and not given[0].startswith("-"):
-                parser.error(unknown_name("command", given[0], COMMANDS))
+            if not name.startswith("-"):
+                parser.error(unknown_name("command", name, known))
         else:
-            importlib.import_module(f"stoker.cli.{name}").add(commands)
+            module.add(commands)
         chosen = _parse(parser, given)
-        code = sys.modules[f"stoker.cli.{chosen.command}"].run(chosen)
+        code: int | None = module.run(chosen) if module else None
         sys.stdout.flush()
     except StokerError as error:
-        sys.stderr.write(f"stoker {name}: {_told(error, parser, name, given)}\n")
+        sys.stderr.write(f"stoker {name}: {_told(error, parser, module, given)}\n")
         return ExitCode.FAILED
     except KeyboardInterrupt as error:
         word = getattr(error, "word", "interrupted")  # or terminated
@@ -96,11 +133,10 @@ def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Na
     return chosen
 
 
-def _told(error: StokerError, parser: argparse.ArgumentParser, name: str | None, given: Sequence[str]) -> str:
+def _told(error: StokerError, parser: argparse.ArgumentParser, module: Any, given: Sequence[str]) -> str:
     """An error as the command line prints it: its message, and the options for the arguments that it names."""
     from stoker.cli.arguments import with_options
 
-    module = sys.modules.get(f"stoker.cli.{name}")
     return with_options(str(error), _innermost(parser, given), getattr(module, "ARGUMENTS", {}))
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cli.arguments import byte_size, codec, count, integer, named, named_json
-from stoker.cli.render.numbers import bytes_text, seconds_text
+from stoker.cli.numbers import bytes_text, seconds_text
 from stoker.cli.running import (
     Pairs,
     add_engine,

@@ -81,7 +81,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _print(report: VerifyReport) -> None:
-    from stoker.cli.render.numbers import bytes_text, seconds_text
+    from stoker.cli.numbers import bytes_text, seconds_text
 
     for problem in report.problems:
         sys.stdout.write(f"{escape(str(problem))}\n")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.order import ShardTable
-from stoker.order.quality import cache_need, download_peak
 from stoker.order.shuffle import shuffle as shuffle_module
 from stoker.order.shuffle.blocks import _next_borders, cut_blocks
 from stoker.order.shuffle.interval_lookup import IntervalLookup
@@ -173,19 +172,6 @@ def test_a_shard_is_read_by_one_canonical_node_or_by_two_at_a_border(shuffle: st
     readers = [len(np.unique(numbers[shards == shard] % 8)) for shard in range(64)]
     assert max(readers) <= 2
     assert sum(count == 2 for count in readers) <= 7
-
-
-@pytest.mark.parametrize("per_block", [1, 2, 5])
-def test_few_shards_are_in_use_at_once(per_block: int) -> None:
-    rng = np.random.default_rng(per_block)
-    table = ShardTable(rng.integers(100, 156, 256))
-    settings = ShuffleSettings.resolve(table, shuffle="block", block_size=128 * per_block)
-    shards, _ = ShuffledStream(table, settings, 5).locate(np.arange(table.total))
-    # As many as a block has: one more where shards are smaller. And those at borders between spans, all the time.
-    nodes = settings.num_canonical_nodes
-    assert cache_need(shards, table.sizes).shards <= nodes * (per_block + 1) + nodes - 1
-    # Downloads are spread: no stretch of a twentieth of the epoch begins far more than its share of shards.
-    assert download_peak(shards, table.total // 20) <= 2.5
 
 
 @given(

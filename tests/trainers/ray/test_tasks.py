@@ -24,9 +24,9 @@ from stoker.cli import main
 from stoker.concurrency.ray_tasks import on_ray
 from stoker.conversion import convert
 from stoker.errors import ConfigError, TransformError
-from stoker.generation import DatasetSpec, generate
 from stoker.inspection import verify
 from stoker.tokens.tokenize.tokenize import tokenize
+from stoker_bench.generation import DatasetSpec, generate
 
 
 @pytest.fixture(scope="module", autouse=True)

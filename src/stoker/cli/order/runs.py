@@ -18,11 +18,8 @@ from stoker.index.index import Index, load_index
 from stoker.order.left_out import run_without
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.build_order import OrderOptions, make_order
 from stoker.pipeline.state.state import read_state
-from stoker.policy import ReadAmounts
-from stoker.simulate import Shards
 from stoker.storage import join_url, open_store
 from stoker.streams.quarantine import Quarantine, check_quarantine
 from stoker.streams.streams import Stream, Streams
@@ -33,7 +30,7 @@ PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
 
 @dataclass(frozen=True, slots=True)
 class RunArgs:
-    """The options of a simulated run that choose samples for ranks; names as in :class:`~stoker.StreamingDataset`."""
+    """The options of a run that choose samples for ranks; names as in :class:`~stoker.StreamingDataset`."""
 
     url: str | None
     split: str | None
@@ -49,34 +46,28 @@ class RunArgs:
     epoch_size: int | None
     remainder: str
     partition: str
-    cache_limit: int | None
-    predownload: int | None
     resume: str | None
     quarantine: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run that is ready to be simulated.
+    """A run whose order is known.
 
     Attributes:
-        shards: the shards.
-        table: where the ids of each shard begin.
+        index: of the dataset.
         run_at: order and plan of each rank from a position on.
         position: where the epoch begins, or is resumed.
         settings: everything that is in force, by name, for people.
         num_canonical_nodes: C of the order; 0 where ranks own parts of the data.
-        lookahead: samples of a rank that it looks ahead.
         shard_url: where a shard lies.
     """
 
-    shards: Shards
-    table: ShardTable
+    index: Index
     run_at: Callable[[int, int, EpochPosition], Run]
     position: EpochPosition
     settings: Mapping[str, Any]
     num_canonical_nodes: int
-    lookahead: int
     shard_url: Callable[[int], str]
 
     def rank_run(self, rank: int, world_size: int) -> Run:
@@ -133,7 +124,6 @@ def open_run(args: RunArgs) -> OpenedRun:
         run = sample_order.run(at, data_rank)
         return run if left_out is None else run_without(run, index.table, left_out)
 
-    lookahead = _lookahead(args, index)
     known = sample_order.as_dict()
     order = known["order"]
     said = {
@@ -151,10 +141,9 @@ def open_run(args: RunArgs) -> OpenedRun:
         "ranks_per_node": args.ranks,
         "workers": args.workers,
         "batch_size": args.batch_size,
-        "predownload": lookahead,
     }
     canonical = 0 if options.partition.static else int(order.get("num_canonical_nodes") or args.nodes)
-    return OpenedRun(Shards.of(index), index.table, run_at, position, said, canonical, lookahead, shard_url)
+    return OpenedRun(index, run_at, position, said, canonical, shard_url)
 
 
 def partition_of(args: RunArgs) -> Partition:
@@ -166,19 +155,6 @@ def partition_of(args: RunArgs) -> Partition:
         "hash": HashBased(args.nodes * args.ranks),
     }
     return kinds[args.partition]
-
-
-def _lookahead(args: RunArgs, index: Index) -> int:
-    """Samples of a rank, over all of its workers, as the loader would have it with a remote."""
-    workers = max(1, args.workers)
-    sizing = ReadAmounts(
-        sample_bytes=index.total_bytes // max(1, index.samples),
-        shard_bytes=index.total_bytes // max(1, len(index)),
-        limit=args.cache_limit,
-        sharers=workers * args.ranks,
-        predownload=args.predownload,
-    )
-    return sizing.lookahead(args.batch_size) * workers
 
 
 def _resumed(

@@ -1,0 +1,1 @@
+"""Commands of ``stoker`` that this package brings; entry points name them."""

@@ -1,0 +1,5 @@
+"""The commands of stoker bench."""
+
+from stoker_bench.cli.bench.commands import add, run
+
+__all__ = ["add", "run"]
