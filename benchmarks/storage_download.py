@@ -100,7 +100,7 @@ def clear(folder: Path) -> None:
 
 def bare_client(store: Store) -> Any:
     """The client that the store itself uses."""
-    return store._backend()._client  # type: ignore[attr-defined]
+    return store._backend()._next.plain  # type: ignore[attr-defined]
 
 
 def measure(way: Callable[[str], int], keys: list[str], size: int, threads: int) -> float:

@@ -144,12 +144,7 @@ class EndpointClients:
     def get(
         self, path: str, wanted: tuple[int, int] | None = None, version: str = "", *, brief: bool = False
     ) -> ObjectAnswer:
-        """Ask for an object, or for bytes ``[start, end)`` of it, of this ETag where one is given.
-
-        Args:
-            path, wanted, version: see above.
-            brief: it carries little, and has a bound on the whole.
-        """
+        """See :class:`~stoker.storage.remote.response_bodies.ObjectClient`; a version is an ETag."""
         if self._fetch is not None:
             return self._fetch(path, wanted, version)
         import obstore

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stoker.concurrency.request_observer import observer
-from stoker.errors import ObjectNotFoundError, StorageError
+from stoker.errors import StorageError
 from stoker.policy import SMALL_OBJECT
 from stoker.storage.files.copying import write_all
 from stoker.storage.files.file_errors import file_errors, open_target
@@ -23,13 +24,13 @@ from stoker.storage.remote.response_bodies import (
     copy_body,
     read_ranges,
 )
-from stoker.storage.remote.retried_requests import RemoteRequests
+from stoker.storage.remote.retried_requests import C, RemoteRequests
 from stoker.storage.transfer.settings import over_parts
 from stoker.storage.transfer.stream import PART
 from stoker.storage.types import Arrival, BufferLike, NewHash, ObjectInfo, at_hand, check_range, check_size
 
 
-class RemoteReads(RemoteRequests):
+class RemoteReads(RemoteRequests[C]):
     """The methods of a remote store that read objects."""
 
     def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
@@ -214,31 +215,9 @@ class RemoteReads(RemoteRequests):
 
             self._run(key, attempt, lambda _: end - start)
 
+    @abstractmethod
     def head(self, key: str) -> ObjectInfo:
-        import obstore
-
-        try:
-            meta = self._run(key, lambda _: obstore.head(self._brief_client, self._path(key)))
-        except ObjectNotFoundError:
-            # The answer to HEAD has no body, so it can not say what is missing.
-            self._run(key, lambda _: self._probe(key))
-            raise
-        return answer_info(key, meta)
-
-    def exists(self, key: str) -> bool:
-        """As head, in one request."""
-        import obstore
-
-        try:
-            self._run(key, lambda _: obstore.head(self._brief_client, self._path(key)))
-        except ObjectNotFoundError:
-            return False
-        return True
-
-    def _probe(self, key: str) -> None:
-        import obstore
-
-        obstore.get(self._client, self._path(key))
+        """See :class:`~stoker.storage.store.Store`."""
 
 
 def _write(chunks: Iterator[bytes], target: int, path: Path, digest: Any = None) -> None:

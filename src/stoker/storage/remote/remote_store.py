@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from stoker.errors import ObjectNotFoundError, StorageError
+from stoker.storage.remote.clients import EndpointClients, endpoint_clients
+from stoker.storage.remote.options import client_spec, detect_cloud
 from stoker.storage.remote.reads import RemoteReads
 from stoker.storage.remote.response_bodies import answer_info
 from stoker.storage.remote.uploads import RemoteUploads
+from stoker.storage.retry import Retries
+from stoker.storage.transfer.settings import Transfer
 from stoker.storage.types import ObjectInfo
+from stoker.storage.url import Location
 
 _PAGE = 1000
 
 
-class RemoteStore(RemoteReads, RemoteUploads):
+class RemoteStore(RemoteReads[EndpointClients], RemoteUploads):
     """The objects under one root of an object store. Thread-safe; belongs to the process that made it."""
+
+    def __init__(
+        self,
+        location: Location,
+        options: Mapping[str, Any],
+        retries: Retries,
+        stall_timeout: float,
+        transfer: Transfer,
+    ) -> None:
+        several: list[Mapping[str, Any]] = [{**options, "endpoint": one} for one in transfer.used_endpoints]
+        make = partial(client_spec, location, environ=os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
+        clients = [
+            endpoint_clients(location, make(one), stall_timeout, retries.policy.patience, transfer.library)
+            for one in several or [options]
+        ]
+        super().__init__(location, clients, retries, stall_timeout, transfer, clients[0].spec.identity)
+
+    def head(self, key: str) -> ObjectInfo:
+        import obstore
+
+        try:
+            meta = self._run(key, lambda _: obstore.head(self._next.brief, self._path(key)))
+        except ObjectNotFoundError:
+            # The answer to HEAD has no body, so it can not say what is missing.
+            self._run(key, lambda _: obstore.get(self._next.plain, self._path(key)))
+            raise
+        return answer_info(key, meta)
+
+    def exists(self, key: str) -> bool:
+        """As head, in one request."""
+        import obstore
+
+        try:
+            self._run(key, lambda _: obstore.head(self._next.brief, self._path(key)))
+        except ObjectNotFoundError:
+            return False
+        return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         import obstore
@@ -30,7 +74,7 @@ class RemoteStore(RemoteReads, RemoteUploads):
         def page(attempt: int) -> Sequence[Mapping[str, Any]] | None:
             nonlocal stream
             if stream is None or attempt:  # go on behind what was already given
-                stream = obstore.list(self._brief_client, inside or None, offset=last, chunk_size=_PAGE)
+                stream = obstore.list(self._next.brief, inside or None, offset=last, chunk_size=_PAGE)
             found: Sequence[Mapping[str, Any]] | None = next(stream, None)
             return found
 
@@ -54,7 +98,7 @@ class RemoteStore(RemoteReads, RemoteUploads):
 
         self._refuse_writes(key)
         try:
-            self._run(key, lambda _: obstore.delete(self._brief_client, self._path(key)))
+            self._run(key, lambda _: obstore.delete(self._next.brief, self._path(key)))
         except ObjectNotFoundError as error:
             if "bucket" in str(error):
                 raise

@@ -50,6 +50,20 @@ class ObjectAnswer(Protocol):
         """The body, in pieces of at least so many bytes but for the last."""
 
 
+class ObjectClient(Protocol):
+    """Asks a server for objects."""
+
+    def get(
+        self, path: str, wanted: tuple[int, int] | None = None, version: str = "", *, brief: bool = False
+    ) -> ObjectAnswer:
+        """Ask for an object, or for bytes ``[start, end)`` of it, of this version where one is given.
+
+        Args:
+            path, wanted, version: see above.
+            brief: it carries little, and has a bound on the whole.
+        """
+
+
 class AnswerError(Exception):
     """A body that is not what was asked for.
 

@@ -6,24 +6,19 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from stoker.concurrency.request_observer import ServedBy, observer
 from stoker.errors import ConfigError, StokerError
-from stoker.storage.remote.clients import EndpointClients, endpoint_clients
 from stoker.storage.remote.faults import classify, error_for, is_panic, transient
-from stoker.storage.remote.options import client_spec, detect_cloud
-from stoker.storage.remote.response_bodies import AnswerError
+from stoker.storage.remote.response_bodies import AnswerError, ObjectClient
 from stoker.storage.retry import Retries, TransientError
 from stoker.storage.transfer.settings import Transfer
 from stoker.storage.url import UNSENDABLE, Location
 
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
-
 T = TypeVar("T")
+C = TypeVar("C", bound=ObjectClient)
 
 
 class _Turn(threading.local):
@@ -32,52 +27,41 @@ class _Turn(threading.local):
     number = 0
 
 
-class RemoteRequests:
-    """Requests for the objects under one root of an object store, under the retries of the store."""
+class RemoteRequests(Generic[C]):
+    """Requests for the objects under one root of a store, under the retries of the store.
+
+    Args:
+        location: the root.
+        clients: one for each endpoint.
+        retries: of the store.
+        stall_timeout: seconds without a byte after which a request fails.
+        transfer: endpoints, and the size and number of requests.
+        identity: in words, where the credentials come from; for messages, without secrets.
+    """
 
     def __init__(
         self,
         location: Location,
-        options: Mapping[str, Any],
+        clients: Sequence[C],
         retries: Retries,
         stall_timeout: float,
         transfer: Transfer = Transfer(),  # noqa: B008 - frozen
+        identity: str = "",
     ) -> None:
         self._location = location
+        self._clients = clients
         self._retries = retries
         self._stall_timeout = stall_timeout
         self._transfer = transfer
-        several: list[Mapping[str, Any]] = [{**options, "endpoint": one} for one in transfer.used_endpoints]
-        make = partial(client_spec, location, environ=os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
-        self._clients = [
-            endpoint_clients(location, make(one), stall_timeout, retries.policy.patience, transfer.library)
-            for one in several or [options]
-        ]
-        self._spec = self._clients[0].spec
+        self._identity = identity
         # Processes that begin together do not all begin at the same endpoint.
         self._request_numbers = itertools.count(os.getpid())
         self._turn = _Turn()
 
     @property
-    def _next(self) -> EndpointClients:
+    def _next(self) -> C:
         """The clients of the endpoint whose turn it is: of a repeated request the one after that which it had before."""
         return self._clients[self._turn.number % len(self._clients)]
-
-    @property
-    def _client(self) -> ObjectStore:
-        return self._next.plain
-
-    @property
-    def _upload_client(self) -> ObjectStore:
-        return self._next.upload
-
-    @property
-    def _parts_client(self) -> ObjectStore:
-        return self._next.parts
-
-    @property
-    def _brief_client(self) -> ObjectStore:
-        return self._next.brief
 
     def _run(
         self,
@@ -120,7 +104,7 @@ class RemoteRequests:
                 if (counts := observer()) is not None:
                     counts.repeat(*asked or ("",))
                 raise transient(fault, url, after, *asked)
-            raise error_for(fault, url, host=self._location.host, identity=self._spec.identity)
+            raise error_for(fault, url, host=self._location.host, identity=self._identity)
 
         return self._retries.run(translated)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.errors import StorageError
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import open_regular
+from stoker.storage.remote.clients import EndpointClients
 from stoker.storage.remote.retried_requests import RemoteRequests
 from stoker.storage.transfer.stream import Made, first_part
 from stoker.storage.types import Chunks
@@ -24,7 +25,7 @@ _SMALL_PUT = 1 << 20
 _SINGLE_PUT = 16 << 20
 
 
-class RemoteUploads(RemoteRequests):
+class RemoteUploads(RemoteRequests[EndpointClients]):
     """The methods of a remote store that write objects."""
 
     def put(self, key: str, parts: Sequence[memoryview]) -> None:
@@ -98,8 +99,8 @@ class RemoteUploads(RemoteRequests):
     def _client_for(self, size: int) -> ObjectStore:
         """The client that sends so many bytes; above a single request that for parts, once the store has answered."""
         if size <= _SMALL_PUT:
-            return self._brief_client
-        return self._parts_client if size > _SINGLE_PUT and self._retries.answered else self._upload_client
+            return self._next.brief
+        return self._next.parts if size > _SINGLE_PUT and self._retries.answered else self._next.upload
 
     def _at_once(self, attempt: int) -> int:
         """Parts of an upload that share the line: a second attempt suspects that the line is slow."""
