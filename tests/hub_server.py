@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+import pytest
+
 from patience import PATIENCE
 
-__all__ = ["Fault", "Hub", "Repo", "serve_hub"]
+__all__ = ["Fault", "Hub", "Repo", "own_hub", "serve_hub"]
 
 LARGE = 1000
 
@@ -70,6 +73,7 @@ class Hub:
         self.requests: list[str] = []
         self.cdn_requests: list[str] = []
         self.leaked: list[str] = []
+        self.connections: set[tuple[str, int]] = set()
         self.faults: list[Fault] = []
         self.lock = threading.Lock()
         self.endpoint = self.cdn = ""
@@ -99,6 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         request = f"{self.command} {self.path}"
         with self.hub.lock:
+            self.hub.connections.add(self.client_address)
             (self.hub.cdn_requests if self.is_cdn else self.hub.requests).append(request)
             if self.is_cdn and self.headers.get("Authorization"):
                 self.hub.leaked.append(request)
@@ -260,3 +265,21 @@ def serve_hub() -> Iterator[Hub]:
             server.shutdown()
             server.server_close()
             thread.join(PATIENCE)
+
+
+@contextmanager
+def own_hub(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Hub]:
+    """A Hub that the environment names, asked by nobody, of which nothing is known."""
+    from huggingface_hub import constants
+
+    from stoker.storage.hub.hub_store import kept_listings, recent_commits
+
+    for name in ("HF_TOKEN", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    # Which huggingface_hub reads from the environment when it is imported.
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    recent_commits.clear()
+    kept_listings.clear()
+    with serve_hub() as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        yield made

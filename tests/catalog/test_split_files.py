@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hub_server import Hub, Repo, serve_hub, sha_of
+from hub_server import Hub, Repo, own_hub, sha_of
 from patience import PATIENCE
 from s3server import Bucket
 from stoker import StreamingDataset, convert, inspect, verify
 from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError, StateError, StokerError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.storage import open_store
-from stoker.storage.hub import hub_folder, listings
+from stoker.storage.hub.hub_store import recent_commits
 
 pytestmark = pytest.mark.processes
 
@@ -31,14 +31,8 @@ URL = "hf://datasets/o/n"
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    for name in ("HF_TOKEN", "HF_TOKEN_PATH", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
-    hub_folder._commits.clear()
-    listings._kept.clear()
-    with serve_hub() as made:
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+    with own_hub(monkeypatch, tmp_path) as made:
         yield made
 
 
@@ -161,15 +155,15 @@ def test_configs(hub: Hub) -> None:
     with pytest.raises(ObjectNotFoundError, match=r"fr/nope.*en/train, fr/test, fr/train"):
         StreamingDataset(URL, split="fr/nope")
     hub.repos["o/n"].card = card(en, fr | {"default": True})
-    hub_folder._commits.clear()
+    recent_commits.clear()
     assert numbers(StreamingDataset(URL, split="test")) == TEST
     with pytest.raises(ConfigError, match=r"splits test, train.*split='train'.*en/train"):
         StreamingDataset(URL)
     hub.repos["o/n"].card = card({"config_name": "all", "data_files": {"all": "**/train-*.parquet"}})
-    hub_folder._commits.clear()
+    recent_commits.clear()
     assert numbers(StreamingDataset(URL)) == list(range(200))
     hub.repos["o/n"].card = card({"data_files": "nothing/*"})
-    hub_folder._commits.clear()
+    recent_commits.clear()
     with pytest.raises(ConfigError, match=r"split 'train' of config 'default' is nothing/\*, and no file matches"):
         StreamingDataset(URL)
 
@@ -189,7 +183,7 @@ def test_what_takes_no_split_reads_what_the_readme_chooses(hub: Hub, tmp_path: P
         ):
             job(URL)
     hub.repos["o/n"].card = card(en, fr | {"default": True})
-    hub_folder._commits.clear()
+    recent_commits.clear()
     assert inspect(URL).samples == convert(URL, tmp_path / "out").samples == 100
     assert numbers(StreamingDataset(tmp_path / "out")) == list(range(100, 200))
 
@@ -274,7 +268,7 @@ def test_a_state_goes_on_while_the_files_are_the_same_and_says_when_they_are_not
         state = dataset.state_dict()
 
     def rest(url: str) -> list[int]:
-        hub_folder._commits.clear()
+        recent_commits.clear()
         with StreamingDataset(url, batch_size=10) as dataset:
             dataset.load_state_dict(state)
             return [int(sample["x"]) for sample in dataset]

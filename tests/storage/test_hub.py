@@ -6,17 +6,28 @@ import multiprocessing
 import os
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from huggingface_hub import set_client_factory
 
-from hub_server import Fault, Hub, Repo, serve_hub, sha_of
+from hub_server import Fault, Hub, Repo, own_hub, sha_of
 from patience import PATIENCE
-from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, StorageTimeoutError
+from stoker.errors import (
+    AccessDeniedError,
+    ConfigError,
+    MissingPackageError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageTimeoutError,
+)
 from stoker.storage import RetryPolicy, Store, open_store
-from stoker.storage.hub import hub_folder, listings
+from stoker.storage.hub.hub_store import kept_listings, recent_commits
 from stoker.storage.remote.response_bodies import seconds_to_wait
 from stoker.testing import ReadOnlyStoreTests
 
@@ -28,13 +39,7 @@ LARGE = bytes(range(256)) * 40
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    for name in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    hub_folder._commits.clear()
-    listings._kept.clear()
-    with serve_hub() as made:
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+    with own_hub(monkeypatch, tmp_path) as made:
         yield made
 
 
@@ -54,7 +59,7 @@ class TestHub(ReadOnlyStoreTests):
     def fill(self, path: str, objects: Mapping[str, bytes]) -> None:
         repo = self.hub.repos.setdefault("o/n", Repo())
         repo.commits.append(repo.commits[-1] | {f"{path}/{key}": data for key, data in objects.items()})
-        hub_folder._commits.clear()
+        recent_commits.clear()
 
     def test_versions_tell_an_object_from_its_replacement(self) -> None:
         """By stores that are opened one after the other: each reads one commit."""
@@ -86,7 +91,7 @@ class TestHub(ReadOnlyStoreTests):
         pages = [one for one in self.hub.requests if "/tree/" in one and "nothing" not in one]
         assert len(pages) == 3, "two entries a page"
         fresh = self.open(store.url.split("/", 5)[5])
-        listings._kept.clear()
+        kept_listings.clear()
         assert [fresh.head(info.key).version for info in store.list()] == [info.version for info in store.list()]
 
 
@@ -115,7 +120,7 @@ def test_all_is_read_of_the_commit_that_was_there_first(hub: Hub) -> None:
     store = _store(hub, {"a": b"old", "b": LARGE})
     assert store.get("a", max_bytes=9) == b"old"
     hub.repos["o/n"].commits.append({"a": b"new", "b": LARGE[1:]})
-    hub_folder._commits.clear()
+    recent_commits.clear()
     copy = pickle.loads(pickle.dumps(store))
     for one in (store, copy):
         assert one.get("a", max_bytes=9) == b"old"
@@ -143,6 +148,8 @@ def test_a_fork_reads_on(hub: Hub) -> None:
 
     store = _store(hub, {"b": LARGE})
     assert store.get("b", max_bytes=99_999) == LARGE
+    before = set(hub.connections)
+    hub.connections.clear()
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     child = context.Process(target=_in_a_fork, args=(store, results))
@@ -152,7 +159,28 @@ def test_a_fork_reads_on(hub: Hub) -> None:
     finally:
         child.join(PATIENCE)
         child.kill()
+    assert hub.connections, "of the fork's own"
+    assert not hub.connections & before
     assert store.get("b", max_bytes=99_999) == LARGE
+
+
+@pytest.fixture
+def no_session() -> Iterator[None]:
+    """A session of the package's that nobody may use: it hangs in a fork where a thread of the parent held its lock."""
+
+    def refuse() -> httpx2.Client:
+        raise AssertionError("the package's own session is used")
+
+    set_client_factory(refuse)
+    yield
+    set_client_factory(lambda: httpx2.Client(follow_redirects=True))
+
+
+def test_nothing_is_asked_but_for_the_dataset(hub: Hub, no_session: None) -> None:
+    store = _store(hub, {"b": LARGE}, token=hub.token)
+    assert [info.size for info in store.list()] == [len(LARGE)]
+    assert store.get("b", max_bytes=99_999) == LARGE
+    assert all("/datasets/o/n/" in one for one in hub.requests)
 
 
 @pytest.mark.parametrize("where", ["/revision/", "/tree/", "HEAD /datasets/", "/o%2Fn/"])
@@ -279,29 +307,73 @@ def test_refusals_say_what_to_do(
             store.exists("b")
 
 
-@pytest.mark.parametrize("place", ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME", "options"])
+@pytest.mark.parametrize("place", ["HF_TOKEN", "login", "options"])
 def test_the_token_comes_from_where_others_have_it(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
-    file = tmp_path / "x" / ("huggingface" if place == "XDG_CACHE_HOME" else "") / "token"
-    file.parent.mkdir(parents=True)
-    file.write_text(f"{hub.token}\n")
+    from huggingface_hub import constants
+
     options = {}
     if place == "HF_TOKEN":
         monkeypatch.setenv(place, hub.token)
     elif place == "options":
         options["token"] = hub.token
     else:
-        monkeypatch.delenv("HF_HOME")
-        monkeypatch.setenv(place, str(file if place == "HF_TOKEN_PATH" else tmp_path / "x"))
+        (tmp_path / "token").write_text(f"{hub.token}\n")
     store = _store(hub, {"b": LARGE}, **options)
     hub.repos["o/n"].private = True
     assert store.exists("b")
-    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
     if place != "options":
-        hub_folder._commits.clear()
-        with pytest.raises(ObjectNotFoundError, match="without a token"):
-            open_store("hf://datasets/o/n").exists("b")
+        recent_commits.clear()
+        for more in ({}, {"token": False}, {"token": ""}):
+            with pytest.raises(ObjectNotFoundError, match="without a token"):
+                open_store("hf://datasets/o/n", more).exists("b")
+
+
+def test_a_login_that_can_not_be_used_is_refused_without_its_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _store(hub, {"b": LARGE})
+    monkeypatch.setenv("HF_TOKEN", "hf_a b")
+    with pytest.raises(ConfigError, match=r"HF_TOKEN.*spaces or control characters") as raised:
+        store.exists("b")
+    assert "hf_a" not in str(raised.value)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(ConfigError, match="LocalTokenNotFoundError"):
+        open_store("hf://datasets/o/n", {"token": True}).exists("b")
+
+
+def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    store = _store(hub, {"b": LARGE})
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(StorageError, match="HF_HUB_OFFLINE is set"):
+        store.exists("b")
+    assert hub.requests == []
+
+
+def test_nothing_is_written_where_the_package_keeps_its_files(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["o/n"] = Repo([{"b": LARGE}])
+    code = (
+        "from stoker.storage import open_store; print(len(open_store('hf://datasets/o/n').get('b', max_bytes=99_999)))"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environ, "HOME": str(tmp_path), "HF_ENDPOINT": hub.endpoint},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (done.stdout, done.stderr) == (f"{len(LARGE)}\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("package", ["huggingface_hub", "httpx2"])
+def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackageError, match=r"hf:// needs huggingface_hub.*pip install 'stoker\[hf\]'"):
+        open_store("hf://datasets/o/n")
 
 
 @pytest.mark.parametrize(
@@ -344,7 +416,8 @@ def test_a_proxy_is_used(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_server_is_as_the_hubs_own_client_knows_the_hub(hub: Hub, tmp_path: Path) -> None:
-    client = pytest.importorskip("huggingface_hub")
+    import huggingface_hub as client
+
     files = {"a/x": b"1", "a/y": LARGE, "b": b""}
     hub.repos["o/n"] = Repo([files])
     hub.page = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, import_option
 from stoker.storage.local import LocalStore
 from stoker.storage.retry import RetryPolicy
 from stoker.storage.store import Store
@@ -49,6 +49,8 @@ def open_store(
     """
     location = parse_url(url)
     if location.kind == "hf":
+        for package in ("huggingface_hub", "httpx2"):
+            import_option(package, f"{location.url}: hf:// needs huggingface_hub", "stoker[hf]")
         from stoker.storage.hub.hub_store import HubStore
 
         return HubStore(url, options, retry=retry, stall_timeout=stall_timeout)

@@ -3,17 +3,58 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
-from stoker.storage.hub.address import DEFAULT_ENDPOINT, hub_address, hub_login
-from stoker.storage.hub.hub_folder import COMMIT, HubCommit, HubFolder
-from stoker.storage.retry import RetryPolicy
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
+from stoker.storage.hub.hub_client import TOKEN, HubAddress, HubClient
+from stoker.storage.remote.faults import Fault, error_for
+from stoker.storage.remote.reads import RemoteReads
+from stoker.storage.retry import Retries, RetryPolicy
 from stoker.storage.store import Store
-from stoker.storage.types import Backend
+from stoker.storage.types import Backend, ObjectInfo
+from stoker.storage.url import Location
 
 if TYPE_CHECKING:
     from stoker.types import StorageOptions
+
+_DEFAULT_ENDPOINT: Final = "https://huggingface.co"
+_FORM: Final = re.compile(
+    r"(?P<owner>[^/@]+)/(?P<name>[^/@]+)(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<path>.+))?"
+)
+_OPTIONS: Final = ("endpoint", "token")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+# Stores that are opened one after another to open one dataset read one commit. What is opened later sees what is new.
+_TOGETHER_SECONDS: Final = 5.0
+# How many folders' listings are kept.
+_MOST_LISTINGS: Final = 8
+
+recent_commits: dict[tuple[str, ...], tuple[float, HubCommit]] = {}
+"""Commits that revisions were, and until when the next store takes them for it, by the monotonic clock."""
+
+kept_listings: dict[tuple[tuple[str, ...], str], Mapping[str, ObjectInfo]] = {}
+"""Files of folders by key, at commits, which never change."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubCommit:
+    """A commit of a dataset.
+
+    Attributes:
+        sha: its name, 40 hex digits.
+        card: the header of its README, empty where it has none; ``None`` where nobody asked.
+    """
+
+    sha: str
+    card: Mapping[str, Any] | None = None
 
 
 class HubStore(Store):
@@ -31,43 +72,224 @@ class HubStore(Store):
         stall_timeout: float = 60.0,
     ) -> None:
         super().__init__(url, options, retry=retry, stall_timeout=stall_timeout)
-        self._address = hub_address(self._location)
-        hub_login(self._options, os.environ, self.url)  # which refuses what makes no sense
-        self._commit: HubCommit | None = None
-        if COMMIT.fullmatch(self._address.revision):
-            self._commit = HubCommit(self._address.revision)
+        address = self._address()  # which refuses what makes no sense
+        self._commit = HubCommit(address.revision) if _COMMIT.fullmatch(address.revision) else None
 
     @property
     def origin(self) -> str:
-        base = f"{self._location.root}/{self._address.repo}"
-        return f"{base}/{self.folder}" if self.folder else base
+        of = self._address()
+        return f"{self._location.root}/{of.repo}{'/' if of.path else ''}{of.path}"
 
     def endpoint(self) -> str:
-        endpoint = hub_login(self._options, os.environ, self.url).endpoint
-        return "" if endpoint == DEFAULT_ENDPOINT else endpoint
+        endpoint = self._address().endpoint
+        return "" if endpoint == _DEFAULT_ENDPOINT else endpoint
 
     @property
     def folder(self) -> str:
         """The folder in the dataset; empty for all of it."""
-        return self._address.path
+        return self._address().path
 
     def commit(self) -> HubCommit:
         """The commit that is read."""
         if self._commit is None:
-            backend = self._backend()
-            assert isinstance(backend, HubFolder)
-            self._commit = backend.commit()
+            self._commit = self._folder().commit()
         return self._commit
 
     def card(self) -> Mapping[str, Any]:
         """The header of the dataset's README, at the commit that is read."""
         found = self.commit()
         if found.card is None:
-            backend = self._backend()
-            assert isinstance(backend, HubFolder)
-            self._commit = found = backend.ask_commit(found.sha)
+            self._commit = found = self._folder().ask_commit(found.sha)
         return found.card or {}
 
+    def _folder(self) -> HubFolder:
+        backend = self._backend()
+        assert isinstance(backend, HubFolder)
+        return backend
+
     def _build(self) -> Backend:
-        login = hub_login(self._options, os.environ, self.url)
-        return HubFolder(self.url, self._address, login, self._retries, self.stall_timeout, lambda: self.commit().sha)
+        return HubFolder(self._location, self._address(), self._retries, self.stall_timeout, lambda: self.commit().sha)
+
+    def _address(self) -> HubAddress:
+        """The folder that the URL names, the Hub's endpoint and the token, by ``storage_options`` and the environment.
+
+        Raises:
+            ConfigError: it names no dataset, or an option makes no sense.
+        """
+        match = _FORM.fullmatch(self._location.prefix)
+        try:
+            if self._location.host != "datasets" or match is None:
+                raise HFValidationError("")
+            validate_repo_id(repo := f"{match['owner']}/{match['name']}")
+        except HFValidationError:
+            raise ConfigError(
+                f"{self.url!r} names no dataset of the Hub: write hf://datasets/<owner>/<name>, with @<revision> and a "
+                "/<path> behind it as needed"
+            ) from None
+        if unknown := sorted(set(map(str, self._options)) - set(_OPTIONS)):
+            raise ConfigError(
+                f"{self.url}: storage_options {unknown} mean nothing for hf://: only {', '.join(_OPTIONS)} do."
+            )
+        endpoint = self._options.get("endpoint") or os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT
+        parts = urlsplit(endpoint) if isinstance(endpoint, str) else None
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            raise ConfigError(f"{self.url}: the Hub's endpoint is not of the form https://<host>. See HF_ENDPOINT.")
+        token = self._options.get("token")
+        if not (token is None or isinstance(token, bool) or (isinstance(token, str) and TOKEN.fullmatch(token or "-"))):
+            raise ConfigError(
+                f"{self.url}: the token in storage_options is none: expected text without spaces and control characters."
+            )
+        revision, path = unquote(match["revision"] or "main"), match["path"] or ""
+        return HubAddress(self.url, repo, revision, path, endpoint.rstrip("/"), False if token == "" else token)
+
+
+class HubFolder(RemoteReads[HubClient]):
+    """The files of a folder of a dataset, at one commit. Thread-safe; belongs to the process that made it.
+
+    Args:
+        location: of the folder.
+        address: of the folder.
+        retries: repeats requests.
+        stall_timeout: seconds without a byte after which a request fails.
+        sha: names the commit that is read.
+    """
+
+    def __init__(
+        self, location: Location, address: HubAddress, retries: Retries, stall_timeout: float, sha: Callable[[], str]
+    ) -> None:
+        client = HubClient(address, stall_timeout, sha)
+        super().__init__(location, [client], retries, stall_timeout, identity=address.identity)
+        self._address, self._sha = address, sha
+        self._lock = threading.Lock()
+
+    def commit(self) -> HubCommit:
+        """The commit that the revision is now, or was for the store that was opened just before."""
+        with self._lock:
+            name = self._named(self._address.revision)
+            known = recent_commits.get(name)
+            if known is None or time.monotonic() > known[0]:
+                found = self.ask_commit(self._address.revision)
+                known = recent_commits[name] = (time.monotonic() + _TOGETHER_SECONDS, found)
+            return known[1]
+
+    def ask_commit(self, revision: str) -> HubCommit:
+        """The Hub's description of a revision."""
+        found, _ = self._json(f"{self._address.page('revision', revision)}?expand=sha&expand=cardData")
+        sha = found.get("sha") if isinstance(found, dict) else None
+        if not isinstance(sha, str) or not _COMMIT.fullmatch(sha):
+            url = self._address.url
+            raise StorageError(f"{url}: the Hub names no commit for {revision!r}.", url=url)
+        card = found.get("cardData")
+        return HubCommit(sha, card if isinstance(card, dict) else {})
+
+    def head(self, key: str) -> ObjectInfo:
+        listed = _kept_listing(self._named(self._sha()), self._address.path)
+        if listed is None:
+            return self._run(key, lambda _: self._next.file(self._path(key)).info)
+        if key not in listed:
+            raise error_for(Fault("not_found", ""), self._url(key), host="", identity="")
+        return listed[key]
+
+    def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
+        self.head(key)  # which needs no request for what the listing does not have
+        return super().read(key, max_bytes)
+
+    def exists(self, key: str) -> bool:
+        try:
+            self.head(key)
+        except ObjectNotFoundError as error:
+            if error.url == self._address.url and key:
+                raise  # the dataset is missing, or its revision: a spelling that no other answer would show
+            return False
+        return True
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        commit, folder = self._named(self._sha()), self._address.path
+        found = _kept_listing(commit, folder)
+        if found is None:
+            found = _keep_listing(commit, folder, self._pages())
+        return iter([info for key, info in found.items() if not prefix or key.startswith(f"{prefix}/")])
+
+    def _pages(self) -> Iterator[ObjectInfo]:
+        """The files of the folder and below, in the order in which the Hub lists them."""
+        url, folder = self._address.url, self._address.path
+        page: str | None = f"{self._address.page('tree', self._sha(), folder)}?recursive=true"
+        skip = f"{folder}/" if folder else ""
+        asked: set[str] = set()
+        while page is not None:
+            asked.add(page)
+            try:
+                entries, page = self._json(page)
+            except ObjectNotFoundError as error:
+                if folder and error.url == url:  # the folder, not the dataset or the commit
+                    return
+                raise
+            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+                raise StorageError(f"{url}: the Hub's list of files is not understood.", url=url)
+            yield from filter(None, (_listed_file(entry, skip) for entry in entries))
+            if page in asked:
+                raise StorageError(
+                    f"{url}: the Hub's list of files has no end: a page names an earlier one as the next. Where "
+                    "HF_ENDPOINT names a mirror, use another",
+                    url=url,
+                )
+
+    def _json(self, page: str) -> tuple[Any, str | None]:
+        return self._run("", lambda _: self._next.json(page))
+
+    def _named(self, revision: str) -> tuple[str, ...]:
+        """A revision among those of all datasets, as who asks may see them."""
+        return (self._address.endpoint, self._address.login().get("Authorization", ""), self._address.repo, revision)
+
+    def _path(self, key: str) -> str:
+        super()._path(key)  # which refuses what no request can ask for
+        return key
+
+    def put(self, key: str, *_: object) -> None:
+        url = self._url(key)
+        raise StorageError(
+            f"{url}: the Hub is read-only here. Write to a directory, and upload it with `hf upload --repo-type dataset`.",
+            url=url,
+        )
+
+    put_file = put_stream = delete = put
+
+
+def _keep_listing(commit: tuple[str, ...], folder: str, files: Iterable[ObjectInfo]) -> Mapping[str, ObjectInfo]:
+    """Keep the files of a folder and below, which never change, and return them by key, in the order of keys."""
+    found = {info.key: info for info in sorted(files, key=lambda info: info.key)}
+    for oldest in list(kept_listings)[
+        : max(0, len(kept_listings) + 1 - _MOST_LISTINGS)
+    ]:  # other threads keep others meanwhile
+        kept_listings.pop(oldest, None)
+    kept_listings[commit, folder] = found
+    return found
+
+
+def _kept_listing(commit: tuple[str, ...], folder: str) -> Mapping[str, ObjectInfo] | None:
+    """The files of a folder and below, by key, where its own listing or that of a folder above it is kept."""
+    above = folder
+    while (found := kept_listings.get((commit, above))) is None:
+        if not above:
+            return None
+        above = above.rpartition("/")[0]
+    if above == folder:
+        return found
+    skip = folder[len(above) :].lstrip("/") + "/"
+    inside = [replace(info, key=key[len(skip) :]) for key, info in found.items() if key.startswith(skip)]
+    return _keep_listing(commit, folder, inside)
+
+
+def _listed_file(entry: Mapping[str, Any], skip: str) -> ObjectInfo | None:
+    """An entry of the Hub's tree as an object below the folder ``skip``; ``None`` for what is no file of it."""
+    large = entry.get("lfs")
+    told = {**entry, **large} if isinstance(large, dict) else entry
+    path, size = entry.get("path"), told.get("size")
+    if (
+        entry.get("type") != "file"
+        or not isinstance(path, str)
+        or not isinstance(size, int)
+        or not path.startswith(skip)
+    ):
+        return None
+    return ObjectInfo(path[len(skip) :], size, str(told.get("oid") or "").removeprefix("sha256:"))
