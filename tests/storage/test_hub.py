@@ -116,6 +116,13 @@ def test_a_file_takes_one_request_to_the_hub_and_its_token_goes_nowhere_else(
     assert hub.leaked == []
 
 
+def test_a_folder_of_a_missing_dataset_is_not_an_empty_one(hub: Hub) -> None:
+    assert list(_store(hub, {"a": b"x"}, f"hf://datasets/o/n@{sha_of(0)}/d").list()) == []
+    for url in (f"hf://datasets/o/nope@{sha_of(0)}/d", f"hf://datasets/o/n@{sha_of(9)}/d"):
+        with pytest.raises(ObjectNotFoundError, match=r"there is no dataset 'o/nope'|no revision"):
+            list(open_store(url).list())
+
+
 def test_all_is_read_of_the_commit_that_was_there_first(hub: Hub) -> None:
     store = _store(hub, {"a": b"old", "b": LARGE})
     assert store.get("a", max_bytes=9) == b"old"

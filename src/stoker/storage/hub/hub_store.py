@@ -220,10 +220,11 @@ class HubFolder(RemoteReads[HubClient]):
             asked.add(page)
             try:
                 entries, page = self._json(page)
-            except ObjectNotFoundError as error:
-                if folder and error.url == url:  # the folder, not the dataset or the commit
-                    return
-                raise
+            except ObjectNotFoundError:
+                if not folder:
+                    raise
+                self.ask_commit(self._sha())  # an error where the dataset or the commit is missing, not only the folder
+                return
             if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
                 raise StorageError(f"{url}: the Hub's list of files is not understood.", url=url)
             yield from filter(None, (_listed_file(entry, skip) for entry in entries))
