@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.hub.lock:
             self.hub.connections.add(self.client_address)
             (self.hub.cdn_requests if self.is_cdn else self.hub.requests).append(request)
-            if self.is_cdn and self.headers.get("Authorization"):
+            if (self.is_cdn and self.headers.get("Authorization")) or self.headers.get("Cookie"):
                 self.hub.leaked.append(request)
         fault = self.hub.fault(request)
         if fault is not None and fault.status == 0:

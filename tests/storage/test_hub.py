@@ -116,11 +116,33 @@ def test_a_file_takes_one_request_to_the_hub_and_its_token_goes_nowhere_else(
     assert hub.leaked == []
 
 
+def test_no_redirect_page_or_cookie_takes_the_token_or_a_login_elsewhere(hub: Hub) -> None:
+    store = _store(hub, {"a": b"x", "b": LARGE}, token=hub.token)
+    hub.faults.append(Fault(lambda request: "/revision/" in request, 503, {"Set-Cookie": "login=mine"}))
+    hub.faults.append(Fault(lambda request: "/tree/" in request, 307, {"Location": f"{hub.cdn}/elsewhere"}))
+    hub.faults.append(Fault(lambda request: "/elsewhere" in request, 503))
+    hub.page = 1
+    hub.endpoint = hub.cdn  # where the next page is said to be
+    assert [info.key for info in store.list()] == ["a", "b"]
+    assert hub.cdn_requests == ["GET /elsewhere"]
+    assert hub.leaked == []
+
+
 def test_a_folder_of_a_missing_dataset_is_not_an_empty_one(hub: Hub) -> None:
     assert list(_store(hub, {"a": b"x"}, f"hf://datasets/o/n@{sha_of(0)}/d").list()) == []
     for url in (f"hf://datasets/o/nope@{sha_of(0)}/d", f"hf://datasets/o/n@{sha_of(9)}/d"):
         with pytest.raises(ObjectNotFoundError, match=r"there is no dataset 'o/nope'|no revision"):
             list(open_store(url).list())
+
+
+@pytest.mark.parametrize(("name", "value"), [("http_proxy", "x://u:hidden@p:1"), ("SSL_CERT_FILE", "/nonexistent")])
+def test_a_proxy_or_certificates_that_can_not_be_used(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"hf://datasets/o/n: a proxy or the certificates.*SSL_CERT_FILE") as raised:
+        list(_store(hub, {"a": b"x"}).list())
+    assert "hidden" not in str(raised.value)
 
 
 def test_all_is_read_of_the_commit_that_was_there_first(hub: Hub) -> None:
@@ -204,32 +226,27 @@ def test_faults_that_pass_are_tried_again(hub: Hub, where: str, status: int, hea
     assert store.get("b", max_bytes=99_999) == LARGE
 
 
-def test_a_rate_limit_is_waited_for_and_named_where_it_is_too_long(hub: Hub) -> None:
+@pytest.mark.parametrize("headers", [{"Retry-After": "100000"}, {"RateLimit": '"api";r=0;t=99999', "Retry-After": "7"}])
+def test_a_rate_limit_is_waited_for_and_named_where_it_is_too_long(hub: Hub, headers: Mapping[str, str]) -> None:
     store = _store(hub, {"b": LARGE})
-    hub.faults.append(Fault(lambda request: "/revision/" in request, 429, {"Retry-After": "100000"}, times=99))
+    hub.faults.append(Fault(lambda request: "/revision/" in request, 429, headers, times=99))
     with pytest.raises(StorageTimeoutError, match=r"429.*come back in 100000 s.*HF_TOKEN.*after 1 attempt"):
         list(store.list())
     assert len(hub.requests) == 1
 
 
 def test_when_to_come_back() -> None:
-    from email.message import Message
     from email.utils import formatdate
     from time import time
 
-    def seconds(**headers: str) -> float | None:
-        message = Message()
-        for name, value in headers.items():
-            message[name.replace("_", "-")] = value
-        return seconds_to_wait(message)
+    def seconds(text: str) -> float | None:
+        return seconds_to_wait({"Retry-After": text})
 
-    assert seconds() is None
-    assert seconds(Retry_After="7") == 7
-    assert seconds(Retry_After="nonsense") is None
-    assert seconds(RateLimit='"api";r=0;t=55', Retry_After="7") == 56
-    assert seconds(RateLimit='"api";r=3;t=55') is None
-    assert 30 < (seconds(Retry_After=formatdate(time() + 100, usegmt=True)) or 0) < 101
-    assert seconds(Retry_After=formatdate(0, usegmt=True)) == 0
+    assert seconds_to_wait({}) is None
+    assert seconds("7") == 7
+    assert seconds("nonsense") is None
+    assert 30 < (seconds(formatdate(time() + 100, usegmt=True)) or 0) < 101
+    assert seconds(formatdate(0, usegmt=True)) == 0
 
 
 def test_an_expired_address_is_asked_for_again(hub: Hub) -> None:

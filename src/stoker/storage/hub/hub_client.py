@@ -1,4 +1,4 @@
-"""Requests to the Hugging Face Hub, with the login, the URLs and the errors of ``huggingface_hub``.
+"""Requests to the Hugging Face Hub, with the login, the URLs, the rate limits and the offline mode of ``huggingface_hub``.
 
 Its own requests are not used: they try again by a count, wait for as long as a server says, bound no answer, and send the
 token to wherever the next page is said to be. Their session is closed in each fork, which never ends where a thread of the
@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies
 
 import httpx2
 from huggingface_hub import hf_hub_url, is_offline_mode
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
-from huggingface_hub.utils import get_token_to_send, hf_raise_for_status
+from huggingface_hub.utils import get_token_to_send, parse_ratelimit_headers
 
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage.fork_proxy import fork
@@ -51,9 +51,12 @@ class _Connections(httpx2.Client):
     In a fork they stay as they are: to close them could wait for ever for a lock.
     """
 
+    _generation = -1
+
     def __init__(self) -> None:
         super().__init__(
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS)
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS),
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one login's would go with another's requests
         )
         self._generation = fork.generation()
 
@@ -155,7 +158,7 @@ class HubClient:
     def __init__(self, address: HubAddress, stall_timeout: float, sha: Callable[[], str]) -> None:
         self._address, self._stall_timeout, self._sha = address, stall_timeout, sha
         self._endpoint = httpx2.URL(address.endpoint)
-        self._connections = _connections()
+        self._connections = _connections(address.url)
         self._files: dict[str, _File] = {}
 
     def get(
@@ -188,7 +191,10 @@ class HubClient:
             tag = headers.get("X-Linked-ETag") or headers.get("ETag") or ""
             size = headers.get("X-Linked-Size") or (None if following else headers.get("Content-Length"))
             if size is None or not _SIZE.fullmatch(size):
-                raise AnswerError(Fault("other", "the Hub does not say how long the file is"))
+                elsewhere = f" (it redirects to {following.url.host})" if following else ""
+                raise AnswerError(
+                    Fault("other", f"the Hub does not say how long the file is{elsewhere}; see HF_ENDPOINT")
+                )
             info = ObjectInfo(key, int(size), tag.removeprefix("W/").strip('"'))
             place = str((following or response).url)
         self._files[key] = found = _File(info, place, time.monotonic() + _ADDRESS_SECONDS)
@@ -259,7 +265,7 @@ class HubClient:
                     raise AnswerError(Fault("other", "the server redirects from https to what is not encrypted"))
                 with closing(self._connections.send(request, stream=True)) as response:
                     following = response.next_request  # without the token where it is to another server
-                    if following is None or (method == "HEAD" and _origin(following.url) != _origin(request.url)):
+                    if following is None or (method == "HEAD" and following.url.origin != request.url.origin):
                         if response.status_code >= 400:
                             raise self._refusal(response, key)
                         yield response
@@ -280,31 +286,31 @@ class HubClient:
         nobody = "Authorization" not in response.request.headers
         who = "a request without a token" if nobody else of.identity
         if is_busy(status):
-            after = seconds_to_wait({name.title(): value for name, value in response.headers.items()})
+            limit = parse_ratelimit_headers(response.headers)
+            after = seconds_to_wait(response.headers) or 0.0
+            if limit is not None and not limit.remaining:
+                after = limit.reset_in_seconds + 1.0  # the Hub cuts fractions off
             detail = f"HTTP {status}{' too many requests' if status == 429 else ''}"
             if after:
                 detail += f", and the Hub says to come back in {after:.0f} s"
             if status == 429 and nobody:
                 detail += " (it allows more with a token: HF_TOKEN)"
-            return AnswerError(Fault("transient", detail, answered=True), after or 0.0)
+            return AnswerError(Fault("transient", detail, answered=True), after)
         remedy = "give a token: HF_TOKEN, `hf auth login`, or storage_options={'token': ...}."
-        told = {name: response.headers.get(name, "")[:_MOST_SHOWN] for name in ("X-Error-Code", "X-Error-Message")}
-        try:  # without the answer's body, which may have no end
-            hf_raise_for_status(httpx2.Response(status, headers=told, request=response.request))
-        except GatedRepoError:
+        # As huggingface_hub reads them, and without the answer's body, which may have no end.
+        code, told = (response.headers.get(f"X-Error-{name}", "")[:_MOST_SHOWN] for name in ("Code", "Message"))
+        if code == "GatedRepo":
             text = f"{url}: the dataset is gated, and {who} has no access. Accept its terms at {page}, then, as that account,"
             return AccessDeniedError(f"{text} {remedy}", url=url)
-        except RevisionNotFoundError:
+        if code == "RevisionNotFound":
             text = f"{of.url}: the dataset has no revision {of.revision!r}. Its branches and tags are at {page}."
             return ObjectNotFoundError(text, url=of.url)
-        except RepositoryNotFoundError:
+        if code == "RepoNotFound" or (status == 401 and told != "Invalid credentials in Authorization header"):
             text = f"{of.url}: there is no dataset {of.repo!r} on {of.endpoint}, or it is private and {who} may not see it."
             return ObjectNotFoundError(f"{text} Check the name, or {remedy}", url=of.url)
-        except HfHubHTTPError:
-            pass
         if status in (404, 410):
             return ObjectNotFoundError(f"{url}: no such file at revision {of.revision!r}. Check the path.", url=url)
-        detail = " ".join(part for part in (f"HTTP {status}", *told.values()) if part)
+        detail = " ".join(part for part in (f"HTTP {status}", code, told) if part)
         if status in (401, 403):
             return AccessDeniedError(
                 f"{url}: access denied ({detail}) to {who}: check it, or make a token at {of.endpoint}/settings/tokens.",
@@ -313,23 +319,31 @@ class HubClient:
         return AnswerError(Fault("range" if status == 416 else "other", detail))
 
     def _is_ours(self, url: httpx2.URL) -> bool:
-        return _origin(url) == _origin(self._endpoint)
+        return url.origin == self._endpoint.origin
 
     def _url(self, key: str) -> str:
         return f"{self._address.url}/{key}" if key else self._address.url
 
 
-def _connections() -> _Connections:
-    """Those of this process, through the proxies of the environment; they take a tenth of a second to make."""
+def _connections(url: str) -> _Connections:
+    """Those of this process, through the proxies of the environment; they take a tenth of a second to make.
+
+    Raises:
+        ConfigError: a proxy or the certificates can not be used; names the dataset's URL.
+    """
     key = (fork.generation(), os.environ.get("SSL_CERT_FILE"), *sorted(getproxies().items()))
     found = _shared.get(key)
     if found is None:
-        found = _shared[key] = _Connections()
+        try:
+            found = _shared[key] = _Connections()
+        except (httpx2.InvalidURL, OSError, ValueError, ImportError) as error:
+            # Other messages can quote a proxy's password.
+            reason = error if isinstance(error, OSError | ImportError) else type(error).__name__
+            raise ConfigError(
+                f"{url}: a proxy or the certificates of the environment can not be used ({reason}). See HTTPS_PROXY, "
+                "ALL_PROXY, NO_PROXY and SSL_CERT_FILE."
+            ) from None
     return found
-
-
-def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port
 
 
 def _fault_of(error: Exception) -> Fault:

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.constants import DEFAULT_REVISION
+from huggingface_hub.errors import HfUriError
+from huggingface_hub.utils import parse_hf_uri
 
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage.hub.hub_client import TOKEN, HubAddress, HubClient
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from stoker.types import StorageOptions
 
 _DEFAULT_ENDPOINT: Final = "https://huggingface.co"
-_FORM: Final = re.compile(
-    r"(?P<owner>[^/@]+)/(?P<name>[^/@]+)(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<path>.+))?"
-)
 _OPTIONS: Final = ("endpoint", "token")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 # Stores that are opened one after another to open one dataset read one commit. What is opened later sees what is new.
@@ -116,16 +114,15 @@ class HubStore(Store):
         Raises:
             ConfigError: it names no dataset, or an option makes no sense.
         """
-        match = _FORM.fullmatch(self._location.prefix)
         try:
-            if self._location.host != "datasets" or match is None:
-                raise HFValidationError("")
-            validate_repo_id(repo := f"{match['owner']}/{match['name']}")
-        except HFValidationError:
+            named = parse_hf_uri(self.url)
+        except HfUriError:
+            named = None
+        if named is None or named.type != "dataset":
             raise ConfigError(
                 f"{self.url!r} names no dataset of the Hub: write hf://datasets/<owner>/<name>, with @<revision> and a "
                 "/<path> behind it as needed"
-            ) from None
+            )
         if unknown := sorted(set(map(str, self._options)) - set(_OPTIONS)):
             raise ConfigError(
                 f"{self.url}: storage_options {unknown} mean nothing for hf://: only {', '.join(_OPTIONS)} do."
@@ -139,8 +136,14 @@ class HubStore(Store):
             raise ConfigError(
                 f"{self.url}: the token in storage_options is none: expected text without spaces and control characters."
             )
-        revision, path = unquote(match["revision"] or "main"), match["path"] or ""
-        return HubAddress(self.url, repo, revision, path, endpoint.rstrip("/"), False if token == "" else token)
+        return HubAddress(
+            url=self.url,
+            repo=named.id,
+            revision=named.revision or DEFAULT_REVISION,
+            path=named.path_in_repo,
+            endpoint=endpoint.rstrip("/"),
+            token=False if token == "" else token,
+        )
 
 
 class HubFolder(RemoteReads[HubClient]):
@@ -259,10 +262,8 @@ class HubFolder(RemoteReads[HubClient]):
 def _keep_listing(commit: tuple[str, ...], folder: str, files: Iterable[ObjectInfo]) -> Mapping[str, ObjectInfo]:
     """Keep the files of a folder and below, which never change, and return them by key, in the order of keys."""
     found = {info.key: info for info in sorted(files, key=lambda info: info.key)}
-    for oldest in list(kept_listings)[
-        : max(0, len(kept_listings) + 1 - _MOST_LISTINGS)
-    ]:  # other threads keep others meanwhile
-        kept_listings.pop(oldest, None)
+    for oldest in list(kept_listings)[: max(0, len(kept_listings) + 1 - _MOST_LISTINGS)]:
+        kept_listings.pop(oldest, None)  # another thread may have done so
     kept_listings[commit, folder] = found
     return found
 

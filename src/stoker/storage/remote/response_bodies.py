@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Protocol
 
@@ -28,7 +26,6 @@ BRIEF_STALLS: Final = 5
 _CHUNK: Final = 96 << 10
 # Up to here every piece of a brief answer is looked at; the whole of what is larger has a bound in time.
 _WATCHED: Final = 1 << 15
-_RATE_LIMIT: Final = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 # Ranges with less between them share a request.
 _GAP: Final = 1 << 20
 
@@ -176,13 +173,8 @@ def copy_body(chunks: Iterator[bytes], into: memoryview, digest: Any = None) -> 
         done += len(chunk)
 
 
-def seconds_to_wait(headers: Mapping[str, str] | Message) -> float | None:
-    """Seconds after which a server that refuses for now wants to be asked again; ``None`` where it does not say.
-
-    By ``RateLimit``, as the Hub has it, or by ``Retry-After``.
-    """
-    if match := _RATE_LIMIT.search(headers.get("RateLimit") or ""):
-        return float(match[1]) + 1.0  # the server cuts fractions off
+def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
+    """Seconds after which a server that refuses for now wants to be asked again; ``None`` where it does not say."""
     text = (headers.get("Retry-After") or "").strip()
     if text.isdecimal():
         return float(text)
