@@ -22,9 +22,9 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 130_700,
-    "modules": 819,
-    "raise ConfigError": 1_140,
+    "lines": 130_440,
+    "modules": 815,
+    "raise ConfigError": 1_139,
     "classes with after_fork": 25,
     "functions of a constructor": 280,
     "functions until the first batch": 360,

@@ -410,7 +410,13 @@ def test_urls_that_name_no_dataset(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"region": "x"}, {"endpoint": "ftp://x"}, {"endpoint": "https://u:p@x"}, {"token": "a b"}, {"token": 3}]
+    "options",
+    [
+        {"region": "x"},
+        *({"endpoint": one} for one in ("ftp://x", "https://u:p@x", "https://x:port", "https://[::1", "x", 3)),
+        {"token": "a b"},
+        {"token": 3},
+    ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

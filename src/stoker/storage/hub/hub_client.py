@@ -158,7 +158,7 @@ class HubClient:
     def __init__(self, address: HubAddress, stall_timeout: float, sha: Callable[[], str]) -> None:
         self._address, self._stall_timeout, self._sha = address, stall_timeout, sha
         self._endpoint = httpx2.URL(address.endpoint)
-        self._connections = _connections(address.url)
+        self._connections: _Connections | None = None
         self._files: dict[str, _File] = {}
 
     def get(
@@ -254,7 +254,8 @@ class HubClient:
         stall = self._stall_timeout
         login = self._address.login() if self._is_ours(httpx2.URL(url)) else {}
         try:
-            request = self._connections.build_request(
+            connections = self._connections = self._connections or _connections()
+            request = connections.build_request(
                 method,
                 url,
                 headers={"User-Agent": f"stoker/{__version__}", "Accept-Encoding": "identity", **login, **headers},
@@ -263,7 +264,7 @@ class HubClient:
             for _ in range(_MOST_REDIRECTS):
                 if "https" == self._endpoint.scheme != request.url.scheme:
                     raise AnswerError(Fault("other", "the server redirects from https to what is not encrypted"))
-                with closing(self._connections.send(request, stream=True)) as response:
+                with closing(connections.send(request, stream=True)) as response:
                     following = response.next_request  # without the token where it is to another server
                     if following is None or (method == "HEAD" and following.url.origin != request.url.origin):
                         if response.status_code >= 400:
@@ -325,11 +326,11 @@ class HubClient:
         return f"{self._address.url}/{key}" if key else self._address.url
 
 
-def _connections(url: str) -> _Connections:
+def _connections() -> _Connections:
     """Those of this process, through the proxies of the environment; they take a tenth of a second to make.
 
     Raises:
-        ConfigError: a proxy or the certificates can not be used; names the dataset's URL.
+        AnswerError: a proxy or the certificates can not be used.
     """
     key = (fork.generation(), os.environ.get("SSL_CERT_FILE"), *sorted(getproxies().items()))
     found = _shared.get(key)
@@ -339,10 +340,8 @@ def _connections(url: str) -> _Connections:
         except (httpx2.InvalidURL, OSError, ValueError, ImportError) as error:
             # Other messages can quote a proxy's password.
             reason = error if isinstance(error, OSError | ImportError) else type(error).__name__
-            raise ConfigError(
-                f"{url}: a proxy or the certificates of the environment can not be used ({reason}). See HTTPS_PROXY, "
-                "ALL_PROXY, NO_PROXY and SSL_CERT_FILE."
-            ) from None
+            detail = f"a proxy or the certificates of the environment can not be used ({reason}): see HTTPS_PROXY, "
+            raise AnswerError(Fault("config", f"{detail}ALL_PROXY, NO_PROXY and SSL_CERT_FILE")) from None
     return found
 
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
+import httpx2
 from huggingface_hub.constants import DEFAULT_REVISION
 from huggingface_hub.errors import HfUriError
 from huggingface_hub.utils import parse_hf_uri
@@ -123,25 +123,29 @@ class HubStore(Store):
                 f"{self.url!r} names no dataset of the Hub: write hf://datasets/<owner>/<name>, with @<revision> and a "
                 "/<path> behind it as needed"
             )
-        if unknown := sorted(set(map(str, self._options)) - set(_OPTIONS)):
-            raise ConfigError(
-                f"{self.url}: storage_options {unknown} mean nothing for hf://: only {', '.join(_OPTIONS)} do."
-            )
         endpoint = self._options.get("endpoint") or os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT
-        parts = urlsplit(endpoint) if isinstance(endpoint, str) else None
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            raise ConfigError(f"{self.url}: the Hub's endpoint is not of the form https://<host>. See HF_ENDPOINT.")
+        try:
+            parts = httpx2.URL(endpoint)
+        except (httpx2.InvalidURL, TypeError):
+            parts = httpx2.URL()
         token = self._options.get("token")
-        if not (token is None or isinstance(token, bool) or (isinstance(token, str) and TOKEN.fullmatch(token or "-"))):
-            raise ConfigError(
-                f"{self.url}: the token in storage_options is none: expected text without spaces and control characters."
-            )
+        problem = ""
+        if unknown := sorted(set(map(str, self._options)) - set(_OPTIONS)):
+            problem = f"storage_options {unknown} mean nothing for hf://: only {', '.join(_OPTIONS)} do."
+        elif parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
+            problem = "the Hub's endpoint is not of the form https://<host>. See HF_ENDPOINT."
+        elif not (
+            token is None or isinstance(token, bool) or (isinstance(token, str) and TOKEN.fullmatch(token or "-"))
+        ):
+            problem = "the token in storage_options is not text without spaces and control characters."
+        if problem:
+            raise ConfigError(f"{self.url}: {problem}")
         return HubAddress(
             url=self.url,
             repo=named.id,
             revision=named.revision or DEFAULT_REVISION,
             path=named.path_in_repo,
-            endpoint=endpoint.rstrip("/"),
+            endpoint=str(parts).rstrip("/"),
             token=False if token == "" else token,
         )
 
