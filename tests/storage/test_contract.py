@@ -90,28 +90,6 @@ class TestS3(StoreTests):
         return open_store(f"{self.bucket.url}/{path}", self.bucket.storage_options)
 
 
-@pytest.mark.s3
-class TestBoto3(ReadOnlyStoreTests):
-    """An S3 server, from which boto3 fetches, in parts."""
-
-    bucket: Bucket
-    more: Mapping[str, str] = {"library": "boto3", "part_size": "1MB"}
-
-    @pytest.fixture(autouse=True)
-    def _bucket(self, bucket: Bucket) -> None:
-        pytest.importorskip(self.more["library"])
-        self.bucket = bucket
-
-    def open(self, path: str) -> Store:
-        return open_store(f"{self.bucket.url}/{path}", {**self.bucket.storage_options, **self.more})
-
-
-class TestMinio(TestBoto3):
-    """An S3 server, from which minio fetches."""
-
-    more: Mapping[str, str] = {"library": "minio"}
-
-
 class TestHelper(TestS3):
     """An S3 server through the process that serves forks of this one."""
 

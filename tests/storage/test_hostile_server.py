@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from forked import gone, helper_pid, in_fork
+from object_client_checks import LARGE_FETCHES, check_trickle
 from scripted_server import Script, ScriptedServer, serve, status, trickle
 
 from stoker.errors import ConfigError, StorageError, StorageTimeoutError
@@ -90,34 +91,10 @@ def test_a_byte_now_and_then_is_not_enough(call: Callable[[Store, Path], object]
         call(s3(server, stall=0.5), tmp_path)
 
 
-_LARGE = 1 << 20
-
-
-@pytest.mark.parametrize("library", ["obstore", "boto3", "minio"])
-@pytest.mark.parametrize(
-    ("size", "call"),
-    [
-        (_LARGE, lambda store, _: store.get("a", max_bytes=_LARGE)),
-        (_LARGE, lambda store, _: store.read_into("a", memoryview(bytearray(_LARGE)))),
-        (_LARGE, lambda store, path: store.download("a", path / "target")),
-        (40_000, lambda store, _: store.request("a", max_bytes=40_000)()),
-    ],
-)
-def test_a_byte_now_and_then_is_noticed_in_a_large_object(
-    size: int, call: Callable[[Store, Path], object], library: str, tmp_path: Path
-) -> None:
-    """By each way in which a cache fetches, and by each package."""
-    if library != "obstore":
-        pytest.importorskip(library)
-
-    def slow(server: ScriptedServer, connection: socket.socket, _: str) -> None:
-        head = f'HTTP/1.1 200 OK\r\nContent-Length: {size}\r\nETag: "a"\r\n'
-        connection.sendall(f"{head}Last-Modified: Wed, 12 Oct 2022 17:50:00 GMT\r\n\r\n".encode())
-        while not server.released.wait(0.05):
-            connection.sendall(b"x")
-
-    with serve(slow) as server, pytest.raises(StorageTimeoutError, match="s3://bucket/x/a"):
-        call(s3(server, stall=0.3, library=library, region="us-east-1"), tmp_path)
+@pytest.mark.parametrize("fetch", LARGE_FETCHES)
+def test_a_byte_now_and_then_is_noticed_in_a_large_object(fetch: str, tmp_path: Path) -> None:
+    """By each way in which a cache fetches."""
+    check_trickle("obstore", fetch, tmp_path)
 
 
 @pytest.mark.parametrize(

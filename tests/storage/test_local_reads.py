@@ -122,5 +122,7 @@ def test_settings_of_files_that_make_no_sense_are_refused() -> None:
             open_store("/tmp/x", given)
     with pytest.raises(ConfigError, match="mean nothing for s3://b"):
         open_store("s3://b", {"read_by": "direct"})
-    with pytest.raises(ConfigError, match=r"library in storage_options.* 'mini' is unknown.*did you mean 'minio'"):
+    with pytest.raises(
+        ConfigError, match=r"library in storage_options.* 'mini' is unknown.*pip install 'stoker.bench.'"
+    ):
         open_store("s3://b", {"library": "mini"})

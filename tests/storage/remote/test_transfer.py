@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_server import Script, serve, status
+from object_client_checks import CUT_RANGES, check_cut_range
 
 from s3server import Bucket, CountingProxy
-from stoker.errors import ConfigError, MissingPackageError, StorageError, StorageTimeoutError
-from stoker.storage import RetryPolicy, open_store, retry
-from stoker.storage.transfer.settings import LEAST_PART, check_library
+from stoker.errors import ConfigError, StorageError, StorageTimeoutError
+from stoker.storage import RetryPolicy, open_store
+from stoker.storage.transfer.settings import LEAST_PART
 
 PARTS = {"part_size": "1MB", "part_requests": 3}
 SIZES = (0, 1, LEAST_PART - 1, LEAST_PART, LEAST_PART + 1, 3 * LEAST_PART, 7 * LEAST_PART + 12_345)
@@ -113,65 +111,11 @@ def test_a_request_goes_to_another_endpoint_where_one_is_down(bucket: Bucket, pr
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("library", ["boto3", "minio"])
-def test_a_library_gets_the_settings_of_the_store_or_refuses_them(library: str) -> None:
-    pytest.importorskip(library)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        given = {
-            "endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}",
-            "access_key_id": "a",
-            "secret_access_key": "b",
-            "library": library,
-            "patience": 0,
-        }
-        with pytest.raises(StorageTimeoutError, match="gave up after 1 attempt"):
-            open_store("s3://b", given, stall_timeout=0.3).get("a", max_bytes=1)  # a server that says nothing
-        with pytest.raises(ConfigError, match=r"'proxy_url'.* can not be passed on to"):
-            open_store("s3://b", {**given, "proxy_url": "http://127.0.0.1:1"}).get("a", max_bytes=1)
-    with pytest.raises(MissingPackageError, match="nolib is not installed: pip install nolib"):
-        check_library("library", "nolib", ("nolib",))
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("library", ["boto3", "minio"])
-@pytest.mark.parametrize("code", [429, 503])
-def test_a_library_shows_when_a_store_wants_to_be_asked_again(library: str, code: int) -> None:
-    pytest.importorskip(library)
-    body = b"<Error><Code>SlowDown</Code><Message>busy</Message></Error>"
-    with serve(status(code, body, "Retry-After: 100000\r\nContent-Type: application/xml\r\n")) as server:
-        given = {"endpoint": server.endpoint, "access_key_id": "a", "secret_access_key": "b", "library": library}
-        with pytest.raises(StorageTimeoutError, match=rf"{code} SlowDown.*gave up after 1 attempt"):
-            open_store("s3://bucket", {**given, "region": "us-east-1"}).get("a", max_bytes=1)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("library", ["obstore", "boto3", "minio"])
-@pytest.mark.parametrize("told", ["10-89/25600", "15-104/25600", "10-109/25600", "nonsense"])
+@pytest.mark.parametrize("told", CUT_RANGES)
 def test_a_range_that_comes_cut_or_shifted_is_asked_for_again_and_said(
-    library: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if library != "obstore":
-        pytest.importorskip(library)
-    monkeypatch.setattr(retry, "_said", -float("inf"))
-    data = random.Random(7).randbytes(25600)
-
-    def part(told: str) -> Script:
-        first, last = (int(one) for one in re.findall(r"(\d+)-(\d+)", told)[0]) if "-" in told else (10, 99)
-        head = f"Content-Range: bytes {told}\r\n"
-        return status(206, data[first : last + 1], head)
-
-    right = part("10-99/25600")
-    with serve(part(told), right, part(told), right, part(told)) as server:
-        given = {"endpoint": server.endpoint, "access_key_id": "a", "secret_access_key": "b", "library": library}
-        store = open_store("s3://bucket", {**given, "region": "us-east-1"}, retry=RetryPolicy(1.0, base_delay=0.01))
-        assert store.get_range("x", 10, 100) == data[10:100]
-        store.download_range("x", tmp_path / "x", 10, 100)
-        assert (tmp_path / "x").read_bytes() == data[10:100]
-        assert len(server.requests) == 4
-        assert "s3://bucket/x" in caplog.text
-        assert "trying again" in caplog.text
-        with pytest.raises(StorageTimeoutError, match=r"where .10, 100. w|is not understood"):
-            store.get_range("x", 10, 100)
+    check_cut_range("obstore", told, tmp_path, caplog, monkeypatch)
 
 
 @pytest.mark.parametrize(

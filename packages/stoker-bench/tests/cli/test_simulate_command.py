@@ -159,7 +159,7 @@ def test_it_speaks_of_the_order_that_a_dataset_reads(
 
 def test_the_tables_name_settings_nodes_and_findings(data: Path) -> None:
     out, err = stoker(
-        "order", data / "train", "--nodes", 3, "--ranks", 1, "--canonical-nodes", 2, "--cache-limit", "20kb"
+        "simulate", data / "train", "--nodes", 3, "--ranks", 1, "--canonical-nodes", 2, "--cache-limit", "20kb"
     )
     assert err == ""
     assert "a <b> & [red]c" in out

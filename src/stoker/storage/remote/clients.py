@@ -6,18 +6,18 @@ import importlib
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stoker.errors import ConfigError
 from stoker.lazy import cached_property
 from stoker.storage.fork_proxy import fork
 from stoker.storage.remote.faults import classify, is_panic
-from stoker.storage.remote.libraries import fetch_by
 from stoker.storage.remote.options import ClientSpec, milliseconds
 from stoker.storage.remote.response_bodies import BRIEF_STALLS, ObjectAnswer
+from stoker.storage.transfer.settings import object_clients
 from stoker.storage.url import Location
 
 if TYPE_CHECKING:
@@ -100,6 +100,26 @@ def _provider(spec: ClientSpec) -> Any:
             f"AWS profile {spec.profile!r} gives no credentials ({reason}). Log in, or set AWS_ACCESS_KEY_ID."
         )
     return None
+
+
+Fetch: TypeAlias = Callable[[str, tuple[int, int] | None, str], ObjectAnswer]
+"""From key, wanted bytes ``[start, end)`` or ``None`` for all, and the ETag that it must have, to the answer."""
+
+
+def fetch_by(library: str, bucket: str, spec: ClientSpec) -> Fetch:
+    """Requests for objects of a bucket, made by another package than obstore, which entry points name.
+
+    Raises:
+        ConfigError: there is none, it can not be loaded, or settings can not be passed on to it.
+    """
+    entry = object_clients()[library]
+    try:
+        make: Callable[[str, ClientSpec], Fetch] = entry.load()
+    except Exception as error:  # noqa: BLE001 - another package's code
+        reason = f"{error!r}"
+    else:
+        return make(bucket, spec)
+    raise ConfigError(f"storage_options['library']: {entry} can not be loaded: {reason}")
 
 
 def endpoint_clients(

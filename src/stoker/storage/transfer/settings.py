@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from stoker.concurrency.threads import Threads
 from stoker.display import unknown_name
-from stoker.errors import ConfigError, MissingPackageError
+from stoker.errors import ConfigError
 from stoker.storage.transfer.stream import PART
 from stoker.storage.url import Location
 from stoker.units import parse_bytes, parse_count
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
 LEAST_PART: Final = 1 << 20
 """Bytes below which requests would cost more than what they carry."""
-LIBRARIES: Final = ("boto3", "minio")
-"""Packages that can fetch objects of S3, besides obstore."""
+OBJECT_CLIENTS: Final = "stoker.object_clients"
+"""Group of entry points: a package that can fetch objects of S3, besides obstore, and a function that makes
+:data:`~stoker.storage.remote.clients.Fetch` of a bucket and a :class:`~stoker.storage.remote.options.ClientSpec`."""
 LEAST_UPLOAD_PART: Final = 5 << 20
 """Bytes below which S3 takes a part of an upload only as the last one."""
 _USUAL_REQUESTS: Final = 4
@@ -150,19 +153,20 @@ def _seconds(name: str, value: Any) -> float:
     return found
 
 
-def check_library(name: str, value: Any, known: Sequence[str] = LIBRARIES) -> str | None:
-    """The package that a setting names; ``None`` for obstore.
+def object_clients() -> dict[str, EntryPoint]:
+    """What fetches objects of S3 besides obstore, by the name of the package."""
+    from importlib.metadata import entry_points  # takes long
 
-    Raises:
-        ConfigError: no such package is known.
-        MissingPackageError: it is not installed.
-    """
+    return {entry.name: entry for entry in entry_points(group=OBJECT_CLIENTS)}
+
+
+def _library(name: str, value: Any) -> str | None:
     if value == "obstore":
         return None
+    known = object_clients()
     if value not in known:
-        raise ConfigError(unknown_name(f"library in storage_options[{name!r}]", str(value), ("obstore", *known)))
-    if importlib.util.find_spec(value) is None:
-        raise MissingPackageError(f"storage_options[{name!r}]: {value} is not installed: pip install {value}")
+        unknown = unknown_name(f"library in storage_options[{name!r}]", str(value), ("obstore", *sorted(known)))
+        raise ConfigError(unknown if known else f"{unknown}; stoker-bench brings others: pip install 'stoker[bench]'")
     return str(value)
 
 
@@ -180,7 +184,7 @@ _READ: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "part_size": _part_size,
     "part_requests": _count,
     "patience": _seconds,
-    "library": check_library,
+    "library": _library,
     "read_by": _read_by,
 }
 _MEANT: Final[Mapping[str, tuple[str, ...]]] = {

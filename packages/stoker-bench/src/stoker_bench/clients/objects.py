@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import is_local, open_store
-from stoker.storage.remote.libraries import boto3_client, minio_client
 from stoker.storage.remote.options import ClientSpec, client_spec, detect_cloud
 from stoker.storage.url import parse_url
 from stoker_bench.clients.base import Client, ClientLocation, Data
+from stoker_bench.clients.object_libraries import boto3_client, minio_client
 from stoker_bench.settings.workload import transfer_options
 
 # Of one object, which is in memory whole, whatever the package.

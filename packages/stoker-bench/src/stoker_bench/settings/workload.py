@@ -15,7 +15,7 @@ from stoker.display import is_secret
 from stoker.errors import ConfigError
 from stoker.storage import is_local
 from stoker.storage.retry import STALL_TIMEOUT
-from stoker.storage.transfer.settings import LEAST_PART, LIBRARIES
+from stoker.storage.transfer.settings import LEAST_PART
 from stoker_bench.settings.duration import Duration, parse_duration
 from stoker_bench.settings.schema import ContradictionError, Section, setting
 from stoker_bench.settings.workload_data import ColumnSpec, DatasetSettings
@@ -163,7 +163,7 @@ class Storage(Section):
     def read_options(self, url: str, rank: int = 0) -> dict[str, Any] | None:
         """``storage_options`` of the store that stoker's own loader reads through: those of ``client``, too."""
         made = dict(self.store_options(url, rank) or {})
-        if self.client in LIBRARIES:
+        if self.client in ("boto3", "minio"):
             made["library"] = self.client
         if is_local(url) and self.client in ("direct", "buffered"):
             requests = {"part_size": self.part_bytes, "part_requests": self.part_requests}

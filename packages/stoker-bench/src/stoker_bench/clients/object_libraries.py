@@ -1,18 +1,23 @@
-"""Objects of S3 fetched by other packages than obstore: boto3 and minio, by the settings that obstore would get."""
+"""Objects of S3 for stoker's stores, fetched by boto3 and minio, by the settings that obstore would get.
+
+Entry points name the two functions: ``storage_options={"library": "boto3"}``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, MissingPackageError
 from stoker.policy import CONNECTIONS
+from stoker.storage.remote.clients import Fetch
 from stoker.storage.remote.faults import Fault
 from stoker.storage.remote.options import ClientSpec
 from stoker.storage.remote.response_bodies import AnswerError, ObjectAnswer, body, seconds_to_wait
@@ -34,10 +39,6 @@ class LibraryError(Exception):
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str]) -> None:
         super().__init__(f"status: {status}, <Code>{code}</Code><Message>{message[:300]}</Message>")
         self.after = seconds_to_wait({name.title(): value for name, value in headers.items()}) or 0.0
-
-
-Fetch = Callable[[str, tuple[int, int] | None, str], ObjectAnswer]
-"""From key, wanted bytes ``[start, end)`` or ``None`` for all, and the ETag that it must have, to the answer."""
 
 
 class _LibraryAnswer:
@@ -96,12 +97,10 @@ def _failures() -> Iterator[None]:
     raise refusal
 
 
-def fetch_by(library: str, bucket: str, spec: ClientSpec) -> Fetch:
-    """Requests for objects of a bucket, made by a package.
-
-    Raises:
-        ConfigError: settings that can not be passed on to it.
-    """
+def _check(library: str, spec: ClientSpec) -> None:
+    """Raise a ConfigError for settings that can not be passed on, a MissingPackageError where the package is missing."""
+    if importlib.util.find_spec(library) is None:
+        raise MissingPackageError(f"storage_options['library']: {library} is not installed: pip install {library}")
     unknown = sorted({*spec.config, *spec.client_given} - _SETTINGS)
     if unknown:
         raise ConfigError(
@@ -109,10 +108,11 @@ def fetch_by(library: str, bucket: str, spec: ClientSpec) -> Fetch:
         )
     if spec.credential_provider is not None:
         raise ConfigError(f"credential_provider can not be passed on to {library}: give keys, or read by obstore")
-    return _boto3(bucket, spec) if library == "boto3" else _minio(bucket, spec)
 
 
-def _boto3(bucket: str, spec: ClientSpec) -> Fetch:
+def fetch_by_boto3(bucket: str, spec: ClientSpec) -> Fetch:
+    """Requests for objects of a bucket, made by boto3."""
+    _check("boto3", spec)
     client = boto3_client(spec)
 
     def fetch(key: str, wanted: tuple[int, int] | None, version: str) -> ObjectAnswer:
@@ -127,7 +127,9 @@ def _boto3(bucket: str, spec: ClientSpec) -> Fetch:
     return fetch
 
 
-def _minio(bucket: str, spec: ClientSpec) -> Fetch:
+def fetch_by_minio(bucket: str, spec: ClientSpec) -> Fetch:
+    """Requests for objects of a bucket, made by minio."""
+    _check("minio", spec)
     client = minio_client(spec)
 
     def fetch(key: str, wanted: tuple[int, int] | None, version: str) -> ObjectAnswer:
