@@ -7,7 +7,6 @@ that gets the samples is then not on the reading thread's stack. A generator tha
 from __future__ import annotations
 
 import gc
-import opcode
 import sys
 import threading
 from collections import deque
@@ -20,11 +19,7 @@ from stoker.concurrency.global_lock import has_global_lock
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
-__all__ = ["asks_to_call", "called_from", "callers", "module_of"]
-
-_CALLS: Final = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
-_CALLED: Final = int(sys.version_info >= (3, 13))
-"""Height of the stack, counted from what was called, where its result lies: before Python 3.13, in place of a null below."""
+__all__ = ["called_from", "callers", "module_of"]
 
 _SCANS: Final = 20
 """Scans at most. One scan finds all callers, unless the code of a wrapper runs during its milliseconds."""
@@ -72,39 +67,6 @@ def module_of(frame: FrameType) -> str:
     """Name of the module whose code a frame runs."""
     # The frame of another thread has no globals when it ends.
     return str((frame.f_globals or {}).get("__name__"))
-
-
-def asks_to_call(frame: FrameType) -> bool:
-    """Whether the code of a frame asks for an attribute in order to call it, as in ``dataset.shuffle(seed=1)``.
-
-    Args:
-        frame: that asks for it, by the name itself, not by ``getattr``.
-    """
-    code, begin = frame.f_code.co_code, frame.f_lasti
-    name = opcode.opname[code[begin]]
-    # From Python 3.12 on one instruction loads attributes and methods, whose argument's lowest bit tells them apart.
-    if name == "LOAD_METHOD" or (name == "LOAD_ATTR" and sys.version_info >= (3, 12) and code[begin + 1] & 1):
-        return True
-    if name != "LOAD_ATTR":
-        return False
-    # `shuffle(*args)`, and calls of what a module has imported, load it like any attribute: what takes it off the stack?
-    height, argument, at = 1, 0, begin
-    while (at := at + 2) < len(code):
-        operation, argument = code[at], argument << 8 | code[at + 1]
-        name = opcode.opname[operation]
-        if name == "EXTENDED_ARG":
-            continue
-        if name != "CACHE":
-            has_argument = operation >= opcode.HAVE_ARGUMENT
-            height += opcode.stack_effect(operation, argument if has_argument else None, jump=False)
-        if name == "JUMP_FORWARD":
-            at += 2 * argument
-        argument = 0
-        if name in _CALLS and height == _CALLED:
-            return True
-        if height < 1:
-            return False
-    return False
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
-from stoker.cluster.call_stack import asks_to_call
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.index.concat_index import ConcatIndex
@@ -264,16 +262,7 @@ class DatasetAttributes:
 
     @property
     def shuffle(self) -> bool:
-        """Whether samples are shuffled.
-
-        Raises:
-            ConfigError: it is called, as the method of this name of other libraries.
-        """
-        if asks_to_call(sys._getframe(1)):
-            raise ConfigError(
-                f"{type(self).__name__}.shuffle says whether samples are shuffled, and is no method: give shuffle=True, "
-                "shuffle_seed=... to the constructor, which shuffles all samples, anew in each epoch"
-            )
+        """Whether samples are shuffled. It is not a method: the constructor takes ``shuffle=`` and ``shuffle_seed=``."""
         return bool(self._given["shuffle"])
 
     @property
