@@ -20,7 +20,6 @@ from stoker.concurrency.user_code import UserFunction
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
-from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.dataset_methods.settings import BatchSize
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.loaders.protocol import CloseOnExit
@@ -49,7 +48,7 @@ __all__ = ["StreamingDataLoader", "as_tensors", "collate"]
 logger = logging.getLogger(__name__)
 
 
-class StreamingDataLoader(OverDataset, CloseOnExit, DataLoader[Any]):
+class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
     """A ``DataLoader`` that can be stopped and resumed in the middle of an epoch, on the same or another cluster.
 
     ``state_dict`` and ``load_state_dict`` follow torchdata's protocol, so trainers that save a ``StatefulDataLoader`` save

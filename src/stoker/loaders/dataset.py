@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from stoker.arguments import checked
-from stoker.arguments.other_libraries import OTHER_ARGUMENTS
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.files_location import Files
@@ -168,7 +167,6 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         mesh="it is replication=",
         **IN_READ_OPTIONS,
         **MOVED,
-        **OTHER_ARGUMENTS,
     )
     def __init__(
         self,

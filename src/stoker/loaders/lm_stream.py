@@ -20,7 +20,6 @@ from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
 from stoker.lazy import told
 from stoker.loaders.dataset_methods.chained import ChainMethods, tokenized
-from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.dataset_methods.settings import BatchSize
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
@@ -82,7 +81,7 @@ class _Mark:
     batches: int
 
 
-class LMStream(OverDataset, CloseOnExit, TorchIterable[LMBatch]):
+class LMStream(CloseOnExit, TorchIterable[LMBatch]):
     """Batches for language models from a dataset: of token columns, or of text through a tokenizer.
 
     Documents come in the dataset's order, and are joined or packed in this order. How many batches they make shows only in

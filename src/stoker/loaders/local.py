@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.arguments import checked
-from stoker.arguments.other_libraries import OtherLibraries
 from stoker.formats.base import ShardInfo
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.by_id import SamplesById
-from stoker.loaders.dataset_methods.over_dataset import remedy_of_dataset
 from stoker.loaders.iterable import TorchMap
 from stoker.loaders.pickled import PickledByVersion
 
 __all__ = ["LocalDataset"]
 
 
-class LocalDataset(SamplesById, PickledByVersion, OtherLibraries, TorchMap[Any]):
+class LocalDataset(SamplesById, PickledByVersion, TorchMap[Any]):
     """A dataset in a local directory, by id: what torch calls a map-style dataset, for its samplers.
 
     It has no order of its own, no ranks, and no state; :class:`~stoker.loaders.dataset.StreamingDataset` has all of these,
@@ -34,10 +32,6 @@ class LocalDataset(SamplesById, PickledByVersion, OtherLibraries, TorchMap[Any])
         StorageError, IndexFileError: there is no dataset, or its index is not valid.
     """
 
-    instead_of_sum = (
-        "torch's ConcatDataset([...]) reads several by id; StreamingDataset(streams=[...]) has an order and a state"
-    )
-
     @checked
     def __init__(self, local: str | os.PathLike[str], split: str | None = None) -> None:
         self.local = local
@@ -45,11 +39,6 @@ class LocalDataset(SamplesById, PickledByVersion, OtherLibraries, TorchMap[Any])
         opened = StreamingDataset(local=local, split=split or None)
         self._streams, self._table, self._epoch_reader = opened._streams, opened._table, opened._epoch_reader
         self._at_hand = {}
-
-    def meant_by(self, name: str) -> str:
-        """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
-        found = remedy_of_dataset(name)
-        return found and f"it is of a StreamingDataset, which reads the same directory: {found}"
 
     @property
     def size(self) -> int:

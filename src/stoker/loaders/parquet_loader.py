@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from stoker.arguments import check_argument, checked
-from stoker.arguments.other_libraries import TOKEN_ARGUMENTS, TOKEN_METHODS
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.tables.marks import TABLE_FORMATS
@@ -22,7 +21,6 @@ from stoker.concurrency.spans.recorder import Stage, WaitClock, span
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
-from stoker.loaders.dataset_methods.over_dataset import remedy_of_dataset
 from stoker.loaders.dataset_methods.settings import BatchSize
 from stoker.loaders.epoch_by_files import EpochByFiles, FilesProgress
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
@@ -111,13 +109,11 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
     """
 
     batch_size = BatchSize()
-    instead_of_sum = "give the files of all to one StreamingParquetLoader, in a list"
     instead_of_index = "iterate over it; a StreamingDataset of the same files has documents by id, dataset[i]"
 
     @checked(
         decode_threads="it is read=ReadOptions(read_threads=...)",
         **IN_READ_OPTIONS,
-        **TOKEN_ARGUMENTS,
         on_bad_files='it is format_options={"on_bad_files": "skip"}',
         **dict.fromkeys(
             ("quarantine", "subset"),
@@ -205,13 +201,6 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
             self._files.division(self._data_rank())  # says early what does not fit; otherwise the first iteration does
 
     # -- files and sizes -------------------------------------------------------------------------------------------
-
-    def meant_by(self, name: str) -> str:
-        """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
-        found = remedy_of_dataset(name)
-        return TOKEN_METHODS.get(name) or (
-            found and f"make an LMStream of a StreamingDataset, whose samples are documents; of the dataset: {found}"
-        )
 
     @property
     def world(self) -> World:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
 from stoker.arguments import checked
-from stoker.arguments.other_libraries import OtherLibraries
 from stoker.cluster import World
 from stoker.display import with_article
 from stoker.errors import ConfigError
@@ -88,7 +87,7 @@ class Loader(Protocol[_Item_co]):
         ...
 
 
-class CloseOnExit(PickledByVersion, OtherLibraries):
+class CloseOnExit(PickledByVersion):
     """A base of stoker's loaders: ``close()`` is called at the end of a ``with`` block, and what they do can be traced."""
 
     instead_of_index: ClassVar[str] = (
@@ -106,6 +105,13 @@ class CloseOnExit(PickledByVersion, OtherLibraries):
 
         def __reversed__(self) -> NoReturn:
             raise ConfigError(f"{with_article(type(self).__name__)} is read forwards: {self.instead_of_index}")
+
+        # Of torch's datasets it makes a ChainDataset, of which nothing knows the state.
+        def __add__(self, _: object) -> NoReturn:
+            raise ConfigError(
+                f"{with_article(type(self).__name__)} can not be added to another with +: streams=[Stream(...), ...] of one "
+                "StreamingDataset mixes several sources; a StreamingParquetLoader takes the files of all in a list"
+            )
 
     @property
     def world(self) -> World:

@@ -13,7 +13,6 @@ from stoker.cluster import World
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
 from stoker.lazy import cached_property, told
 from stoker.loaders.dataset import StreamingDataset
-from stoker.loaders.dataset_methods.over_dataset import OverDataset
 from stoker.loaders.dataset_methods.settings import BatchSize
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.shard_checkpoints import ShardCheckpoints
@@ -44,7 +43,7 @@ from stoker.types import Ids, Transform
 __all__ = ["FILLER", "Adaptive", "Checkpoint", "StreamStats", "StreamingConfig", "StreamingShardLoader"]
 
 
-class StreamingShardLoader(ShardWork, ShardCheckpoints, OverDataset, CloseOnExit):
+class StreamingShardLoader(ShardWork, ShardCheckpoints, CloseOnExit):
     """Hands out one worker's samples, or batches, of a dataset.
 
     In lockstep (all partitions but :class:`~stoker.pipeline.workers.adaptive.Adaptive`) a worker's part follows from its

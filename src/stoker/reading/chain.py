@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from stoker.arguments import checked
-from stoker.arguments.other_libraries import METHODS, SHUFFLE, OtherLibraries
 from stoker.concurrency.user_code import runs_steps
 from stoker.errors import ConfigError
 from stoker.reading.chain_steps import BESIDE, PLAIN, Step, StepKind, change_columns
 from stoker.reading.step_methods import StepMethods
 
 
-class Chain(StepMethods, OtherLibraries):
+class Chain(StepMethods):
     """Steps that make samples, one after the other. A value: each method gives a new one.
 
     ``transform=`` of a dataset takes it, and ``dataset.map(f)`` adds to that of the dataset. Functions of a sample come
@@ -32,8 +31,6 @@ class Chain(StepMethods, OtherLibraries):
     """
 
     __slots__ = ("steps",)
-
-    instead_of_sum = "Chain([*first.steps, *second.steps]) has the steps of both"
 
     @checked
     def __init__(self, steps: Sequence[Step] = ()) -> None:
@@ -61,11 +58,6 @@ class Chain(StepMethods, OtherLibraries):
                     f"{self!r} has two steps of one name, {twice!r}, by which they are told apart: give one of them another, "
                     "such as name='second'"
                 )
-
-    def meant_by(self, name: str) -> str:
-        """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
-        found = SHUFFLE if name == "shuffle" else METHODS.get(name, "")
-        return found.replace("the constructor", "the constructor of the StreamingDataset that takes the chain")
 
     def _and(self, step: Step) -> Self:
         return type(self)((*self.steps, step))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from stoker.arguments import checked
-from stoker.arguments.other_libraries import OTHER_OF_MAP
 from stoker.errors import ConfigError
 from stoker.reading.chain_steps import Dropped, Generator, Missing, Other, Step
 from stoker.types import Batch
@@ -44,7 +43,7 @@ class StepMethods:
         """This chain or dataset with a further step."""
         raise NotImplementedError
 
-    @checked(**OTHER_OF_MAP)
+    @checked
     def map(self, function: Callable[[Any], Any], name: str | None = None) -> Self:
         """This chain or dataset with a further function of its samples.
 
@@ -61,7 +60,7 @@ class StepMethods:
         """
         return self._and(Step("map", _fitting_name(function, name, "map"), function))
 
-    @checked(**OTHER_OF_MAP)
+    @checked
     def random_map(
         self, function: Callable[[Any, Any], Any], name: str | None = None, *, generator: Generator = "numpy"
     ) -> Self:
@@ -85,7 +84,7 @@ class StepMethods:
         """
         return self._and(Step("random_map", _fitting_name(function, name, "random_map"), function, generator))
 
-    @checked(**OTHER_OF_MAP)
+    @checked
     def filter(
         self, function: Callable[[Any], Any], name: str | None = None, *, dropped: Dropped = "leave_out"
     ) -> Self:
@@ -109,7 +108,7 @@ class StepMethods:
         """
         return self._and(Step("filter", _name_of(function, name), function, dropped=dropped))
 
-    @checked(**OTHER_OF_MAP)
+    @checked
     def flat_map(self, function: Callable[[Any], Iterable[Any]], name: str | None = None) -> Self:
         """This chain or dataset with any number of samples, which a function makes of each.
 
@@ -128,7 +127,7 @@ class StepMethods:
         """
         return self._and(Step("flat_map", _name_of(function, name), function))
 
-    @checked(**OTHER_OF_MAP)
+    @checked
     def batch_map(self, function: Callable[[Batch], Batch], name: str | None = None) -> Self:
         """This chain or dataset with a function of whole batches.
 

@@ -7,12 +7,11 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.arguments import checked
-from stoker.arguments.other_libraries import METHODS, SHUFFLE, OtherLibraries
 from stoker.cache.base import CacheSettings
 from stoker.cache.disk.quota import divide_limit
 from stoker.cache.open_cache import check_memory
@@ -27,8 +26,6 @@ from stoker.index.index import Index, collector_paused
 from stoker.index.version import opening_time
 from stoker.order.mixture.weights import StreamWeight
 from stoker.policy import CACHE_DESCRIPTORS, INDEXES_AT_ONCE, USUAL_DESCRIPTORS, allow_descriptors
-from stoker.reading.chain import Chain
-from stoker.reading.chain_steps import StepKind
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import RetryPolicy
 from stoker.streams.subsets import Subset, as_subsets
@@ -60,7 +57,7 @@ MOVED: Final[Mapping[str, str]] = {
     **MOVED,
 )
 @dataclass(eq=False)
-class Stream(OtherLibraries):
+class Stream:
     """One of the streams of a dataset. ``None`` stands for the dataset's own setting.
 
     Subclasses may have arguments and attributes of their own. A dataset that opens a stream sets its ``proportion``,
@@ -161,13 +158,6 @@ class Stream(OtherLibraries):
         derived = proportion, choose / max(1, samples), choose
         self.proportion, self.repeat, self.choose = derived
         self._derived = given, derived
-
-    def meant_by(self, name: str) -> str:
-        """See :meth:`~stoker.arguments.other_libraries.OtherLibraries.meant_by`."""
-        found = SHUFFLE if name == "shuffle" else METHODS.get(name, "")
-        if name in get_args(StepKind) and hasattr(Chain, name):
-            found = f"use {name}()"
-        return found and f"it is of the StreamingDataset(streams=[...]) that reads it: {found}"
 
     @property
     def subsets(self) -> tuple[Subset, ...]:

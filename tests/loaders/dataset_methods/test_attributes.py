@@ -421,19 +421,6 @@ class Broken(StreamingDataset):
         raise AttributeError("inside of the property")
 
 
-def test_what_other_libraries_have_is_named_with_its_counterpart(root: Path) -> None:
-    dataset = StreamingDataset(root / "a" / "train")
-    for name, remedy in (
-        ("map_dict", "use map"),
-        ("take", "KeepIds"),
-        ("features", "inspect"),
-        ("oddity", "$"),
-    ):
-        assert not hasattr(dataset, name)
-        with pytest.raises(AttributeError, match=f"'StreamingDataset' object has no attribute '{name}.*{remedy}"):
-            getattr(dataset, name)
-
-
 def test_a_subclass_may_have_attributes_that_are_looked_up(root: Path) -> None:
     assert Mixed(root / "a" / "train").lazy_one == "lazy_one"
     for name in ("broken", "broken_once", "broken_here"):
