@@ -47,7 +47,6 @@ THREADS: Final = (
     "tests/concurrency",
     "tests/reading/test_shard_pool.py",
     "tests/order/mixture/test_stream_locator.py",
-    "tests/cluster/test_call_stack.py",
     "tests/formats/parquet/test_first_conversion.py",
 )
 

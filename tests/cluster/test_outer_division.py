@@ -19,8 +19,7 @@ import pytest
 from stoker import StreamingDataset, World, errors
 from stoker.cluster import LoaderWorker
 from stoker.cluster.call_stack import called_from
-from stoker.cluster.outer_division import outer_division
-from stoker.concurrency.global_lock import has_global_lock
+from stoker.cluster.outer_division import _OF_RANKS, outer_division
 from stoker.formats.mds.encodings import images
 from stoker.order.partition.partition import RoundRobin
 from stoker.pipeline.ranks.data_rank import DataRankFinder
@@ -137,7 +136,7 @@ def test_a_shard_around_another_iterable_gets_all_samples(accelerate: Any, datas
 
 
 class Ahead:
-    """Reads in a thread; ``make`` is called there."""
+    """Reads in a thread; ``make`` is called there. Its error is raised where samples are asked for."""
 
     def __init__(self, make: Any) -> None:
         self.make = make
@@ -149,11 +148,16 @@ class Ahead:
             try:
                 for sample in self.make():
                     read.put(sample)
-            finally:
+            except Exception as error:
+                read.put(error)
+            else:
                 read.put(None)
 
         threading.Thread(target=run, daemon=True).start()
-        return iter(read.get, None)
+        for sample in iter(read.get, None):
+            if isinstance(sample, Exception):
+                raise sample
+            yield sample
 
 
 @pytest.mark.parametrize("taken", [0, 1, 9])
@@ -171,19 +175,75 @@ def test_an_iteration_that_began_outside_of_a_wrapper_is_refused(
         assert len(ids(shard)) == 52
 
 
-@pytest.mark.skipif(not has_global_lock(), reason="a free-threaded Python can not look at other threads")
-def test_a_thread_reads_for_the_wrapper_that_waits_for_it(accelerate: Any, dataset: StreamingDataset) -> None:
-    shard = accelerate.IterableDatasetShard(Ahead(lambda: dataset), 4, 2, 0)
-    assert len({int(sample["id"]) for sample in shard}) == 52  # its 50, and those that fill its last batch
+def test_what_a_thread_reads_for_a_wrapper_is_refused_where_nobody_says_who_divides(
+    accelerate: Any, dataset: StreamingDataset, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrapper is not on the thread's stack."""
+
+    def kept(rank: int, world: World | None) -> list[int]:
+        monkeypatch.setenv("RANK", str(rank))
+        read = StreamingDataset(str(tmp_path), shuffle=True, batch_size=4, world=world)
+        return ids(accelerate.IterableDatasetShard(Ahead(lambda: read), 4, world_size, rank))
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    world_size = 2
+    with pytest.raises(
+        errors.ConfigError, match=r"accelerate.data_loader is imported, .* the 2 ranks .* world=World\(\) where"
+    ):
+        kept(0, None)
+    both = kept(0, World()) + kept(1, World())
+    assert len(both) == 104  # those with which the wrapper fills its last batch
+    assert set(both) == set(range(100))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    world_size = 1
+    assert sorted(kept(0, None)) == list(range(100))
 
 
-@pytest.mark.skipif(not has_global_lock(), reason="a free-threaded Python can not look at other threads")
-def test_a_thread_beside_a_wrapper_reads_for_itself(accelerate: Any, dataset: StreamingDataset, tmp_path: Any) -> None:
-    other = StreamingDataset(str(tmp_path), batch_size=4, world=World(0, 2))
+def test_a_thread_that_is_told_reads_its_own_part(
+    accelerate: Any, dataset: StreamingDataset, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a wrapper that divides for another; a thread needs not be told where no such package is imported."""
     training = iter(accelerate.IterableDatasetShard(dataset, 4, 2, 0))
     next(training)
+    other = StreamingDataset(str(tmp_path), batch_size=4, world=World(0, 2))
     assert len(ids(Ahead(lambda: other))) == 50
     assert len(list(training)) == 51
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in _OF_RANKS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert len(ids(Ahead(lambda: StreamingDataset(str(tmp_path), batch_size=4)))) == 50
+
+
+def test_a_thread_of_ray_is_the_one_that_trains(
+    accelerate: Any, dataset: StreamingDataset, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = ModuleType("ray")
+    exec("def train(function):\n    return list(function())", vars(ray))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    other = StreamingDataset(str(tmp_path), batch_size=4)
+    assert len(ids(Ahead(lambda: ray.train(lambda: other)))) == 50
+    shard = accelerate.IterableDatasetShard(other, 4, 2, 0)
+    assert len(list(Ahead(lambda: ray.train(lambda: shard)))) == 52
+
+
+@pytest.mark.parametrize("root", ["a_package.pipe", "webdataset.pipeline", "torch.utils.data.datapipes.iter"])
+def test_a_thread_of_a_worker_is_refused_where_the_package_around_it_may_divide(
+    dataset: StreamingDataset, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    pipe = type("Pipe", (), {"__module__": root})()
+    worker = SimpleNamespace(id=1, num_workers=2, seed=7, dataset=pipe)
+    monkeypatch.setattr(data, "get_worker_info", lambda: worker)
+    monkeypatch.setattr(images, "_at_once", False)  # put back after: a worker sets it for its whole process
+    alone = StreamingDataset(str(tmp_path), batch_size=4)
+    if root == "a_package.pipe":
+        assert len(ids(Ahead(lambda: alone))) == 48
+    else:
+        with pytest.raises(errors.ConfigError, match=r"one of 2 DataLoader workers, which .* num_workers=1 or 0"):
+            ids(Ahead(lambda: alone))
 
 
 def test_functions_in_c_between_are_noticed(accelerate: Any, dataset: StreamingDataset) -> None:

@@ -1,7 +1,8 @@
 """The ``datasets`` package around a dataset: which epoch it reads, and what it does that would lose samples without a word.
 
 Its ``IterableDataset`` over a generator that reads a dataset does not tell the dataset anything. But when it asks for
-samples, its methods are on the call stack.
+samples, its methods are on the call stack. Where it shuffles or interleaves it reads in threads, on whose stacks are only the
+innermost of them: of the epoch and of what divides among ranks they tell nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cluster.call_stack import callers, module_of
+from stoker.cluster.call_stack import callers, in_other_thread, module_of
 from stoker.cluster.outer_division import OuterDivision
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
@@ -23,7 +24,6 @@ __all__ = ["NamedEpoch", "named_epoch"]
 _DATASETS: Final = "datasets.iterable_dataset"
 _BUILDER: Final = "datasets.builder"
 _ACCELERATE: Final = "accelerate.data_loader"
-_MODULES: Final = frozenset({_DATASETS, _BUILDER, _ACCELERATE})
 # What seeds a generator that was given no seed has 128 bits; no seed that a user writes has.
 _DRAWN: Final = 1 << 64
 
@@ -33,11 +33,11 @@ class NamedEpoch:
     """The epoch in which an ``IterableDataset`` of the package reads.
 
     Attributes:
-        number: as ``set_epoch`` named it; 0 where nobody did.
+        number: as ``set_epoch`` named it; 0 where nobody did; ``None``: the package reads in a thread, and it is not known.
         resumes: whether it leaves out what came before a state of this epoch that it has loaded.
     """
 
-    number: int
+    number: int | None
     resumes: bool
 
 
@@ -54,7 +54,8 @@ def named_epoch(division: OuterDivision | None, ranks: int) -> NamedEpoch | None
     if _DATASETS not in sys.modules or in_user_code():
         return None
     found: Any = None
-    for frame in callers(_MODULES.__contains__):
+    resumes = reads = False
+    for frame in callers():
         module = module_of(frame)
         one: Any = frame.f_locals.get("self")
         if module == _BUILDER and ranks > 1:
@@ -70,6 +71,11 @@ def named_epoch(division: OuterDivision | None, ranks: int) -> NamedEpoch | None
                 _check_seeds(getattr(one, "_ex_iterable", None), division)
             if found is None or one.epoch:
                 found = one
+        if module == _DATASETS:
+            reads = True
+            resumes = resumes or bool(frame.f_locals.get("shard_example_idx_start"))
+    if found is None and reads and in_other_thread():
+        return NamedEpoch(None, resumes)
     if found is None:
         return None
     state = getattr(found, "_starting_state_dict", None) or {}

@@ -4,7 +4,7 @@ accelerate, and transformers with it, put such wrappers around every ``IterableD
 each rank reads all and keeps its slice, and ``DataLoaderDispatcher``, with which rank 0 reads all and sends slices. So does
 ``split_dataset_by_node`` of the ``datasets`` package. A dataset is not told. But when it is asked for samples or for its
 length, the wrapper's method is on the call stack: it calls the loader that calls the dataset. That holds in forked workers
-too, as a fork keeps the stack, and in threads, see :mod:`stoker.cluster.call_stack`.
+too, as a fork keeps the stack. In a thread that reads for a wrapper it is not: see :func:`may_divide`.
 
 Other wrappers divide what has been divided already: ``sharding_filter`` of torch's datapipes, ``split_by_node`` and
 ``split_by_worker`` of webdataset. They are refused.
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
-from stoker.cluster.call_stack import callers, module_of
+from stoker.cluster.call_stack import callers, in_other_thread, module_of
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
-__all__ = ["REMEDY", "OuterDivision", "outer_division", "skipped_batches"]
+__all__ = ["REMEDY", "OuterDivision", "may_divide", "outer_division", "skipped_batches"]
 
 REMEDY: Final = (
     "let each rank read its own part: accelerate.data_loader.prepare_data_loader(loader, accelerator.device, "
@@ -36,9 +36,11 @@ _DATASETS: Final = "datasets.iterable_dataset"
 _SHARDS: Final = ((_ACCELERATE, "IterableDatasetShard"), ("transformers.trainer_pt_utils", "IterableDatasetShard"))
 _PIPES: Final = "torch.utils.data.datapipes.iter.sharding"
 _WEBDATASET: Final = "webdataset.shardlists"
+_OF_WORKERS: Final = ("datasets", "webdataset", "torch.utils.data.datapipes")
 # Functions that divide, and their variable that says among how many.
 _SPLITTERS: Final = {"split_by_node": "world_size", "split_by_worker": "num_workers"}
-_MODULES: Final = frozenset({_DATASETS, _PIPES, _WEBDATASET, *(module for module, _ in _SHARDS)})
+_OF_RANKS: Final = (*(module for module, _ in _SHARDS), _DATASETS, _WEBDATASET)
+_MODULES: Final = frozenset({_PIPES, *_OF_RANKS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def outer_division() -> OuterDivision | None:
     found: Any = None
     division: OuterDivision | None = None
     direct = True
-    for frame in callers(_MODULES.__contains__):
+    for frame in callers():
         module = module_of(frame)
         _check_not_divided_again(module, frame)
         one = _wrapper(module, frame)
@@ -97,9 +99,25 @@ def outer_division() -> OuterDivision | None:
     return division
 
 
+def may_divide() -> str | None:
+    """The module of a wrapper that may divide, unseen, among ranks what this thread reads for another; ``None``: none may."""
+    loaded = next((name for name in _OF_RANKS if name in sys.modules), None)
+    return loaded if loaded is not None and in_other_thread() and not in_user_code() else None
+
+
+def divides_among_workers() -> str | None:
+    """The package of the loader's dataset, where that may divide among workers what this thread reads in one of them."""
+    data = sys.modules.get("torch.utils.data")
+    info = None if data is None else data.get_worker_info()
+    if info is None or not in_other_thread() or in_user_code():
+        return None
+    modules = [f"{kind.__module__}." for kind in type(info.dataset).__mro__]
+    return next((one for one in _OF_WORKERS if any(name.startswith(f"{one}.") for name in modules)), None)
+
+
 def skipped_batches() -> int:
     """Batches that a loader of accelerate leaves out of the epoch that it begins to read now (``skip_first_batches``)."""
-    frames = (frame for frame in callers(_ACCELERATE.__eq__) if module_of(frame) == _ACCELERATE)
+    frames = (frame for frame in callers() if module_of(frame) == _ACCELERATE)
     return max((int(getattr(frame.f_locals.get("self"), "skip_batches", 0)) for frame in frames), default=0)
 
 
@@ -130,7 +148,7 @@ def _wrapper(module: str, frame: FrameType) -> Any:
     one = frame.f_locals.get("self")
     if module == _DATASETS:  # an IterableDataset over us, of split_dataset_by_node
         return one if getattr(one, "_distributed", None) is not None else None
-    # Not isinstance: a loader of accelerate that another thread makes just now has no attributes yet, not even its class.
+    # Not isinstance: a loader of accelerate that is being made has no attributes yet, not even its class.
     return one if issubclass(type(one), _shards()) or _is_dispatcher(one) else None
 
 

@@ -357,6 +357,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
 
     def _batches(self) -> Iterator[LMBatch]:
         worker, data_rank = LoaderWorker.detect(), self._data_rank()
+        self._rank_finder.check_thread(self._rank_finder.division())
         point, begun, _ = self._resume.begin(worker, data_rank)
         if point.partial:
             raise ConfigError(

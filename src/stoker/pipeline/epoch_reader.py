@@ -34,6 +34,7 @@ from stoker.pipeline.iteration_checks import (
     check_positions,
     check_sample_steps,
     check_skipped,
+    tell_of_counting,
     tell_of_filling,
     tell_of_padding,
     tell_of_sending,
@@ -63,7 +64,7 @@ if TYPE_CHECKING:  # most datasets need none of it
 _Columns = TypeVar("_Columns", Batch, BatchGroup)
 
 # Matters that are told once, not in each epoch by each worker of a DataLoader.
-_SENDS, _FILLS, _PADS = range(3)
+_SENDS, _FILLS, _PADS, _COUNTS = range(4)
 
 _LOOK_AGAIN: Final = 2
 """Batch before which it is looked again for a wrapper that divides, as before each power of two; an epoch that has fewer
@@ -241,9 +242,14 @@ class EpochReader(RankEpochs):
             # What the wrapper divides are batches of this size, not samples.
             division = replace(division, batch_size=None, requests=division.ranks, kept=None)
         self._division = self._counted_for = division
-        self._rank_finder.check_prepared(division)
         world = self._rank_finder.world
-        self._resume.follow(named_epoch(division, world.world_size))
+        named = named_epoch(division, world.world_size)
+        counts = named is not None and named.number is None
+        self._rank_finder.check_thread(division, of_datasets=counts)
+        self._rank_finder.check_prepared(division)
+        self._resume.follow(named)
+        if counts and self._resume.first_to_tell(_COUNTS):
+            tell_of_counting()
         self._read_ahead = called_from("accelerate.data_loader")
         if division is not None and division.sends and not division.direct and worker.count > 1:
             raise ConfigError(

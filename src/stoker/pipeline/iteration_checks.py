@@ -183,6 +183,15 @@ def tell_of_filling(epoch: int, division: OuterDivision, samples: int) -> None:
     )
 
 
+def tell_of_counting() -> None:
+    """Log that an epoch that the ``datasets`` package may have been told is not known here."""
+    logger.warning(
+        "the datasets package reads in a thread here, as for shuffle() and interleave_datasets(), and which epoch "
+        "set_epoch(epoch) of its IterableDataset named is not seen: the StreamingDataset counts epochs itself, unless its "
+        "own set_epoch(epoch) is called, too"
+    )
+
+
 def tell_of_padding(epoch: int, plan: Plan, sample_order: SampleOrder) -> None:
     """Log that the order repeats samples."""
     native = "like" not in sample_order.as_dict()["order"]  # mosaicml orders always repeat some

@@ -5,7 +5,7 @@ else rank 0 dispatches), ``split`` (``split_batches``), ``own``
 (divided by the dataset alone), ``stateful``, ``drop_last``, ``spawn``, ``static`` (a
 partition that gives each rank its part), ``parquet`` (StreamingParquetLoader); and between loader and dataset ``ahead`` (a
 thread that reads ahead), ``map`` (a function in C), ``chain`` (two datasets, one after the other), ``there`` (it is
-opened where it is read; ``told`` that accelerate divides); ``tp`` (a
+opened where it is read), each ``told`` that accelerate divides, or not; ``tp`` (a
 device mesh along which all ranks read the same), ``replicated`` (the dataset knows).
 """
 
@@ -44,11 +44,16 @@ class Ahead(IterableDataset[Any]):
             try:
                 for sample in self.dataset:
                     read.put(sample)
-            finally:
+            except Exception as error:
+                read.put(error)
+            else:
                 read.put(None)
 
         threading.Thread(target=run, daemon=True).start()
-        return iter(read.get, None)
+        for sample in iter(read.get, None):
+            if isinstance(sample, Exception):
+                raise sample
+            yield sample
 
 
 class Mapped(IterableDataset[Any]):
@@ -90,6 +95,7 @@ def main() -> None:
         batch_size=batch_size,
         partition=partition,
         replication=2 if "replicated" in words else None,
+        world=World() if "told" in words else None,
     )
     if "there" in words:
         dataset = MadeThere(options.data, batch_size, World() if "told" in words else None)

@@ -54,8 +54,8 @@ def run(data: Path, variant: str, workers: int, *more: object, ranks: int = 2) -
         ("parquet", 2, 100, 0),
         ("columnar own drop_last", 2, 96, 0),
         ("loader shard", 0, 100, 4),
-        ("ahead", 0, 100, 0),
-        ("ahead shard", 2, 100, 4),
+        ("ahead told", 0, 100, 0),
+        ("ahead told shard", 1, 100, 4),
         ("map shard", 0, 100, 4),
         ("chain", 1, 100, 0),
         ("there told spawn", 1, 100, 0),
@@ -81,6 +81,21 @@ def test_what_would_lose_samples_is_refused(data: Path, variant: str, said: str)
     seen = run(data, variant, 0)
     assert said in seen.error
     assert "num_processes=1" in seen.error
+
+
+@pytest.mark.parametrize(
+    ("variant", "workers", "said"),
+    [
+        ("ahead", 0, "world=World() where a wrapper divides"),
+        ("ahead shard", 2, "world=World() where a wrapper divides"),
+        ("ahead told", 2, "one of 2 DataLoader workers, which accelerate.data_loader may divide"),
+    ],
+)
+def test_a_thread_between_is_refused_where_who_divides_is_not_known(
+    data: Path, variant: str, workers: int, said: str
+) -> None:
+    """accelerate is not on the thread's stack."""
+    assert said in run(data, variant, workers).error.replace("\n", " ")
 
 
 def test_a_dataset_made_in_a_spawned_worker_is_refused_where_nobody_says_who_divides(data: Path) -> None:

@@ -27,13 +27,16 @@ def test_no_sample_is_lost_among_workers(data: Path, workers: int) -> None:
     assert sorted(ids(loader)) == list(range(100))
 
 
-def test_ranks_get_different_samples(data: Path) -> None:
+@pytest.mark.parametrize("shuffles", [False, True])
+def test_ranks_get_different_samples(data: Path, *, shuffles: bool) -> None:
     seen = []
     for rank in range(2):
         dataset = StreamingDataset(str(data), shuffle=True, batch_size=4, world=World(rank, 2))
         wrapped = datasets.IterableDataset.from_generator(lambda dataset=dataset: iter(dataset))
         assert len(ids(wrapped)) == 50
         dataset.set_epoch(0)
+        if shuffles:
+            wrapped = wrapped.shuffle(seed=1, buffer_size=10, max_buffer_input_shards=1)
         seen += ids(split_dataset_by_node(wrapped, rank=rank, world_size=2))
     assert sorted(seen) == list(range(100))
 
@@ -41,35 +44,72 @@ def test_ranks_get_different_samples(data: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("made", ["before", "in the thread"])
 @pytest.mark.parametrize("way", ["shuffle", "map and shuffle", "interleave"])
-def test_threads_of_the_package_read_for_its_division(data: Path, way: str, made: str, workers: int) -> None:
-    """It fetches in threads where it shuffles or interleaves: the division is not on their stacks."""
+def test_threads_of_the_package_read_the_whole_or_are_refused(data: Path, way: str, made: str, workers: int) -> None:
+    """It fetches in threads where it shuffles or interleaves: its division is not on their stacks."""
 
-    def stream(rank: int) -> datasets.IterableDataset:
+    def stream(world: World | None) -> datasets.IterableDataset:
         def make() -> StreamingDataset:
-            return StreamingDataset(str(data), columns=["id"], shuffle=True, batch_size=4, world=World(rank, 2))
+            return StreamingDataset(str(data), columns=["id"], shuffle=True, batch_size=4, world=world)
 
         if made == "before":
             dataset = make()
             return datasets.IterableDataset.from_generator(lambda: iter(dataset))
         return datasets.IterableDataset.from_generator(lambda: iter(make()))
 
-    def wrapped(rank: int) -> datasets.IterableDataset:
+    def wrapped(world: World | None) -> datasets.IterableDataset:
         if way == "interleave":
-            return datasets.interleave_datasets([stream(rank), stream(rank)])
-        found = stream(rank)
+            return datasets.interleave_datasets([stream(world), stream(world)])
+        found = stream(world)
         if way == "map and shuffle":
             found = found.map(lambda sample: {"id": sample["id"]})
         return found.shuffle(buffer_size=10, seed=1)
 
-    alone, divided = [], []
+    def loader(stream: datasets.IterableDataset) -> Any:
+        return DataLoader(stream, batch_size=None, num_workers=workers)
+
+    divided = []
     for rank in range(2):
-        loader: Any = DataLoader(wrapped(rank), batch_size=None, num_workers=workers)
-        alone += ids(loader)
-        loader = DataLoader(split_dataset_by_node(wrapped(rank), rank, 2), batch_size=None, num_workers=workers)
-        divided += ids(loader)
-    for seen in (alone, divided):
+        divided += ids(loader(split_dataset_by_node(wrapped(World()), rank, 2)))
+        with pytest.raises(
+            ConfigError, match=r"among the 2 ranks can not be seen.*The datasets package .* world=World\(\)"
+        ):
+            ids(loader(wrapped(World(rank, 2))))
+    for seen in (divided, ids(loader(wrapped(None)))):
         assert sorted(set(seen)) == list(range(100))
         assert len(seen) in ((198, 199, 200) if way == "interleave" else (100,))  # it ends with the first that ends
+
+
+def test_the_epoch_is_counted_where_the_package_reads_in_a_thread(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """``set_epoch`` of its dataset is not seen there, and that of ours names it."""
+
+    def made() -> StreamingDataset:
+        return StreamingDataset(str(data), columns=["id"], shuffle=True)
+
+    def alone(dataset: StreamingDataset) -> datasets.IterableDataset:
+        """In the dataset's order, from a thread; the package looks at a first sample, which begins an epoch."""
+        one = datasets.IterableDataset.from_generator(lambda: iter(dataset))
+        return datasets.interleave_datasets([one], stopping_strategy="all_exhausted_without_replacement")
+
+    dataset, plain = made(), made()
+    stream, epochs = alone(dataset), [ids(plain) for _ in range(4)]
+    assert [ids(stream) for _ in range(2)] == epochs[1:3]
+    assert caplog.text.count("set_epoch(epoch) of its IterableDataset named is not seen") == 1
+    taken = iter(stream)
+    begun = [int(next(taken)["id"]) for _ in range(30)]
+    state = stream.state_dict()
+    del taken
+    for epoch in (3, 1):
+        dataset = made()
+        stream = alone(dataset)
+        stream.load_state_dict(state)
+        dataset.set_epoch(epoch)
+        assert (begun + ids(stream) == epochs[3]) is (epoch == 3)
+    stream = alone(made())
+    stream.load_state_dict(state)
+    with pytest.raises(
+        StateError, match=r"and of the StreamingDataset, which it reads in a thread. This would be epoch 1"
+    ):
+        ids(stream)
 
 
 def read_all(parts: Any) -> Any:
@@ -83,7 +123,7 @@ def read_all(parts: Any) -> Any:
         ("list", "accelerate deals out|takes a list in gen_kwargs"),
         ("concatenate", "accelerate deals out the sources"),
         ("shuffle", "has no seed, so that each rank draws"),
-        ("interleave", "has no seed, so that each rank draws"),
+        ("interleave", "can not be seen"),
         ("shard", "takes a list in gen_kwargs for sources"),
         ("tuple", ""),
         ("whole", ""),
@@ -107,7 +147,7 @@ def test_what_would_lose_samples_without_a_word_is_refused(data: Path, way: str,
         elif way == "interleave":
             stream = datasets.interleave_datasets(parts, probabilities=[0.5, 0.5])
         elif way == "shuffle":
-            stream = parts[0].shuffle(buffer_size=10)
+            stream = parts[0].shuffle(buffer_size=10, max_buffer_input_shards=1)
         elif way == "shard":
             stream = listed.shard(2, rank)
         loader: Any = DataLoader(stream, batch_size=4)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, TypeAlias
+import threading
+from typing import Any, Final, TypeAlias
 
 from stoker.cluster import LoaderWorker, World
-from stoker.cluster.call_stack import called_from
+from stoker.cluster.call_stack import called_from, in_other_thread
 from stoker.cluster.mesh import DeviceMesh, Mesh, model_parallel
-from stoker.cluster.outer_division import OuterDivision, outer_division
+from stoker.cluster.outer_division import OuterDivision, divides_among_workers, may_divide, outer_division
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
@@ -17,6 +18,16 @@ from stoker.pipeline.ranks.rank_comparison import RankComparison
 
 Replication: TypeAlias = int | Mesh | DeviceMesh
 """The ranks that read the same samples: so many consecutive ones, or those that a mesh says."""
+
+_OF_THREADS: Final = (
+    "Read in the main thread; or say it: world=World() where a wrapper divides, world=World.detect() where each rank reads "
+    "its own part"
+)
+_OF_DATASETS: Final = (
+    "The datasets package reads in threads for interleave_datasets(), and for shuffle() but with max_buffer_input_shards=1: "
+    "let the StreamingDataset shuffle and mix (shuffle=True, streams=[Stream(...), ...]); or give it world=World(), with "
+    "which each rank reads all, let split_dataset_by_node or a trainer divide, and give the same seed= on all ranks"
+)
 
 
 class DataRankFinder:
@@ -123,6 +134,31 @@ class DataRankFinder:
                 "data=[...]) or the number of ranks that read the same; or, where each is to read its own, with world="
             )
 
+    def check_thread(self, division: OuterDivision | None, *, of_datasets: bool = False) -> None:
+        """See that it is known who divides what another thread than the main one reads.
+
+        Args:
+            division: the wrapper's, if one divides.
+            of_datasets: whether it is a thread of the ``datasets`` package.
+
+        Raises:
+            ConfigError: a package is imported that may divide, unseen from here, and ``world`` does not tell.
+        """
+        wrapper, worker = (may_divide(), LoaderWorker.detect()) if division is None else (None, LoaderWorker())
+        said = ""
+        if wrapper is not None and (of_datasets or self._given is None) and (ranks := self.world.world_size) > 1:
+            remedy = _OF_DATASETS if of_datasets else _OF_THREADS
+            said = (
+                f"{wrapper} is imported, and who divides samples among the {ranks} ranks can not be seen here. {remedy}"
+            )
+        elif worker.count > 1:
+            # accelerate's dispatcher needs batches that are equally long from all workers.
+            whole = wrapper is not None and self._given == World() and World.detect().world_size > 1
+            if package := divides_among_workers() or (wrapper if whole else None):
+                said = f"it is one of {worker.count} DataLoader workers, which {package} may divide: use num_workers=1 or 0"
+        if said:
+            raise ConfigError(f"this dataset is read in the thread {threading.current_thread().name!r}: {said}")
+
     def _check_made_in_worker(self) -> None:
         """See that this dataset was not made in a spawned DataLoader worker, where its loader may be one of accelerate's.
 
@@ -134,7 +170,7 @@ class DataRankFinder:
         if (
             LoaderWorker.detect().token is not None
             and ("accelerate" in sys.modules or any(name.startswith("ACCELERATE_") for name in os.environ))
-            and called_from("multiprocessing.spawn")
+            and (called_from("multiprocessing.spawn") or in_other_thread())
             and self.world.world_size > 1
         ):
             raise ConfigError(

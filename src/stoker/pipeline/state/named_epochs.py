@@ -63,6 +63,7 @@ class NamedEpochs:
             said = (
                 "the datasets package leaves out the samples of an epoch that came before its state, and does not say which "
                 "epoch: call set_epoch(epoch) of its IterableDataset before each epoch"
+                + ("" if epoch.number is not None else ", and of the StreamingDataset, which it reads in a thread")
             )
             if upcoming:
                 raise StateError(f"{said}. This would be epoch {upcoming}")
