@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE
 from stoker import StreamingDataset, World, errors
 from stoker.cluster import LoaderWorker
 from stoker.cluster.call_stack import called_from
@@ -403,3 +404,32 @@ def test_a_package_is_found_on_the_stack(accelerate: Any) -> None:
     shard = accelerate.IterableDatasetShard([], 4, 2, 1)
     assert shard.ask(lambda: called_from("accelerate.data_loader"))
     assert not called_from("accelerate.data_loader")
+
+
+def test_on_one_rank_a_thread_of_one_s_own_reads_ahead_of_training(
+    tmp_path: Any, accelerate: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a loader of accelerate that waits for it has handed out, and leaves out, is not seen."""
+    make_dataset(tmp_path, 100)
+    read, told = (
+        StreamingDataset(str(tmp_path), batch_size=4),
+        StreamingDataset(str(tmp_path), batch_size=4, world=World()),
+    )
+
+    def in_thread(dataset: StreamingDataset) -> list[int]:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.extend(ids(itertools.islice(dataset, 10))))
+        thread.start()
+        thread.join(PATIENCE)
+        return found
+
+    assert in_thread(read) == list(range(10))
+    with pytest.raises(errors.StateError, match=r"state_dict\(num_samples=...\).*give the dataset world="):
+        read.state_dict()
+    read.load_state_dict(read.state_dict(num_samples=8))
+    assert in_thread(read) == list(range(8, 18))
+    assert caplog.text.count("skip_first_batches is not seen") == 1
+    assert in_thread(told) == list(range(10))
+    told.load_state_dict(told.state_dict())
+    assert in_thread(told) == list(range(10, 20))
+    assert caplog.text.count("skip_first_batches is not seen") == 1

@@ -22,7 +22,7 @@ from stoker.cluster.call_stack import callers, in_other_thread, module_of
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
-__all__ = ["REMEDY", "OuterDivision", "may_divide", "outer_division", "skipped_batches"]
+__all__ = ["REMEDY", "OuterDivision", "may_divide", "may_read_ahead", "outer_division", "skipped_batches"]
 
 REMEDY: Final = (
     "let each rank read its own part: accelerate.data_loader.prepare_data_loader(loader, accelerator.device, "
@@ -103,6 +103,11 @@ def may_divide() -> str | None:
     """The module of a wrapper that may divide, unseen, among ranks what this thread reads for another; ``None``: none may."""
     loaded = next((name for name in _OF_RANKS if name in sys.modules), None)
     return loaded if loaded is not None and in_other_thread() and not in_user_code() else None
+
+
+def may_read_ahead() -> bool:
+    """Whether a loader of accelerate may wait, unseen, for what this thread reads, and read ahead or leave batches out."""
+    return _ACCELERATE in sys.modules and in_other_thread() and not in_user_code()
 
 
 def divides_among_workers() -> str | None:

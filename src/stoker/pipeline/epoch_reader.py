@@ -14,7 +14,7 @@ import numpy as np
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.datasets_package import named_epoch
-from stoker.cluster.outer_division import OuterDivision
+from stoker.cluster.outer_division import OuterDivision, may_read_ahead
 from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.spans.recorder import WaitClock, recorder
 from stoker.errors import ConfigError
@@ -38,6 +38,7 @@ from stoker.pipeline.iteration_checks import (
     tell_of_filling,
     tell_of_padding,
     tell_of_sending,
+    tell_of_skipping,
 )
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.pipeline.joins.sample_steps import SampleSteps, make_reader, make_steps
@@ -64,7 +65,7 @@ if TYPE_CHECKING:  # most datasets need none of it
 _Columns = TypeVar("_Columns", Batch, BatchGroup)
 
 # Matters that are told once, not in each epoch by each worker of a DataLoader.
-_SENDS, _FILLS, _PADS, _COUNTS = range(4)
+_SENDS, _FILLS, _PADS, _COUNTS, _SKIPS = range(5)
 
 _LOOK_AGAIN: Final = 2
 """Batch before which it is looked again for a wrapper that divides, as before each power of two; an epoch that has fewer
@@ -250,7 +251,8 @@ class EpochReader(RankEpochs):
         self._resume.follow(named)
         if counts and self._resume.first_to_tell(_COUNTS):
             tell_of_counting()
-        self._read_ahead = called_from("accelerate.data_loader")
+        unseen = not self._rank_finder.given and may_read_ahead()
+        self._read_ahead = unseen or called_from("accelerate.data_loader")
         if division is not None and division.sends and not division.direct and worker.count > 1:
             raise ConfigError(
                 f"{division.wrapper} loses samples of DataLoader workers whose batches are not equally long before the "
@@ -307,6 +309,8 @@ class EpochReader(RankEpochs):
         run = self._resume.run(point, data_rank)
         if self._read_ahead:
             check_skipped(point, run.plan, division)
+            if point.position and not called_from("accelerate.data_loader") and self._resume.first_to_tell(_SKIPS):
+                tell_of_skipping(point)
         again = 0 if division is None or self._rank_finder.world.rank else repeated_by_wrapper(run.plan, division)
         if again and division is not None and self._resume.first_to_tell(_FILLS):
             tell_of_filling(point.epoch, division, again)

@@ -192,6 +192,16 @@ def tell_of_counting() -> None:
     )
 
 
+def tell_of_skipping(point: EpochPosition) -> None:
+    """Log that batches may be left out twice: by the state that is resumed, and by a loader that is not seen."""
+    logger.warning(
+        "a state at position %d of epoch %d is resumed in a thread, where accelerate's skip_first_batches is not seen: "
+        "do not call it, as the state leaves out what came before; world= says that no loader of accelerate is around",
+        point.position,
+        point.epoch,
+    )
+
+
 def tell_of_padding(epoch: int, plan: Plan, sample_order: SampleOrder) -> None:
     """Log that the order repeats samples."""
     native = "like" not in sample_order.as_dict()["order"]  # mosaicml orders always repeat some
