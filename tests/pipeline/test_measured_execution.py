@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.pipeline.execution.estimate import Burst, Costs
+from stoker.pipeline.execution.measured import Burst, Costs
 
 MS = 1_000_000
 

@@ -18,8 +18,7 @@ import pytest
 
 from stoker import StreamingDataset, Where
 from stoker.errors import StateError
-from stoker.streams.conditions import chosen_ids
-from stoker.streams.function_hash import hash_function
+from stoker.streams.conditions import chosen_ids, hash_function
 from support import open_parquet
 
 SOURCE = """
@@ -113,7 +112,7 @@ def test_values_that_hold_themselves_come_to_an_end() -> None:
 def test_the_hash_is_the_same_in_other_processes(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SOURCE)
     code = (
-        "import mine; from stoker.streams.function_hash import hash_function\n"
+        "import mine; from stoker.streams.conditions import hash_function\n"
         f"for name in {FUNCTIONS!r}: print(hash_function(eval('mine.' + name)))"
     )
     found = set()

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, StateError
 from stoker.order import ShardTable
-from stoker.order.partition.owner_of_value import class_counts, hashed_owners
 from stoker.order.partition.partition import (
     Contiguous,
     Elastic,
@@ -27,6 +26,7 @@ from stoker.order.partition.partition import (
     Stratified,
     partition_from_dict,
 )
+from stoker.order.partition.strategies import class_counts, hashed_owners
 from stoker.order.selection.selection import Everything, Listed, Selection, Split, dense_starts
 from stoker.types import Ids
 
@@ -88,7 +88,7 @@ def test_parts_are_disjoint_and_complete_and_as_large_as_was_said(
     partition = data.draw(strategies(total, world))
     labels = np.random.default_rng(total).integers(0, 5 * world, table.total).astype(np.uint64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.order.partition.owner_of_value._CHUNK", chunk)
+        patch.setattr("stoker.order.partition.strategies._CHUNK", chunk)
         try:
             sizes = partition.sizes(table, whole, world, labels)
         except ConfigError as error:
@@ -205,7 +205,7 @@ def test_each_rank_has_its_share_of_each_class(
     names = np.array(data.draw(st.lists(st.integers(-99, 99), min_size=classes, max_size=classes, unique=True)))
     labels = names[np.random.default_rng(classes).integers(0, classes, table.total)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.order.partition.owner_of_value._CHUNK", chunk)
+        patch.setattr("stoker.order.partition.strategies._CHUNK", chunk)
         parts = [
             labels[ids_of(table, Stratified("class").part(table, whole, rank, world, labels))] for rank in range(world)
         ]

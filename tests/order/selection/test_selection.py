@@ -25,9 +25,9 @@ from stoker.order.selection.selection import (
     Span,
     Split,
     Without,
+    below_fraction,
     dense_starts,
 )
-from stoker.order.selection.stable_split import below_fraction
 from stoker.types import Ids
 
 

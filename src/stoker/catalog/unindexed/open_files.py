@@ -13,11 +13,13 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import unquote
 
 from stoker.arguments import check_argument
 from stoker.cache.base import CacheSettings, ShardCache
@@ -30,7 +32,6 @@ from stoker.catalog.unindexed.files_location import Files, FilesLocation
 from stoker.catalog.unindexed.find_files import SourceFiles, find_files
 from stoker.catalog.unindexed.inspect_headers import FetchedFiles, HeaderReader
 from stoker.catalog.unindexed.many_objects import ManyObjects, many_objects
-from stoker.catalog.unindexed.partitions import kinds_of, partitions_of
 from stoker.catalog.unindexed.plain_files import are_plain, plain_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.base import ShardInfo
@@ -45,6 +46,54 @@ from stoker.index.index import Index
 from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
 from stoker.storage.recorded_versions import version_of_files
 from stoker.types import StorageOptions
+
+# How Hive spells a null in a directory's name.
+_HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]{0,17}")
+
+
+def partitions_of(keys: Sequence[str], where: str) -> dict[str, Partition]:
+    """Names and values that folders of the form ``name=value`` tell, by each file's key.
+
+    Values are integers where all of a name are, else text.
+
+    Raises:
+        IndexFileError: files are partitioned by different names.
+    """
+    raw: list[dict[str, str | None]] = []
+    for key in keys:
+        values: dict[str, str | None] = {}
+        for part in key.split("/")[:-1]:
+            name, equals, value = part.partition("=")
+            if equals and name:
+                values[unquote(name)] = None if value == _HIVE_NULL else unquote(value)
+        raw.append(values)
+        if values.keys() != raw[0].keys():
+            raise IndexFileError(
+                f"{where}: {keys[0]} is partitioned by {', '.join(raw[0]) or 'nothing'}, {key} by "
+                f"{', '.join(values) or 'nothing'}: open them apart, or name the files in a list with hive=False"
+            )
+    numeric = {name for name in (raw[0] if raw else {}) if all(_is_integer(values[name]) for values in raw)}
+    return {
+        key: tuple((name, _typed(value, name in numeric)) for name, value in values.items())
+        for key, values in zip(keys, raw, strict=True)
+    }
+
+
+def kinds_of(partitions: Mapping[str, Partition]) -> dict[str, str]:
+    """Types of the partitions' columns."""
+    first = dict(next(iter(partitions.values()), ()))
+    whole = {name for name in first if all(isinstance(dict(one)[name], int | None) for one in partitions.values())}
+    return {name: "int64" if name in whole else "string" for name in first}
+
+
+def _is_integer(value: str | None) -> bool:
+    return value is None or _INTEGER.fullmatch(value) is not None
+
+
+def _typed(value: str | None, numeric: bool) -> Any:
+    return int(value) if numeric and value is not None else value
+
 
 logger = logging.getLogger(__name__)
 
@@ -301,7 +350,7 @@ class _Wanted:
         return f"{self.reader.name}.{digest}.npz"
 
     def partitions(self, found: SourceFiles) -> dict[str, Partition]:
-        """Columns that folders' names give to files; see :mod:`stoker.catalog.unindexed.partitions`."""
+        """Columns that folders' names give to files; see :mod:`stoker.catalog.unindexed.open_files`."""
         if not self.reader.row_groups or not self.options.get("hive", True):
             return {}
         return partitions_of([file.key for file in found.files], found.source.root)

@@ -3,26 +3,101 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
-from stoker.integers import mix
-from stoker.order.partition.owner_of_value import (
-    Owners,
-    class_counts,
-    hashed_owners,
-    owned,
-    owned_counts,
-    stratified_owners,
-)
-from stoker.order.selection.selection import Residues, Selection, Span
+from stoker.integers import mix, mix_array
+from stoker.order.selection.selection import Everything, Numbered, Residues, Selection, Span, dense_starts
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids, Nulls
+
+Owners: TypeAlias = Iterator[tuple[int, Ids]]
+
+_CHUNK = 1 << 20
+
+
+def hashed_owners(
+    table: ShardTable, whole: Selection, labels: Array, partitions: int, world_size: int, key: int
+) -> Owners:
+    """Owners by hash of the label: partition ``hash % partitions``, which goes to rank ``partition % world_size``."""
+    for first, values in _along(table, whole, labels):
+        yield first, (mix_array(key, values) % np.uint64(partitions) % np.uint64(world_size)).astype(np.int64)
+
+
+def stratified_owners(
+    table: ShardTable, whole: Selection, labels: Array, counts: dict[int, int], world_size: int
+) -> Owners:
+    """Owners by dealing the samples, sorted by label and then by number, to the ranks in turn.
+
+    Args:
+        table: the shards.
+        whole: what is dealt.
+        labels: of all samples of the table.
+        counts: :func:`class_counts` of the same.
+        world_size: number of ranks.
+    """
+    classes = np.array(list(counts), dtype=labels.dtype)
+    sizes = np.array(list(counts.values()), dtype=np.int64)
+    dealt = np.cumsum(sizes) - sizes
+    narrow = np.min_scalar_type(max(classes.size - 1, 0))  # NumPy sorts short integers by radix
+    for first, values in _along(table, whole, labels):
+        number = np.searchsorted(classes, values).astype(narrow)
+        order = np.argsort(number, kind="stable")
+        here = np.bincount(number, minlength=classes.size)
+        # The samples of a class in this chunk, in order, follow those of earlier chunks.
+        turn = np.empty(number.size, dtype=np.int64)
+        turn[order] = np.arange(number.size) + np.repeat(dealt - (np.cumsum(here) - here), here)
+        dealt += here
+        yield first, turn % world_size
+
+
+def class_counts(table: ShardTable, whole: Selection, labels: Array) -> dict[int, int]:
+    """Samples of each label that occurs, by rising label."""
+    counts: dict[int, int] = {}
+    for _, values in _along(table, whole, labels):
+        found, times = np.unique(values, return_counts=True)
+        for label, count in zip(found.tolist(), times.tolist(), strict=True):
+            counts[label] = counts.get(label, 0) + count
+    return dict(sorted(counts.items()))
+
+
+def owned_counts(owners: Owners, world_size: int) -> Ids:
+    """Samples of each rank; int64, shape ``(world_size,)``."""
+    counts = np.zeros(world_size, dtype=np.int64)
+    for _, ranks in owners:
+        counts += np.bincount(ranks, minlength=world_size)
+    return counts
+
+
+def owned(whole: Selection, owners: Owners, rank: int, size: int) -> Selection:
+    """The ``size`` samples that ``rank`` owns."""
+    numbers = np.empty(size, dtype=np.int64)
+    found = 0
+    for first, ranks in owners:
+        here = np.flatnonzero(ranks == rank)
+        numbers[found : found + here.size] = here + first
+        found += here.size
+    return Numbered(whole, numbers)
+
+
+def _along(table: ShardTable, whole: Selection, labels: Array) -> Iterator[tuple[int, Array]]:
+    """Labels of the samples in dense order, chunk by chunk, with the number of each chunk's first sample."""
+    if isinstance(whole, Everything):
+        for first in range(0, table.total, _CHUNK):
+            yield first, np.asarray(labels[first : first + _CHUNK])
+        return
+    starts = dense_starts(whole)
+    for first in range(0, int(starts[-1]), _CHUNK):
+        numbers = np.arange(first, min(first + _CHUNK, int(starts[-1])), dtype=np.int64)
+        shards = np.searchsorted(starts, numbers, side="right") - 1
+        rows = whole.rows(shards, numbers - starts[shards])
+        yield first, np.asarray(labels[table.starts[shards] + rows])
+
 
 _TAG_HASH = 21
 
@@ -195,7 +270,7 @@ class HashBased(_Static):
         return sizes
 
     def owners(self, division: Division) -> Owners:
-        """Rank of each sample by its column's value; see :mod:`stoker.order.partition.owner_of_value`."""
+        """Rank of each sample by its column's value; see :mod:`stoker.order.partition.strategies`."""
         assert division.labels is not None  # checked as the division was made
         key = mix(self.hash_seed, _TAG_HASH)
         return hashed_owners(
@@ -289,7 +364,7 @@ class Stratified(_Even):
         return self.label_column
 
     def owners(self, division: Division) -> Owners:
-        """Rank of each sample; see :mod:`stoker.order.partition.owner_of_value`."""
+        """Rank of each sample; see :mod:`stoker.order.partition.strategies`."""
         assert division.labels is not None  # checked as the division was made
         counts = self._classes(division)
         return stratified_owners(division.table, division.whole, division.labels, counts, division.world_size)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,48 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
 from stoker.order.selection.number_sets import AllBut, NumberSet, Periodic, Progression, Ranges, Sorted
-from stoker.order.selection.stable_split import as_fraction, below_fraction
 from stoker.order.shuffle.bijection import permute, unpermute
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
+
+# A change here would move samples between training and validation sets.
+_FIRST: Final = np.array([0, 17, 6, 11, 15, 8, 4, 13, 18, 3, 9, 12, 1, 16, 5, 14, 10, 7, 19, 2])
+_OTHERS: Final = np.array([0, 5, 7, 2, 8, 3, 4, 6, 1, 9])
+
+
+def as_fraction(value: float | Fraction, name: str) -> Fraction:
+    """``value`` exactly as it is written in decimals (0.1 is a tenth), checked to lie in [0, 1]."""
+    try:
+        share = value if isinstance(value, Fraction) else Fraction(str(value))
+    except ValueError as error:
+        raise ConfigError(f"{name} must be a number from 0 to 1, got {value!r}") from error
+    if not 0 <= share <= 1:
+        raise ConfigError(f"{name} must be a number from 0 to 1, got {value!r}")
+    return share
+
+
+def below_fraction(ends: Ids, share: Fraction) -> Ids:
+    """Number of the numbers ``0 .. ends[i] - 1`` that belong to ``share``; int64 of the shape of ``ends``.
+
+    Takes a few steps for each decimal digit of the largest of ``ends``.
+    """
+    if share == 1:
+        return ends.copy()
+    counts = np.zeros_like(ends)
+    left, rest, digits = ends, share, _FIRST
+    while rest and left.size and int(left.max()) > 1:
+        radix = digits.size
+        step, rest = divmod(rest * radix, 1)
+        turns, some = np.divmod(left, radix)
+        # Of each turn the numbers whose first digit's image is below `step` belong, wherever the turn is cut.
+        within = np.concatenate([[0], np.cumsum(digits < step)])
+        counts += turns * step + within[some]
+        # Those whose image is `step` are decided by their other digits, which count 0, 1, 2, ... in turn.
+        left = turns + (some > int(np.flatnonzero(digits == step)[0]))
+        digits = _OTHERS
+    # The number 0 has value 0, so every share but none has it.
+    return counts + left if rest else counts
+
 
 # Tags keep the keys of different uses apart even where their other inputs agree.
 _TAG_SPLIT = 11
@@ -111,7 +149,7 @@ class Split(_Drawn):
 
     Each shard gives its part, drawn by a bijection keyed by ``seed`` and the shard's number. Selections of the same
     seed that meet at a share are disjoint and leave nothing between them; and a sample never changes sides when shards
-    are appended. How near the number of samples comes to the share: see :mod:`stoker.order.selection.stable_split` (within
+    are appended. How near the number of samples comes to the share: see :mod:`stoker.order.selection.selection` (within
     one sample for multiples of 5 %).
 
     Args:
