@@ -154,7 +154,7 @@ def _seconds(name: str, value: Any) -> float:
 
 
 def object_clients() -> dict[str, EntryPoint]:
-    """What fetches objects of S3 besides obstore, by the name of the package."""
+    """Entry points of what fetches objects of S3 besides obstore, by the name of the package."""
     from importlib.metadata import entry_points  # takes long
 
     return {entry.name: entry for entry in entry_points(group=OBJECT_CLIENTS)}
