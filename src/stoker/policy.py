@@ -96,9 +96,6 @@ def most_shared_shards() -> int:
 
 # -- fetched -------------------------------------------------------------------------------------------------------------
 
-CONNECTIONS: Final = 64
-"""Requests of one process at once that keep their connections."""
-
 USUAL_FETCHES: Final = 8
 """Shards that are fetched at once before anything was seen, and at least."""
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -48,14 +48,6 @@ def number(text: str, said: str, good: Callable[[float], bool]) -> float:
     if not (math.isfinite(value) and good(value)):
         raise argparse.ArgumentTypeError(f"must be {said}, got {text!r}")
     return value
-
-
-def some_of(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Names with commas between, all of them known."""
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not names or set(names) - set(known):
-        raise argparse.ArgumentTypeError(f"must be of {', '.join(known)}, with commas between, got {text!r}")
-    return names
 
 
 def folder(text: str) -> str:

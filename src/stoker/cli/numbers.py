@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.display import decimal_bytes_text, digits
+from stoker.display import digits
 
 _BYTES = ((1 << 50, "PB"), (1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"), (1, "B"))
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -17,11 +17,6 @@ def bytes_text(size: float) -> str:
     """A size with three digits: ``1.52 GB``."""
     unit, name = byte_unit(size)
     return f"{digits(size / unit)} {name}"
-
-
-def bytes_rate_text(rate: float) -> str:
-    """Bytes a second, by powers of 1000: ``1.52 GB/s``."""
-    return f"{decimal_bytes_text(rate)}/s"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -39,18 +34,6 @@ def seconds_text(seconds: float) -> str:
     return f"{digits(seconds / unit)} {name}"
 
 
-def percent_text(value: float | None) -> str:
-    """A part of 1 in percent; ``-`` for what was not measured."""
-    return "-" if value is None else f"{value:.2%}"
-
-
 def count_text(count: float) -> str:
     """A count with separators between thousands."""
     return f"{count:,.0f}" if abs(count) >= 100 or count == int(count) else digits(count)
-
-
-def time_text(value: float | None) -> str:
-    """Seconds, in the unit that fits."""
-    if value is None:
-        return "-"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"

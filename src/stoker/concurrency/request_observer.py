@@ -22,7 +22,7 @@ class ServedBy(IntEnum):
 
 
 class RequestObserver(Protocol):
-    """The counter of requests: a :class:`~stoker.concurrency.request_counts.RequestCounts`."""
+    """A counter of requests, such as stoker-bench has one."""
 
     def add(self, served: ServedBy, nanoseconds: int, size: int) -> None:
         """Count a request that took so long, and gave so many bytes."""

@@ -26,7 +26,6 @@ from rich.console import Console
 
 from patience import PATIENCE
 from s3server import Bucket
-from stoker.concurrency.request_counts import RequestCounts
 from stoker.concurrency.threads import Threads
 from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError
@@ -35,6 +34,7 @@ from stoker_bench.checkpoint import manifest as manifests
 from stoker_bench.cli.bench.tables.result_table import show_result
 from stoker_bench.generation import generate
 from stoker_bench.measure.generation import spec_of
+from stoker_bench.measure.request_counts import RequestCounts
 from stoker_bench.measure.storage_series import StorageSeries
 from stoker_bench.ranks.control.client import RankFailedError
 from stoker_bench.ranks.plan import RunPlan

@@ -19,7 +19,6 @@ from rich.console import Console
 from patience import PATIENCE
 from s3server import Bucket
 from stoker.cluster import World
-from stoker.concurrency.request_counts import BYTES, COUNT, WIDTH, RequestCounts
 from stoker.concurrency.request_observer import ServedBy, observe
 from stoker.policy import READ_WHOLE, SMALL_OBJECT
 from stoker.storage.files.mapped import MappedFile, map_file
@@ -30,6 +29,7 @@ from stoker_bench.loaders import LoaderJob, get_loader
 from stoker_bench.loaders.decode import read_counted
 from stoker_bench.loaders.listing import list_split
 from stoker_bench.measure.generation import make_data
+from stoker_bench.measure.request_counts import BYTES, COUNT, WIDTH, RequestCounts
 from stoker_bench.measure.requests import Moment, latency_summary, request_record
 from stoker_bench.measure.storage_series import COLUMNS, MOST_BINS, StorageSeries, block_device
 from stoker_bench.results.report_files import RunFiles, find_runs

@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.request_counts import RequestCounts
 from stoker.concurrency.request_observer import ServedBy
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage import Store, is_local
 from stoker.storage.files.file_errors import file_errors
 from stoker_bench.checkpoint.content import PART, CheckpointContent
+from stoker_bench.measure.request_counts import RequestCounts
 
 _ALIGNED: Final = 4096
 """O_DIRECT wants addresses, offsets and lengths that are multiples of the device's block."""

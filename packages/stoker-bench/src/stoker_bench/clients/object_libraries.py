@@ -16,12 +16,13 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from stoker.errors import ConfigError, MissingPackageError
-from stoker.policy import CONNECTIONS
 from stoker.storage.remote.clients import Fetch
 from stoker.storage.remote.faults import Fault
 from stoker.storage.remote.options import ClientSpec
 from stoker.storage.remote.response_bodies import AnswerError, ObjectAnswer, body, seconds_to_wait
 
+CONNECTIONS: Final = 64
+"""Requests of one process at once that keep their connections."""
 _MOST_READ: Final = 256 << 10
 _RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _SETTINGS: Final = frozenset(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from stoker.cluster import World
-from stoker.concurrency.request_counts import RequestCounts
+from stoker_bench.measure.request_counts import RequestCounts
 from stoker_bench.settings.workload import Workload
 
 Split = Literal["train", "valid"]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from stoker.concurrency.request_counts import BYTES
 from stoker.concurrency.request_observer import ServedBy, observe
 from stoker.errors import ConfigError
 from stoker.formats.arrays.npz import read_arrays
@@ -30,6 +29,7 @@ from stoker_bench.loaders.decode import (
 )
 from stoker_bench.loaders.listing import check_listing, data_files
 from stoker_bench.loaders.rank_loader import RankLoader
+from stoker_bench.measure.request_counts import BYTES
 
 _INDEXED: Final = frozenset({"mds"})
 _ALONE: Final = frozenset({"npz", "npy"})

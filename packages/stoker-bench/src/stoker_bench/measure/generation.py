@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cluster import World
-from stoker.concurrency.request_counts import RequestCounts
 from stoker.concurrency.request_observer import ServedBy
 from stoker.display import decimal_bytes_text
 from stoker.errors import ConfigError, StorageFullError, StorageTimeoutError
@@ -17,6 +16,7 @@ from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.regular import existing_path
 from stoker.storage.files.walk import walk_files
 from stoker_bench.measure.page_cache import file_system
+from stoker_bench.measure.request_counts import RequestCounts
 from stoker_bench.measure.requests import Moment, request_record
 from stoker_bench.measure.usage import tells_device_from_page_cache
 from stoker_bench.ranks.control.client import Link

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.request_counts import BYTES, COUNT, FETCHED, LATENCIES, LATENCY, SIZE, SIZES, TIME
 from stoker.concurrency.request_observer import ServedBy
+from stoker_bench.measure.request_counts import BYTES, COUNT, FETCHED, LATENCIES, LATENCY, SIZE, SIZES, TIME
 
 PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 NOT_TOLD: Final = "local"
@@ -25,7 +25,7 @@ class Moment(NamedTuple):
 
     Attributes:
         at: of ``time.monotonic``.
-        table: of :meth:`~stoker.concurrency.request_counts.RequestCounts.table`.
+        table: of :meth:`~stoker_bench.measure.request_counts.RequestCounts.table`.
     """
 
     at: float
@@ -76,7 +76,7 @@ def latency_summary(histogram: Histogram, seconds: float) -> dict[str, float] | 
     Percentiles are in the middle of their bucket, the largest at the end of its: right to 1.6 % and 3.1 %.
 
     Args:
-        histogram: by bucket of :data:`~stoker.concurrency.request_counts.LATENCIES`.
+        histogram: by bucket of :data:`~stoker_bench.measure.request_counts.LATENCIES`.
         seconds: the sum of all.
 
     Example:

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.request_counts import BYTES, COUNT, RequestCounts
 from stoker.storage.files.mounts import mount_of
 from stoker_bench.measure.page_cache import file_system
+from stoker_bench.measure.request_counts import BYTES, COUNT, RequestCounts
 from stoker_bench.measure.usage import bytes_read
 
 MOST_BINS: Final = 600

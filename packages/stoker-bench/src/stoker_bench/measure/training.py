@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stoker.concurrency.request_counts import RequestCounts
 from stoker.storage import is_local
 from stoker_bench.checkpoint.saver import Saver
 from stoker_bench.checkpoint.training import InEpoch
@@ -28,6 +27,7 @@ from stoker_bench.measure.compute import ComputeStep, make_step
 from stoker_bench.measure.content import look_at
 from stoker_bench.measure.fingerprint import fingerprint
 from stoker_bench.measure.metrics import block_metrics, epoch_metrics, percentiles, stalls, window
+from stoker_bench.measure.request_counts import RequestCounts
 from stoker_bench.measure.requests import Moment, request_record
 from stoker_bench.measure.steps import Steps, run_steps
 from stoker_bench.measure.storage_series import StorageSeries, block_device

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stoker.concurrency.request_counts import LATENCIES, SIZES
 from stoker.display import counted
+from stoker_bench.measure.request_counts import LATENCIES, SIZES
 from stoker_bench.measure.requests import SOURCES, added, latency_summary
 
 Requests = Mapping[str, Mapping[str, Any]]

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.arguments import folder, integer, some_of
-from stoker.cli.running import add_json, add_workload, arguments_of, on_interrupt, print_json
+from stoker.cli.arguments import folder, integer
+from stoker.cli.running import add_json, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 from stoker_bench.cli.bench import compare as bench_compare
@@ -19,6 +19,7 @@ from stoker_bench.cli.bench import history as bench_history
 from stoker_bench.cli.bench import report as bench_report
 from stoker_bench.cli.bench import show as bench_show
 from stoker_bench.cli.bench import size as bench_size
+from stoker_bench.cli.bench.arguments import add_workload, some_of
 from stoker_bench.cli.bench.tables.verdicts import exit_code
 
 if TYPE_CHECKING:

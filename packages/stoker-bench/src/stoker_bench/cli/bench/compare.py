@@ -6,9 +6,10 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from stoker.cli.arguments import number, some_of
+from stoker.cli.arguments import number
 from stoker.cli.running import ExitCode, add_json, print_json
 from stoker.cli.terminal import make_console, make_table, print_table
+from stoker_bench.cli.bench.arguments import some_of
 
 if TYPE_CHECKING:
     from stoker_bench.compare.compare import Change, ComparedMetric, Comparison

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.numbers import percent_text
 from stoker.cli.running import arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table, print_table
 from stoker.errors import ConfigError
 from stoker_bench.cli.bench.show import read_scaled, show_notes
 from stoker_bench.cli.bench.tables.verdicts import exit_code
+from stoker_bench.cli.render.rates import percent_text
 
 _COLUMNS = ("loader", "format", "decoded", "AU", "samples/s", "MB/s", "to step", "first", "p99", "CPU s/GB", "verdict")
 
@@ -92,8 +92,8 @@ def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _row(name: str, result: Mapping[str, Any]) -> list[str]:
-    from stoker.cli.numbers import time_text
     from stoker_bench.cli.bench.tables.result_table import megabytes
+    from stoker_bench.cli.render.rates import time_text
     from stoker_bench.measure.metrics import deciding_au
 
     epochs = [epoch for epoch in result["epochs"] if epoch["kind"] == "train"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Final, NamedTuple
 
-from stoker.cli.numbers import bytes_rate_text, percent_text, seconds_text
+from stoker.cli.numbers import seconds_text
 from stoker.display import counted, decimal_bytes_text
 from stoker_bench.cli.bench.charts import charts
 from stoker_bench.cli.bench.datum import NOTHING, datum, epoch_name, value_at
@@ -16,6 +16,7 @@ from stoker_bench.cli.bench.system_text import SystemText
 from stoker_bench.cli.bench.tables.requests_table import device_read, listing_text, slowest_epoch
 from stoker_bench.cli.bench.tables.result_table import generated_text
 from stoker_bench.cli.render.markup import Html, document, pairs, rows, scroll, section, tile
+from stoker_bench.cli.render.rates import bytes_rate_text, percent_text
 from stoker_bench.measure.metrics import deciding_au
 from stoker_bench.results.report_files import RunFiles
 from stoker_bench.results.rules import PUBLISHED

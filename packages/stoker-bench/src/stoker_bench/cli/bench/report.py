@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from stoker.cli.running import add_results
 from stoker.errors import ConfigError
+from stoker_bench.cli.bench.arguments import add_results
 
 _NAME: Final = "report.html"
 

@@ -11,10 +11,11 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.arguments import integer, number
-from stoker.cli.running import add_json, add_workload, print_json
+from stoker.cli.running import add_json, print_json
 from stoker.cli.terminal import make_console, make_pairs, make_table
 from stoker.display import counted, decimal_bytes_text
 from stoker.errors import ConfigError
+from stoker_bench.cli.bench.arguments import add_workload
 
 if TYPE_CHECKING:
     from stoker_bench.settings.dlio import Notes

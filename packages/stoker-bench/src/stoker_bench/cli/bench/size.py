@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.arguments import byte_size, folder, integer
-from stoker.cli.running import ExitCode, add_json, add_workload, arguments_of, on_interrupt, print_json
+from stoker.cli.running import ExitCode, add_json, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_pairs, make_table, print_table
 from stoker.errors import ConfigError
+from stoker_bench.cli.bench.arguments import add_workload
 from stoker_bench.cli.bench.show import show_notes
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cli.numbers import bytes_rate_text, percent_text
 from stoker.display import counted
 from stoker_bench.cli.bench.charts.common import (
     EpochEntry,
@@ -23,6 +22,7 @@ from stoker_bench.cli.bench.charts.common import (
 from stoker_bench.cli.bench.datum import datum
 from stoker_bench.cli.render.charts import Axis, Chart
 from stoker_bench.cli.render.markup import legend, numbers, section
+from stoker_bench.cli.render.rates import bytes_rate_text, percent_text
 from stoker_bench.results.report_files import RunFiles
 
 _SHOWN: Final[Mapping[str, tuple[str, str, float, str, str, Callable[[Any], str]]]] = {

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from stoker.cli.numbers import bytes_rate_text, percent_text, time_text
 from stoker.display import decimal_bytes_text
 from stoker_bench.cli.bench.charts.common import MOST_BARS, SecondsAxis, named_axis
 from stoker_bench.cli.bench.datum import NOTHING, datum
 from stoker_bench.cli.render.charts import Axis, Chart
 from stoker_bench.cli.render.markup import legend, numbers, section
 from stoker_bench.cli.render.picture import COLOURS
+from stoker_bench.cli.render.rates import bytes_rate_text, percent_text, time_text
 from stoker_bench.results.report_files import RunFiles
 
 _PERCENTILES: Final = (("p50", COLOURS[2]), ("p95", COLOURS[4]), ("p99", COLOURS[6]))

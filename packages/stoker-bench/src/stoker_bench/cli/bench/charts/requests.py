@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cli.numbers import bytes_rate_text, time_text
 from stoker.display import decimal_bytes_text
 from stoker_bench.cli.bench.charts.common import MOST_BARS, SecondsAxis, above, named_axis, run_colour
 from stoker_bench.cli.bench.datum import datum
@@ -17,6 +16,7 @@ from stoker_bench.cli.bench.tables.requests_table import SERVED_BY, not_measured
 from stoker_bench.cli.render.charts import Axis, Chart
 from stoker_bench.cli.render.markup import legend, numbers, section
 from stoker_bench.cli.render.picture import COLOURS
+from stoker_bench.cli.render.rates import bytes_rate_text, time_text
 from stoker_bench.results.report_files import RunFiles
 
 SERVED_COLOURS: Final = dict(zip(SERVED_BY, (COLOURS[0], COLOURS[4], COLOURS[3], COLOURS[2], COLOURS[7]), strict=True))

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cli.numbers import bytes_rate_text, seconds_text, time_unit
+from stoker.cli.numbers import seconds_text, time_unit
 from stoker_bench.cli.bench.charts.common import MOST_BARS, above, named_axis, run_colour, run_legend
 from stoker_bench.cli.bench.charts.requests import SERVED_COLOURS, binned, draw_bins, requests_over_time
 from stoker_bench.cli.bench.datum import NOTHING, datum, epoch_name
@@ -17,6 +17,7 @@ from stoker_bench.cli.bench.tables.requests_table import SERVED_BY
 from stoker_bench.cli.render.charts import Axis, Chart
 from stoker_bench.cli.render.markup import legend, numbers, section
 from stoker_bench.cli.render.picture import COLOURS
+from stoker_bench.cli.render.rates import bytes_rate_text
 from stoker_bench.results.report_files import RunFiles
 from stoker_bench.results.report_steps import delivered_rate
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.cli.numbers import count_text, percent_text, seconds_text, time_unit
+from stoker.cli.numbers import count_text, seconds_text, time_unit
 from stoker.display import counted
 from stoker_bench.cli.bench.charts.common import (
     MOST_BARS,
@@ -25,6 +25,7 @@ from stoker_bench.cli.bench.datum import datum, epoch_name
 from stoker_bench.cli.render.charts import Axis, Chart
 from stoker_bench.cli.render.markup import legend, numbers, section
 from stoker_bench.cli.render.picture import COLOURS, SHARED
+from stoker_bench.cli.render.rates import percent_text
 from stoker_bench.results.report_files import RunFiles
 from stoker_bench.results.report_steps import StepTimeline, stall_histogram, timeline
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from stoker.cli.numbers import time_text
 from stoker.cli.terminal import make_table, print_table
 from stoker.display import decimal_bytes_text
 from stoker_bench.cli.bench.datum import value_at
+from stoker_bench.cli.render.rates import time_text
 
 SERVED_BY: Final = {
     "device": "device",

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.numbers import percent_text, time_text
 from stoker.cli.running import print_json
 from stoker.cli.terminal import make_console, make_table, print_table
 from stoker.display import counted, decimal_bytes_text
 from stoker_bench.cli.bench.datum import epoch_name
 from stoker_bench.cli.bench.tables.requests_table import show_requests
 from stoker_bench.cli.bench.tables.verdicts import verdict_text
+from stoker_bench.cli.render.rates import percent_text, time_text
 
 
 def show_kv_cache(console: Console, found: Mapping[str, Any]) -> None:

@@ -11,7 +11,10 @@ import pytest
 
 from patience import PATIENCE
 from stoker.concurrency.log_buckets import LogBuckets
-from stoker.concurrency.request_counts import (
+from stoker.concurrency.request_observer import ServedBy, observe, observer
+from stoker.storage.files.mapped import map_file
+from stoker.storage.files.mounts import mount_of
+from stoker_bench.measure.request_counts import (
     BYTES,
     COUNT,
     FETCHED,
@@ -22,9 +25,6 @@ from stoker.concurrency.request_counts import (
     TIME,
     RequestCounts,
 )
-from stoker.concurrency.request_observer import ServedBy, observe, observer
-from stoker.storage.files.mapped import map_file
-from stoker.storage.files.mounts import mount_of
 
 
 @pytest.mark.parametrize("buckets", [LATENCIES, SIZES, LogBuckets(10, 2, 192)])
