@@ -29,7 +29,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 BENCH: Final = ROOT / "packages" / "stoker-bench"
 VENVS: Final = ROOT / ".venvs"
 STAMP: Final = "stoker-pins"
+WITHOUT: Final = "WITHOUT_STOKER_BENCH"
+"""Variable with which ``dev`` does not find stoker-bench, as if it were not installed."""
 
 # The index's newest torch is a build for CUDA of several GB, where it has another one at all.
 TORCH: Final = "torch==2.13.0"
@@ -55,7 +57,7 @@ class Environment:
         alone: requirements that are installed without their own requirements.
         imports: modules that must import; a torchvision built for CUDA is made to.
         stoker: whether this checkout is installed in it, editable.
-        bench: whether stoker-bench is, too. Beside ``dev``, where it is not, is ``bench``: the same packages, and it.
+        bench: whether stoker-bench is, too; see :data:`WITHOUT`.
         pins: the file of its pins; default ``tools/constraints/<name>.txt``.
     """
 
@@ -68,7 +70,7 @@ class Environment:
 
 
 ENVIRONMENTS: Final[dict[str, Environment]] = {
-    "dev": Environment((TORCH, "stoker[dev]"), pins="constraints.txt"),
+    "dev": Environment((TORCH, "stoker[dev]"), bench=True, pins="constraints.txt"),
     "demo": Environment(("stoker[demo]", "stoker-bench"), bench=True, pins="constraints.txt"),
     # Trainers that stoker is tested with. Those that go together share an environment; datasets of torchtitan is older
     # than TRL's.
@@ -247,11 +249,6 @@ def python_of(name: str) -> Path:
     return Variant(name).interpreter
 
 
-def bench_python(variant: Variant) -> Path:
-    """The interpreter of the environment beside ``dev`` that has stoker-bench, too, whether it is there or not."""
-    return replace(variant, name="bench").interpreter
-
-
 def is_made(variant: Variant) -> bool:
     """Whether an environment is there, whole, with the pins of now, and of this checkout."""
     return _read(variant.folder / STAMP) == _stamp(variant)
@@ -307,21 +304,23 @@ def _finish(variant: Variant) -> None:
     if variant.environment.bench:
         _pip(variant.interpreter, "--no-deps", "--editable", str(BENCH), pins=None)
     if variant.name == "dev":
-        _make_bench(variant)
+        _set_apart(variant)
     (variant.folder / STAMP).write_text(_stamp(variant))
 
 
-def _make_bench(variant: Variant) -> None:
-    """The environment beside ``dev``: it sees all that is installed there, and has stoker-bench of its own."""
-    python = bench_python(variant)
-    folder = python.parents[1]
-    shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([str(variant.interpreter), "-m", "venv", "--without-pip", str(folder)], check=True)
-    (below,) = variant.folder.glob("lib/python*/site-packages")
-    (site,) = folder.glob("lib/python*/site-packages")
-    # As a folder of packages, not a line of a path: what is installed editable there is found by its own lines.
-    (site / "dev.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
-    _pip(variant.interpreter, "--no-deps", "--editable", str(BENCH), pins=None, target=python)
+def _set_apart(variant: Variant) -> None:
+    """Have an environment find stoker-bench in a folder beside its packages, unless the variable :data:`WITHOUT` is set.
+
+    Tests of stoker run where stoker-bench is not installed, without an environment of their own.
+    """
+    (site,) = variant.folder.glob("lib/python*/site-packages")
+    apart = variant.folder / "lib" / "stoker-bench"
+    apart.mkdir()
+    for path in site.glob("*stoker_bench*"):
+        path.rename(apart / path.name)
+    (site / "stoker-bench.pth").write_text(
+        f"import os, site; {WITHOUT!r} in os.environ or site.addsitedir({str(apart)!r})\n"
+    )
 
 
 def _plain(pin: str) -> str:
@@ -336,7 +335,8 @@ def _read(path: Path) -> str:
 def _stamp(variant: Variant) -> str:
     ours = [tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (ROOT, BENCH)]
     projects = hashlib.sha256(json.dumps(ours).encode()).hexdigest()[:16]  # also commands and names that they bring
-    return json.dumps({"pins": variant.key(), "projects": projects, "checkout": str(ROOT)})
+    found = {"pins": variant.key(), "projects": projects, "bench": variant.environment.bench, "checkout": str(ROOT)}
+    return json.dumps(found)
 
 
 def _without_stoker(packages: Iterable[str]) -> Iterator[str]:
@@ -372,20 +372,9 @@ def _install(variant: Variant, folder: Path) -> None:
         raise SystemExit(f"{variant.name}: a library does not import: {error}")
 
 
-def _pip(python: Path, *arguments: str, pins: Path | None, target: Path | None = None) -> None:
+def _pip(python: Path, *arguments: str, pins: Path | None) -> None:
     constraint = ["--constraint", str(pins)] if pins else []
-    other = ["--python", str(target)] if target else []
-    command = [
-        str(python),
-        "-m",
-        "pip",
-        *other,
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        *constraint,
-        *arguments,
-    ]
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *constraint, *arguments]
     for attempt in (1, 2, 3):  # an index that is busy answers with errors
         done = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode == 0:

@@ -41,7 +41,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from environments import ROOT, TRAINERS, Variant, bench_python, is_made, make, python_of
+from environments import ROOT, TRAINERS, WITHOUT, Variant, is_made, make, python_of
 
 RECORDS: Final = ROOT / "build" / "gate"
 FLAKY: Final = ROOT / "tests" / "flaky.json"
@@ -143,10 +143,13 @@ def run_pytest(stage: str, command: Sequence[str], cwd: Path = ROOT) -> Verdict:
         cwd: the folder to which names of tests are relative.
     """
     path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    environ = os.environ | {"PYTHONPATH": path}
+    if not any(one.startswith(BENCH_TESTS) for one in command):
+        environ[WITHOUT] = "1"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.jsonl"
         whole = [*command, "-p", "stages", f"--report={report}"]
-        status = subprocess.run(whole, cwd=cwd, check=False, env=os.environ | {"PYTHONPATH": path}).returncode
+        status = subprocess.run(whole, cwd=cwd, check=False, env=environ).returncode
         lines = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
     failures: dict[str, Failure] = {}
     for line in lines:
@@ -213,10 +216,6 @@ def demo() -> Verdict:
     return run_commands("demo", [["make", "--no-print-directory", "demo"]])
 
 
-_LINT_IMPORTS: Final = "from importlinter.cli import lint_imports_command as check; check()"
-"""``lint-imports`` where both packages are installed."""
-
-
 def lint() -> Verdict:
     """Rules, format, types, layers."""
     tools = str(python_of("dev").parent) + "/"
@@ -226,15 +225,16 @@ def lint() -> Verdict:
             [f"{tools}ruff", "check", "."],
             [f"{tools}ruff", "format", "--check", "."],
             [f"{tools}mypy"],
-            [str(bench_python(Variant("dev"))), "-c", _LINT_IMPORTS, "--no-cache"],
+            [f"{tools}lint-imports", "--no-cache"],
         ],
     )
 
 
 def run_tests(stage: str, variant: Variant, *arguments: str) -> Verdict:
     """Tests of both packages: stoker's where stoker-bench is not installed, then those of stoker-bench."""
-    found = run_pytest(stage, [str(variant.interpreter), *PYTEST, *arguments, "tests"])
-    found.add(run_pytest(stage, [str(bench_python(variant)), *PYTEST, *arguments, BENCH_TESTS]))
+    found = Verdict(stage)
+    for folder in ("tests", BENCH_TESTS):
+        found.add(run_pytest(stage, [str(variant.interpreter), *PYTEST, *arguments, folder]))
     return found
 
 
@@ -262,8 +262,8 @@ def check() -> Verdict:
     processors = str(min(8, len(os.sched_getaffinity(0))))
     arguments = [*PYTEST, "-r", "fE", "-n", processors, "--dist", "loadfile", "-m", f"{MARKS['pure']} and not slow"]
     tests = Verdict("check")
-    for python, folder, share in ((python_of("dev"), "tests", 0.8), (bench_python(Variant("dev")), BENCH_TESTS, 0.2)):
-        tests.add(run_pytest("check", [str(python), *arguments, f"--seconds={left * share:.0f}", folder]))
+    for folder, share in (("tests", 0.8), (BENCH_TESTS, 0.2)):
+        tests.add(run_pytest("check", [str(python_of("dev")), *arguments, f"--seconds={left * share:.0f}", folder]))
     found.stage, found.failures = "check", found.failures + tests.failures
     found.note = (
         f"{tests.counts.get('passed', 0)} tests passed: each file had its share of {left:.0f} s. Its other tests were left"

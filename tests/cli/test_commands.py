@@ -155,7 +155,8 @@ def test_help_names_every_command_and_loads_none() -> None:
 
 @pytest.mark.parametrize("name", OF_BENCH)
 def test_commands_of_the_other_package_say_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not entry_points(group=GROUP), "tests of stoker run where stoker-bench is not installed"
+    if entry_points(group=GROUP):
+        pytest.skip("stoker-bench is installed: WITHOUT_STOKER_BENCH=1, as the gate has it")
     assert stoker(capsys, name, "x", code=1).endswith("package stoker-bench: pip install 'stoker[bench]'\n")
 
 
