@@ -80,7 +80,7 @@ def test_a_format_that_is_not_given_is_found_out(
         assert found.index.fingerprint == named.index.fingerprint
     with pytest.raises(ObjectNotFoundError, match=f'Read them with format="{format_}"'):
         StreamingDataset(remote=root, format="mds")
-    assert main(["order", str(root)]) == 0
+    assert main(["order", str(root), "--step", "0"]) == 0
     with MDSWriter({"x": "int"}, str(tmp_path / "mds")) as writer:
         writer.write({"x": 77})
     for path in (tmp_path / "mds").iterdir():  # an index goes before all else

@@ -65,8 +65,8 @@ def test_a_state_is_resumed(data: Path, tmp_path: Path, capsys: pytest.CaptureFi
 def test_what_can_not_be_is_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "torn.json").write_text('{"epoch"')
     for arguments, code, message in (
-        ((data,), 2, "required: --step"),
-        ((data, "--step", "-1"), 2, "argument --step"),
+        ((data,), 1, "stoker simulate"),
+        ((data, "--step=-1"), 2, "argument --step"),
         ((data, "--step", 0, "--shuffle", "well"), 2, "invalid choice: 'well'"),
         ((data, "--step", 0, "--rank", 1), 1, "--rank 1: expected 0 to 0"),
         ((data, "--step", 0, "--since-resume"), 1, "--since-resume is for --resume"),

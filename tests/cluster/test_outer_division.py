@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import queue
 import sys
@@ -19,7 +20,7 @@ import pytest
 from patience import PATIENCE
 from stoker import StreamingDataset, World, errors
 from stoker.cluster import LoaderWorker
-from stoker.cluster.call_stack import called_from
+from stoker.cluster.call_stack import called_from, in_other_thread
 from stoker.cluster.outer_division import _OF_RANKS, outer_division
 from stoker.formats.mds.encodings import images
 from stoker.order.partition.partition import RoundRobin
@@ -406,15 +407,14 @@ def test_a_package_is_found_on_the_stack(accelerate: Any) -> None:
     assert not called_from("accelerate.data_loader")
 
 
+@pytest.mark.parametrize("world", [None, World()])
 def test_on_one_rank_a_thread_of_one_s_own_reads_ahead_of_training(
-    tmp_path: Any, accelerate: Any, caplog: pytest.LogCaptureFixture
+    world: World | None, tmp_path: Any, accelerate: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a loader of accelerate that waits for it has handed out, and leaves out, is not seen."""
     make_dataset(tmp_path, 100)
-    read, told = (
-        StreamingDataset(str(tmp_path), batch_size=4),
-        StreamingDataset(str(tmp_path), batch_size=4, world=World()),
-    )
+    given: dict[str, Any] = {} if world is None else {"world": world}
+    read = StreamingDataset(str(tmp_path), batch_size=4, **given)
 
     def in_thread(dataset: StreamingDataset) -> list[int]:
         found: list[int] = []
@@ -424,12 +424,52 @@ def test_on_one_rank_a_thread_of_one_s_own_reads_ahead_of_training(
         return found
 
     assert in_thread(read) == list(range(10))
-    with pytest.raises(errors.StateError, match=r"state_dict\(num_samples=...\).*give the dataset world="):
+    with pytest.raises(errors.StateError, match=r"state_dict\(num_samples=...\)"):
         read.state_dict()
     read.load_state_dict(read.state_dict(num_samples=8))
     assert in_thread(read) == list(range(8, 18))
     assert caplog.text.count("skip_first_batches is not seen") == 1
-    assert in_thread(told) == list(range(10))
-    told.load_state_dict(told.state_dict())
-    assert in_thread(told) == list(range(10, 20))
-    assert caplog.text.count("skip_first_batches is not seen") == 1
+
+
+@pytest.mark.processes
+def test_a_fork_of_a_thread_is_a_thread_still(accelerate: Any) -> None:
+    """The thread that forked is the child's main thread; what waits for it waits in the parent."""
+    found: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if not child:
+            os._exit(10 + in_other_thread())
+        found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    fork()
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join(PATIENCE)
+    assert found == [10, 11]
+    assert not in_other_thread()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+def test_workers_of_a_loader_in_a_thread_are_refused_as_the_thread_is(
+    workers: int, tmp_path: Any, accelerate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils.data import DataLoader
+
+    make_dataset(tmp_path, 40)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    raised: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            next(iter(DataLoader(StreamingDataset(str(tmp_path), batch_size=4), batch_size=None, num_workers=workers)))
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join(PATIENCE)
+    assert len(raised) == 1
+    assert "who divides samples among the 2 ranks can not be seen here" in str(raised[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -29,9 +30,29 @@ def callers() -> Iterator[FrameType]:
 def in_other_thread() -> bool:
     """Whether this is not the main thread, so that another may wait for what it reads.
 
-    Ray runs a whole training function in a thread: there is its main thread.
+    Ray runs a whole training function in a thread: there is its main thread. In a process that another thread has forked,
+    that thread is the main one, and what waits for it waits in the parent.
     """
-    return threading.get_ident() != threading.main_thread().ident and not called_from("ray")
+    if _forked_by_other or threading.get_ident() != threading.main_thread().ident:
+        return not called_from("ray") or called_from("ray.data")
+    return False
+
+
+_forked_by_other = False
+_here = threading.local()
+"""Of a thread that forks: whether it is not the main one. Other threads may fork at the same time."""
+
+
+def _before_fork() -> None:
+    _here.other = in_other_thread()
+
+
+def _in_child() -> None:
+    global _forked_by_other
+    _forked_by_other = _here.other
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 
 
 def module_of(frame: FrameType) -> str:

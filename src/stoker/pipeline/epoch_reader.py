@@ -251,7 +251,8 @@ class EpochReader(RankEpochs):
         self._resume.follow(named)
         if counts and self._resume.first_to_tell(_COUNTS):
             tell_of_counting()
-        unseen = not self._rank_finder.given and may_read_ahead()
+        # With world=World() a wrapper divides; where the dataset is given one of several ranks, none is around it.
+        unseen = self._rank_finder.world.world_size == 1 and may_read_ahead()
         self._read_ahead = unseen or called_from("accelerate.data_loader")
         if division is not None and division.sends and not division.direct and worker.count > 1:
             raise ConfigError(

@@ -196,7 +196,7 @@ def tell_of_skipping(point: EpochPosition) -> None:
     """Log that batches may be left out twice: by the state that is resumed, and by a loader that is not seen."""
     logger.warning(
         "a state at position %d of epoch %d is resumed in a thread, where accelerate's skip_first_batches is not seen: "
-        "do not call it, as the state leaves out what came before; world= says that no loader of accelerate is around",
+        "do not call it, as the state leaves out what came before",
         point.position,
         point.epoch,
     )

@@ -26,9 +26,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_run(parser)
 
     output = parser.add_argument_group("output")
-    output.add_argument(
-        "--step", type=integer(0), required=True, metavar="N", help="numbered from 0 from the epoch's beginning"
-    )
+    output.add_argument("--step", type=integer(0), metavar="N", help="numbered from 0 from the epoch's beginning")
     output.add_argument(
         "--since-resume", action="store_true", help="with --resume: steps are numbered from where it resumes"
     )
@@ -72,6 +70,8 @@ def run(chosen: argparse.Namespace) -> None:
     Raises:
         StokerError: there is no such dataset, step or rank, or the arguments do not go together.
     """
+    if chosen.step is None:
+        raise ConfigError("--step N says which step: add it. Of a whole epoch, stoker simulate tells what nodes fetch")
     if chosen.since_resume and chosen.resume is None:
         raise ConfigError("--since-resume is for --resume: leave it out")
     opened = open_run(RunArgs(**arguments_of(RunArgs, chosen)))

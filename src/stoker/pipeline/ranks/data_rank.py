@@ -134,11 +134,6 @@ class DataRankFinder:
                 "data=[...]) or the number of ranks that read the same; or, where each is to read its own, with world="
             )
 
-    @property
-    def given(self) -> bool:
-        """Whether ``world`` was given, and so who divides."""
-        return self._given is not None
-
     def check_thread(self, division: OuterDivision | None, *, of_datasets: bool = False) -> None:
         """See that it is known who divides what another thread than the main one reads.
 

@@ -163,8 +163,7 @@ class RankEpochs:
             raise StateError(
                 "accelerate reads ahead of training, or on rank 0 for all ranks, so that what training has had is not known "
                 "here: say how many samples of the epoch all ranks together have had: state_dict(num_samples=...); for "
-                f"use_stateful_dataloader=True, {REMEDY}; in a thread of your own that no loader of accelerate waits for, "
-                "give the dataset world="
+                f"use_stateful_dataloader=True, {REMEDY}"
             )
         if worker.token is not None:
             return self._resume.worker_state(worker, data_rank)
