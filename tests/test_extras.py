@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import stoker
 from patience import PATIENCE
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +28,14 @@ def test_extras_that_messages_name_exist(package: str, folder: Path) -> None:
     named = {name: path.name for path in files for name in re.findall(rf"\b{package}\[([\w-]+)\]", path.read_text())}
     assert named, "messages name no extra any more"
     assert {name: path for name, path in named.items() if name not in known} == {}
+
+
+def test_both_packages_have_one_version() -> None:
+    folders = (ROOT, ROOT / "packages" / "stoker-bench")
+    ours, bench = (tomllib.loads((one / "pyproject.toml").read_text())["project"] for one in folders)
+    assert ours["version"] == bench["version"] == stoker.__version__
+    assert f"stoker=={ours['version']}" in bench["dependencies"]
+    assert ours["optional-dependencies"]["bench"] == [f"stoker-bench=={ours['version']}"]
 
 
 WITHOUT_TORCH = """

@@ -144,7 +144,8 @@ def run_pytest(stage: str, command: Sequence[str], cwd: Path = ROOT) -> Verdict:
     """
     path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     environ = os.environ | {"PYTHONPATH": path}
-    if not any(one.startswith(BENCH_TESTS) for one in command):
+    alone = "" if any(one.startswith(BENCH_TESTS) for one in command) else f"{WITHOUT}=1 "
+    if alone:
         environ[WITHOUT] = "1"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.jsonl"
@@ -154,7 +155,7 @@ def run_pytest(stage: str, command: Sequence[str], cwd: Path = ROOT) -> Verdict:
     failures: dict[str, Failure] = {}
     for line in lines:
         if line["outcome"] == "failed":
-            again = shlex.join([_short(command[0]), "-m", "pytest", line["test"]])
+            again = f"{alone}{shlex.join([_short(command[0]), '-m', 'pytest', line['test']])}"
             failures.setdefault(line["test"], Failure(line["test"], again, line["error"]))
     if status and not failures:  # also where no test was chosen
         said = f"pytest ended with status {status}, and named no test that failed"
@@ -185,7 +186,7 @@ def try_again(verdict: Verdict, cwd: Path = ROOT) -> None:
 
 def _passes_alone(failure: Failure, cwd: Path) -> bool:
     """Whether a test passes three times in fresh processes; if not, the failure gets the later error, too."""
-    python, *arguments = shlex.split(failure.command)
+    python, *arguments = shlex.split(failure.command.removeprefix(f"{WITHOUT}=1 "))
     for attempt in range(1, AGAIN + 1):
         print(f"\nagain, alone, {attempt} of {AGAIN}: {failure.command}", flush=True)
         for later in run_pytest("again", [str(ROOT / python), *arguments, "-p", "no:cacheprovider"], cwd).failures:

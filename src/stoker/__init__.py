@@ -220,14 +220,13 @@ def __dir__() -> list[str]:
 
 
 def _of_bench(name: str) -> Any:
-    from importlib.metadata import entry_points  # takes long
+    from stoker.errors import MissingPackageError
+    from stoker.lazy import load_plugin, plugins
 
-    found = next(iter(entry_points(group="stoker.names", name=name)), None)
+    found = plugins("stoker.names").get(name)
     if found is None:
-        from stoker.errors import MissingPackageError
-
         raise MissingPackageError(f"stoker.{name} is of the package stoker-bench: pip install 'stoker[bench]'")
-    return found.load()
+    return load_plugin(found, f"stoker.{name}")
 
 
 def _has_torch() -> bool:

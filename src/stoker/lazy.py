@@ -1,13 +1,18 @@
-"""Names of a package that are imported, and attributes that are computed, when they are asked for."""
+"""Names that are imported, attributes that are computed and parts of other packages that are found when asked for."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
-__all__ = ["cached_property", "lazy_names", "shadowed", "told"]
+from stoker.errors import ConfigError, StokerError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["cached_property", "lazy_names", "load_plugin", "package_of", "plugins", "shadowed", "told"]
 
 _T = TypeVar("_T")
 
@@ -81,3 +86,39 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
         return value
 
     return get
+
+
+def plugins(group: str, own: Container[str] = ()) -> dict[str, EntryPoint]:
+    """Entry points of a group by their names. Names of ``own`` are stoker's, and not theirs to take.
+
+    Raises:
+        ConfigError: two packages have one name for different things.
+    """
+    from importlib.metadata import entry_points  # takes long
+
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=group):
+        other = found.setdefault(entry.name, entry)
+        if other.value != entry.value and entry.name not in own:
+            raise ConfigError(
+                f"two packages name {entry.name!r} in {group!r}: {package_of(other)} and {package_of(entry)}: uninstall one"
+            )
+    return {name: entry for name, entry in found.items() if name not in own}
+
+
+def load_plugin(entry: EntryPoint, what: str, error: type[StokerError] = ConfigError) -> Any:
+    """Load the object that an entry point names.
+
+    Raises:
+        StokerError: it can not be loaded; ``what`` it is goes before, such as ``"the writer of 'x'"``.
+    """
+    try:
+        return entry.load()
+    except Exception as raised:  # noqa: BLE001 - another package's code
+        reason = f"{raised!r}"
+    raise error(f"{what}, {entry.value} of {package_of(entry)}, can not be loaded: {reason}")
+
+
+def package_of(entry: EntryPoint) -> str:
+    """The package that names an entry point, with its version."""
+    return "another package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"

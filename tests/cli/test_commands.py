@@ -163,7 +163,8 @@ def test_commands_of_the_other_package_say_so(name: str, capsys: pytest.CaptureF
 def test_another_package_brings_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     own = EntryPoint("mine", "my_command", GROUP)
     broken = EntryPoint("broken", "no.such.module", GROUP)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: EntryPoints([own, broken]))
+    entries = [own, own, broken, EntryPoint("empty", "json", GROUP)]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: EntryPoints(entries))
     module = ModuleType("my_command")
     vars(module)["add"] = lambda commands: commands.add_parser("mine").add_argument("word")
     vars(module)["run"] = lambda chosen: print(chosen.word)
@@ -171,6 +172,9 @@ def test_another_package_brings_a_command(monkeypatch: pytest.MonkeyPatch, capsy
     assert stoker(capsys, "mine", "done") == "done\n"
     assert "mine " in stoker(capsys, "--help")
     assert "no.such.module" in stoker(capsys, "broken", code=1)
+    assert "has no add and run" in stoker(capsys, "empty", code=1)
+    entries.append(EntryPoint("mine", "other_command", GROUP))
+    assert "two packages name 'mine' in 'stoker.commands'" in stoker(capsys, "mine", code=1)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

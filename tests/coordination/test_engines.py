@@ -84,7 +84,7 @@ class TestOfAnotherPackage(TestMemory):
 
 @pytest.mark.usefixtures("shelf")
 def test_an_engine_of_another_package_that_can_not_be_loaded_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"engine 'broken' \(shelf:nothing\) can not be loaded"):
+    with pytest.raises(ConfigError, match=r"engine 'broken', shelf:nothing of .*, can not be loaded"):
         open_store("broken://x")
     with pytest.raises(ConfigError, match=r"known: sqlite, .*shelf"):
         open_store("cupboard://x")

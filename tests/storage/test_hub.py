@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import multiprocessing
 import os
 import pickle
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -27,7 +33,9 @@ from stoker.errors import (
     StorageTimeoutError,
 )
 from stoker.storage import RetryPolicy, Store, open_store
-from stoker.storage.hub.hub_store import kept_listings, recent_commits
+from stoker.storage.hub import hub_store
+from stoker.storage.hub.hub_client import HubClient
+from stoker.storage.hub.hub_store import HubStore, kept_listings, recent_commits
 from stoker.storage.remote.response_bodies import seconds_to_wait
 from stoker.testing import ReadOnlyStoreTests
 
@@ -270,6 +278,57 @@ def test_a_list_whose_pages_go_round_is_refused(hub: Hub) -> None:
     hub.page = 0
     with pytest.raises(StorageError, match="list of files has no end"):
         list(store.list())
+
+
+@pytest.mark.parametrize(
+    ("entries", "link", "said"),
+    [
+        ([{"type": "file", "path": "a", "size": -5}], "", "'a' has -5 bytes"),
+        ([{"type": "file", "path": "a", "size": True}], "", "'a' has True bytes"),
+        ([{"type": "file", "path": "a", "size": 10**30}], "", "'a' has 1000"),
+        ([{"type": "file", "path": "../a", "size": 5}], "", "is no path in a dataset"),
+        ([{"type": "file", "path": "/a", "size": 5}], "", "is no path in a dataset"),
+        ([], "/api/datasets/o/n/tree?cursor={number}", "list of files has no end"),
+        ([{"type": "file", "path": "{number}", "size": 5}], "/api/datasets/o/n/tree?cursor={number}", "no end"),
+        ([{"type": "file", "path": "a", "size": 5}], "@127.0.0.1:1/x", "as the next page"),
+    ],
+)
+def test_a_list_that_no_hub_makes_is_refused(
+    entries: list[dict[str, Any]], link: str, said: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = _store(hub, {"b": LARGE})
+    assert isinstance(store, HubStore)
+    store.commit()
+    numbers = itertools.count()
+    monkeypatch.setattr(hub_store, "_MOST_PAGES", 5)
+
+    @contextmanager
+    def answer(*_: Any) -> Iterator[Any]:
+        number = next(numbers)
+        data = json.dumps(entries).replace("{number}", str(number)).encode()
+        links = {"next": {"url": link.replace("{number}", str(number))}} if link else {}
+        yield SimpleNamespace(iter_raw=lambda: iter([data]), links=links)
+
+    monkeypatch.setattr(HubClient, "_answer", answer)
+    with pytest.raises(StorageError, match=said):
+        list(store.list())
+    assert next(numbers) <= 6
+
+
+def test_stores_that_are_opened_side_by_side_read_one_commit(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(self: hub_store.HubFolder, revision: str) -> hub_store.HubCommit:
+        asked.append(revision)
+        time.sleep(0.05)  # the other comes meanwhile
+        return hub_store.HubCommit(f"{len(asked):040x}", {})
+
+    monkeypatch.setattr(hub_store.HubFolder, "ask_commit", ask)
+    recent_commits.clear()
+    stores = [_store(hub, {"b": LARGE}) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        found = set(threads.map(lambda store: store.commit().sha, [one for one in stores if isinstance(one, HubStore)]))
+    assert (len(found), len(asked)) == (1, 1)
 
 
 def _gate(repo: Repo) -> None:

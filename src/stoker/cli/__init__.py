@@ -11,16 +11,14 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from stoker import __version__
 from stoker.cli.running import ExitCode
 from stoker.cli.terminal import escaped_output
 from stoker.display import nearest, unknown_name
 from stoker.errors import ConfigError, MissingPackageError, StokerError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from stoker.lazy import load_plugin, package_of, plugins
 
 __all__ = ["COMMANDS", "GROUP", "OF_BENCH", "find_command", "main"]
 
@@ -50,9 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 1 where stoker raised an error, which is told on stderr; 130 after Ctrl-C; 143 where a
-        benchmark got SIGTERM; or what the command
-        says, such as 3 where ``stoker verify`` found problems. Arguments that can not be read end the process with 2, as
-        ``argparse`` does it.
+        benchmark got SIGTERM; or what the command says, such as 3 where ``stoker verify`` found problems. Arguments that
+        can not be read end the process with 2, as ``argparse`` does it.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(
@@ -74,19 +71,13 @@ def find_command(name: str) -> Any:
     """
     if name in COMMANDS:
         return importlib.import_module(f"stoker.cli.{name}")
-    found = _others().get(name)
+    found = plugins(GROUP, own=COMMANDS).get(name)
     if found is None and name in OF_BENCH:
         raise MissingPackageError("it is a command of the package stoker-bench: pip install 'stoker[bench]'")
-    try:
-        return None if found is None else found.load()
-    except Exception as error:  # another package's code
-        raise ConfigError(f"the command of {found} can not be loaded: {error!r}") from error
-
-
-def _others() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # takes long
-
-    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in COMMANDS}
+    module = None if found is None else load_plugin(found, f"the command {name!r}")
+    if found is not None and not (hasattr(module, "add") and hasattr(module, "run")):
+        raise ConfigError(f"the command {name!r}, {found.value} of {package_of(found)}, has no add and run")
+    return module
 
 
 def _run(parser: argparse.ArgumentParser, commands: Any, given: Sequence[str]) -> int:
@@ -96,7 +87,15 @@ def _run(parser: argparse.ArgumentParser, commands: Any, given: Sequence[str]) -
         if not name.startswith("-"):
             module = find_command(name)
         if module is None:  # which argparse answers with help or an error
-            known = dict(sorted({**dict.fromkeys(_others(), "of another package"), **COMMANDS, **OF_BENCH}.items()))
+            known = dict(
+                sorted(
+                    {
+                        **dict.fromkeys(plugins(GROUP, own=COMMANDS), "of another package"),
+                        **COMMANDS,
+                        **OF_BENCH,
+                    }.items()
+                )
+            )
             for command, said in known.items():
                 commands.add_parser(command, help=said)
             if not name.startswith("-"):

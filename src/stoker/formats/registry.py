@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 from stoker.display import unknown_name
 from stoker.errors import FormatError
 from stoker.formats.format import Format
+from stoker.lazy import plugins
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -139,6 +140,4 @@ def load(path: str) -> Any:
 @cache
 def _others() -> dict[str, EntryPoint]:
     """Formats of other packages. Stoker's own names are not theirs to take."""
-    from importlib.metadata import entry_points  # takes long
-
-    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in _OWN}
+    return plugins(GROUP, own=_OWN)

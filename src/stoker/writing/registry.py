@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 from stoker.display import unknown_name
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.registry import format_name, format_names, load
+from stoker.lazy import load_plugin, plugins
 from stoker.writing.base import Writer
 from stoker.writing.destination import OutPath
 from stoker.writing.shard_formats import EncoderWriter
@@ -97,13 +98,8 @@ def find_writer(form: str) -> WriterClass | None:
     elif form in _OWN:
         found = load(_OWN[form])
     else:
-        from importlib.metadata import entry_points  # takes long
-
-        entry = next(iter(entry_points(group=GROUP, name=form)), None)
-        try:
-            found = None if entry is None else entry.load()
-        except Exception as error:  # another package's code
-            raise FormatError(f"the writer of format {form!r}, {entry}, can not be loaded: {error!r}") from error
+        entry = plugins(GROUP).get(form)
+        found = None if entry is None else load_plugin(entry, f"the writer of format {form!r}", FormatError)
         if found is not None and not (isinstance(found, type) and issubclass(found, Writer)):
             raise FormatError(f"the writer of format {form!r}, {entry}, is not a subclass of stoker.writers.Writer")
     writer: WriterClass | None = found

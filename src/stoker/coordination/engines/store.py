@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from stoker.display import redact_url
 from stoker.errors import ConfigError
+from stoker.lazy import load_plugin, plugins
 
 ENGINES: Final[dict[str, str]] = {
     "sqlite": "stoker.coordination.engines.sqlite:SqliteStore",
@@ -98,16 +99,11 @@ def _engine_of(scheme: str, url: str) -> Callable[..., CoordinationStore]:
         module, name = ENGINES[scheme].split(":")
         engine = getattr(import_module(module), name)
         return engine
-    from importlib.metadata import entry_points  # takes long
-
-    others = {entry.name: entry for entry in entry_points(group=GROUP)}
+    others = plugins(GROUP)
     if scheme not in others:
         known = ", ".join([*ENGINES, *others])
         raise ConfigError(f"no engine is called {scheme!r} (in {redact_url(url)!r}); known: {known}")
-    try:
-        engine = others[scheme].load()
-    except Exception as error:  # another package's code
-        raise ConfigError(f"engine {scheme!r} ({others[scheme].value}) can not be loaded: {error!r}") from error
+    engine = load_plugin(others[scheme], f"engine {scheme!r}")
     return engine
 
 

@@ -223,6 +223,8 @@ class HubClient:
         except (ValueError, RecursionError):
             raise AnswerError(Fault("other", "the Hub's answer is no JSON; see HF_ENDPOINT")) from None
         below = parts.path.removeprefix(urlsplit(self._address.endpoint).path)
+        if after and not below.startswith("/"):  # as a part of a host's name it would lead to another one
+            raise AnswerError(Fault("other", f"the Hub names {after[:100]!r} as the next page; see HF_ENDPOINT"))
         return found, f"{below}?{parts.query}" if after else None
 
     def _stream(self, key: str, file: _File, start: int, end: int) -> Iterator[bytes]:

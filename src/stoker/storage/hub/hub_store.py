@@ -32,11 +32,17 @@ _OPTIONS: Final = ("endpoint", "token")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 # Stores that are opened one after another to open one dataset read one commit. What is opened later sees what is new.
 _TOGETHER_SECONDS: Final = 5.0
+_MOST_PAGES: Final = 20_000
+"""Pages of a list of files; the Hub has 1,000 files on each."""
 # How many folders' listings are kept.
 _MOST_LISTINGS: Final = 8
 
 recent_commits: dict[tuple[str, ...], tuple[float, HubCommit]] = {}
 """Commits that revisions were, and until when the next store takes them for it, by the monotonic clock."""
+
+_asking: dict[tuple[str, ...], threading.Lock] = {}
+"""Held while a revision's commit is asked for, so that stores that are opened side by side read one."""
+os.register_at_fork(after_in_child=_asking.clear)  # whose holders stay in the parent
 
 kept_listings: dict[tuple[tuple[str, ...], str], Mapping[str, ObjectInfo]] = {}
 """Files of folders by key, at commits, which never change."""
@@ -167,12 +173,11 @@ class HubFolder(RemoteReads[HubClient]):
         client = HubClient(address, stall_timeout, sha)
         super().__init__(location, [client], retries, stall_timeout, identity=address.identity)
         self._address, self._sha = address, sha
-        self._lock = threading.Lock()
 
     def commit(self) -> HubCommit:
         """The commit that the revision is now, or was for the store that was opened just before."""
-        with self._lock:
-            name = self._named(self._address.revision)
+        name = self._named(self._address.revision)
+        with _asking.setdefault(name, threading.Lock()):  # of all folders of this process
             known = recent_commits.get(name)
             if known is None or time.monotonic() > known[0]:
                 found = self.ask_commit(self._address.revision)
@@ -234,11 +239,14 @@ class HubFolder(RemoteReads[HubClient]):
                 return
             if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
                 raise StorageError(f"{url}: the Hub's list of files is not understood.", url=url)
-            yield from filter(None, (_listed_file(entry, skip) for entry in entries))
-            if page in asked:
+            try:
+                yield from filter(None, (_listed_file(entry, skip) for entry in entries))
+            except ValueError as error:
+                raise StorageError(f"{url}: the Hub's list of files is not understood: {error}", url=url) from None
+            if page is not None and (not entries or page in asked or len(asked) >= _MOST_PAGES):
                 raise StorageError(
-                    f"{url}: the Hub's list of files has no end: a page names an earlier one as the next. Where "
-                    "HF_ENDPOINT names a mirror, use another",
+                    f"{url}: the Hub's list of files has no end: a page names an earlier one as the next, or is empty, or is "
+                    f"the {_MOST_PAGES:,}th. Where HF_ENDPOINT names a mirror, use another",
                     url=url,
                 )
 
@@ -298,4 +306,8 @@ def _listed_file(entry: Mapping[str, Any], skip: str) -> ObjectInfo | None:
         or not path.startswith(skip)
     ):
         return None
+    if isinstance(size, bool) or not 0 <= size < 1 << 63:
+        raise ValueError(f"{path[:100]!r} has {str(size)[:40]} bytes")
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"{path[:100]!r} is no path in a dataset")
     return ObjectInfo(path[len(skip) :], size, str(told.get("oid") or "").removeprefix("sha256:"))

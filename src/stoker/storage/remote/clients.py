@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stoker.errors import ConfigError
-from stoker.lazy import cached_property
+from stoker.lazy import cached_property, load_plugin
 from stoker.storage.fork_proxy import fork
 from stoker.storage.remote.faults import classify, is_panic
 from stoker.storage.remote.options import ClientSpec, milliseconds
@@ -112,14 +112,10 @@ def fetch_by(library: str, bucket: str, spec: ClientSpec) -> Fetch:
     Raises:
         ConfigError: there is none, it can not be loaded, or settings can not be passed on to it.
     """
-    entry = object_clients()[library]
-    try:
-        make: Callable[[str, ClientSpec], Fetch] = entry.load()
-    except Exception as error:  # noqa: BLE001 - another package's code
-        reason = f"{error!r}"
-    else:
-        return make(bucket, spec)
-    raise ConfigError(f"storage_options['library']: {entry} can not be loaded: {reason}")
+    make: Callable[[str, ClientSpec], Fetch] = load_plugin(
+        object_clients()[library], f"storage_options['library'] {library!r}"
+    )
+    return make(bucket, spec)
 
 
 def endpoint_clients(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from stoker.concurrency.threads import Threads
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
+from stoker.lazy import plugins
 from stoker.storage.transfer.stream import PART
 from stoker.storage.url import Location
 from stoker.units import parse_bytes, parse_count
@@ -155,9 +156,7 @@ def _seconds(name: str, value: Any) -> float:
 
 def object_clients() -> dict[str, EntryPoint]:
     """Entry points of what fetches objects of S3 besides obstore, by the name of the package."""
-    from importlib.metadata import entry_points  # takes long
-
-    return {entry.name: entry for entry in entry_points(group=OBJECT_CLIENTS)}
+    return plugins(OBJECT_CLIENTS, own=("obstore",))
 
 
 def _library(name: str, value: Any) -> str | None:

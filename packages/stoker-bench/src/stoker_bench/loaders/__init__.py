@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.display import unknown_name
 from stoker.errors import ConfigError, MissingPackageError
+from stoker.lazy import plugins
 from stoker.storage import is_local
 from stoker_bench.clients import CLIENTS, check_requests, find_client
 from stoker_bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport, LoaderUnderTest, OpenLoader
@@ -158,6 +159,4 @@ def _imported(name: str) -> Any:
 @cache
 def _others() -> dict[str, EntryPoint]:
     """Loaders of other packages. Stoker's own names are not theirs to take."""
-    from importlib.metadata import entry_points  # takes long
-
-    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in _OWN}
+    return plugins(GROUP, own=_OWN)
