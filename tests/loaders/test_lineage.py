@@ -266,10 +266,9 @@ def test_the_command_prints_the_samples_of_a_step(data: Path) -> None:
     [
         (("--step", 1000), "rank 0 has 7 steps"),
         (("--step", 1, "--rank", 4), "expected 0 to 0"),
-        (("--samples",), "add --step"),
-        (("--rank", 0), "add --step"),
-        (("--step", 1, "--html", "x.html"), "leave them out"),
-        (("--step", 1, "--predict"), "not for predictions"),
+        (("--samples",), "--step N says which step: add it. Of a whole epoch, stoker simulate"),
+        (("--rank", 0), "--step N says which step: add it"),
+        (("--step", 1, "--since-resume"), "--since-resume is for --resume"),
     ],
 )
 def test_the_command_refuses_what_does_not_go_together(data: Path, arguments: tuple[Any, ...], message: str) -> None:
