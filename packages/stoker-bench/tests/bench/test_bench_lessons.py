@@ -264,7 +264,7 @@ def test_the_checkers_of_the_code_are_as_strict_as_they_were() -> None:
     assert {"F", "T20", "PLE", "B"} <= set(settings["ruff"]["lint"]["select"])
     assert "T20" not in settings["ruff"]["lint"]["ignore"]
     gate = (ROOT / "tools" / "gate.py").read_text()
-    assert all(name in gate for name in ('ruff", "check"', "mypy", "lint_imports"))
+    assert all(name in gate for name in ('ruff", "check"', "mypy", "lint-imports"))
 
 
 # -- what is measured ----------------------------------------------------------------------------------------------
