@@ -168,6 +168,7 @@ def test_a_fork_and_its_parent_use_files_each_for_itself(tmp_path: Path) -> None
     if not child:
         try:
             dataset[15]
+            os.write(tell[1], b".")
             os.read(ask[0], 1)
             dataset.close()
             del dataset
@@ -176,6 +177,7 @@ def test_a_fork_and_its_parent_use_files_each_for_itself(tmp_path: Path) -> None
             os.read(ask[0], 1)
         finally:
             os._exit(0)
+    os.read(tell[0], 1)  # the child has begun to use them
     dataset.close()
     assert used() == [True] * 4  # the child has them mapped
     for number in (0, 15):
