@@ -28,8 +28,11 @@ from hypothesis import strategies as st
 from patience import PATIENCE
 from stoker.cli import main
 from stoker.errors import FormatError
+from stoker_bench.cli.bench.charts.common import named_axis
 from stoker_bench.cli.bench.page import bench_page
 from stoker_bench.cli.bench.tables.verdicts import verdict_text
+from stoker_bench.cli.render.charts import Axis, Chart
+from stoker_bench.cli.render.html import Card, Figure, Table, render
 from stoker_bench.measure.step_files import read_steps
 from stoker_bench.results.report_files import RunFiles, find_runs, read_run
 from stoker_bench.results.report_steps import stall_histogram, timeline
@@ -226,6 +229,25 @@ def test_text_of_files_stays_text(runs: list[RunFiles]) -> None:
     assert evil in page.words
     # Halves of surrogate pairs, which JSON may hold.
     bench_page([RunFiles(runs[0].folder, "\ud800", runs[0].result)])
+
+
+def test_text_stays_text_in_every_part_of_a_page() -> None:
+    evil = "</title></style></svg><script>alert(1)</script><img src=x onerror=alert(1)>\"'&--x"
+    chart = Chart(evil, Axis(evil, 0, 1), Axis(evil, 0, 1))
+    chart.line([0, 1], np.zeros(2), "red", evil)
+    chart.bar(0, 1, 1, evil)
+    chart.level(1, evil)
+    named = Chart(evil, named_axis(evil, [evil]), Axis(evil, 0, 1))
+    figures = [Figure(chart, [(evil, evil)], [(evil, evil)]), Figure(named)]
+    table, pairs = Table([evil], [[evil]]), [(evil, evil)]
+    values = {"title": evil, "heading": evil, "summary": evil, "node_legend": evil, "warnings": [[evil, "--" + evil]]}
+    parts = {"headlines": pairs, "cards": [Card(evil, evil, figures, table)], "nodes": table}
+    text = render("simulate.html", **values, **parts, findings=pairs, settings=pairs)
+    page = Page(text)
+    assert not {"script", "img"} & set(page.tags)
+    assert not [one for one in page.attributes if one[1].startswith("on")]
+    assert text.count("alert(1)") == 2 * text.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 40
+    assert evil in page.words
 
 
 def test_a_folder_of_runs_and_runs_without_steps_are_shown(
@@ -498,7 +520,7 @@ def test_findings_of_many_runs_that_are_alike_are_told_once_with_all_their_numbe
     warnings = [value for tag, name, value in page.attributes if (tag, name, value) == ("div", "class", "warning")]
     assert len(warnings) == 1
     assert "<b>Invalid: all 31 runs</b>" in text
-    assert "<li>computation: run-00: in epoch 0 a step&#x27;s computation took 20.5 ms, 3% longer" in text
+    assert "<li>computation: run-00: in epoch 0 a step&#39;s computation took 20.5 ms, 3% longer" in text
     rules = next(table for table in page.tables if table[0] == ["run", "rule", "", "reason"])
     assert [row[:3] for row in rules[1:]] == [
         ["all 31 runs", "computation", "broken"],

@@ -17,7 +17,7 @@ from stoker.cli import main
 from stoker_bench.cli.bench.charts.common import named_axis
 from stoker_bench.cli.bench.page import bench_page
 from stoker_bench.cli.render.charts import Axis, Chart
-from stoker_bench.cli.render.markup import rows
+from stoker_bench.cli.render.html import Table
 from stoker_bench.cli.render.picture import COLOURS
 from stoker_bench.results.report_files import RunFiles, find_runs
 from stoker_bench.results.report_steps import delivered_rate
@@ -355,10 +355,15 @@ def test_a_description_that_is_none_is_refused(
 
 def test_wide_tables_say_that_they_scroll_and_paper_has_a_style_of_its_own(run: RunFiles) -> None:
     text = bench_page([run])
-    outside = re.sub(
-        r'<div class="scroll" tabindex="0"><p>[^<]*scroll to the right[^<]*</p><table.*?</table></div>', "", text
-    )
+    told = r'<div class="scroll" tabindex="0"><p>[^<]*scroll to the right[^<]*</p>'
+    outside = re.sub(rf"(?s){told}\s*<table.*?</table>\s*</div>", "", text)
     assert re.findall(r'<table(?! class="pairs")', outside) == []
     assert "@media print" in text
-    assert rows(["x"] * 19, []).startswith("<table class=many>")  # which has smaller letters on paper
-    assert rows(["x"] * 18, []).startswith("<table><thead>")
+    tables = re.findall(r'<table( class="many")?><thead>(.*?)</thead>', text)  # which has smaller letters on paper
+    assert {bool(many) for many, _ in tables} == {True, False}
+    assert all(bool(many) == (head.count("<th ") > 18) for many, head in tables)
+
+
+def test_a_row_that_does_not_fit_its_headings_is_an_error() -> None:
+    with pytest.raises(ValueError, match="rows need 2 cells: a, b"):
+        Table(["a", "b"], [["1", "2"], ["1"]])

@@ -283,7 +283,7 @@ def test_requests_that_a_loader_does_not_count_are_not_measured(tmp_path: Path) 
     assert result["requests"]["train"] is None
     page = bench_page([read(tmp_path / "out")])
     assert "Of out, training: not measured with the loader stoker" in page
-    assert "99th percentile of a step&#x27;s wait for its batch" in page
+    assert "99th percentile of a step&#39;s wait for its batch" in page
     assert ("mean read of the block device, all programs" in page) == (device_read(result) is not None)
     assert result["epochs"][0]["requests"] is None
     # Each file that was generated is a request.

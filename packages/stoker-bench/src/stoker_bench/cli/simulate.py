@@ -24,7 +24,6 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.policy import MOST_OPEN, ReadAmounts, most_fetches
 from stoker_bench.cli.render.advice import advice
-from stoker_bench.cli.render.page import page
 from stoker_bench.cli.render.tables import show_simulation
 from stoker_bench.simulate import Cluster, CostModel, Shards, simulate
 from stoker_bench.simulate.footprint import Footprint, ReadAhead, TotalSizes, predict
@@ -90,6 +89,8 @@ def run(chosen: argparse.Namespace) -> None:
     report = simulate(opened.rank_run, Shards.of(opened.index), cluster, model)
     warnings = advice(report, opened.num_canonical_nodes)
     if chosen.html:
+        from stoker_bench.cli.render.page import page
+
         _write(chosen.html, page(report, settings, warnings))
     if chosen.json:
         print_json({"settings": settings, "warnings": warnings, **report.as_dict(shards=chosen.list_shards)})

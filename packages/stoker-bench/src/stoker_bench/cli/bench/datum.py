@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from html import escape
 from typing import Any, Final
 
-from stoker_bench.cli.render.markup import Html
+from markupsafe import Markup
+
 from stoker_bench.results.report_files import RunFiles
 
 NOTHING: Final = "-"
@@ -26,8 +26,8 @@ def datum(k: int, run: RunFiles, path: str, words: Callable[[Any], str]) -> str:
     value = value_at(run.result, path)
     if value is None:
         return NOTHING
-    exact = escape(json.dumps(value))
-    return Html(f'<data value="{exact}" data-run="{k}" data-path="{escape(path)}">{escape(words(value))}</data>')
+    element = Markup('<data value="{}" data-run="{}" data-path="{}">{}</data>')
+    return element.format(json.dumps(value), k, path, words(value))
 
 
 def value_at(result: Mapping[str, Any], path: str) -> Any:

@@ -1,12 +1,13 @@
-"""Benchmark runs as one page of HTML that needs no other file. All text from files is escaped."""
+"""Benchmark runs as one page of HTML that needs no other file."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from typing import Any, Final, NamedTuple
+
+from markupsafe import Markup
 
 from stoker.cli.numbers import seconds_text
 from stoker.display import counted, decimal_bytes_text
@@ -15,7 +16,7 @@ from stoker_bench.cli.bench.datum import NOTHING, datum, epoch_name, value_at
 from stoker_bench.cli.bench.system_text import SystemText
 from stoker_bench.cli.bench.tables.requests_table import device_read, listing_text, slowest_epoch
 from stoker_bench.cli.bench.tables.result_table import generated_text
-from stoker_bench.cli.render.markup import Html, document, pairs, rows, scroll, section, tile
+from stoker_bench.cli.render.html import Table, render
 from stoker_bench.cli.render.rates import bytes_rate_text, percent_text
 from stoker_bench.measure.metrics import deciding_au
 from stoker_bench.results.report_files import RunFiles
@@ -40,24 +41,30 @@ def bench_page(runs: Sequence[RunFiles], *, title: str | None = None, system: Sy
         system: description of the system that was measured, shown before the results.
     """
     names = title or " and ".join(dict.fromkeys(run.text("name") for run in runs))
-    answers = "".join(f'<p class="answer">{escape(_answer(run, alone=len(runs) == 1))}</p>' for run in runs)
-    body = [answers, f"<h1>{escape(names)}</h1>", f"<p>{escape(_said(runs))}</p>"]
-    if len(runs) == 2:
-        body.append(_differences(*runs))
-    if system is not None:
-        body.append(section("System", "", _system(system)))
-    if len(runs) == 1:
-        body.append(f'<div class="tiles">{"".join(_tiles(runs[0]))}</div>')
-    body += [_warning(runs), charts(runs), section("Summary", "", scroll(_summary(runs))), _rules(runs)]
-    for k, run in enumerate(runs):
-        body.append(_details(k, run, runs[0], alone=len(runs) == 1))
-    return document(f"stoker bench: {names}", "".join(body))
+    alone = len(runs) == 1
+    return render(
+        "bench.html",
+        title=f"stoker bench: {names}",
+        answers=[_answer(run, alone=alone) for run in runs],
+        names=names,
+        summary=_said(runs),
+        differences=_differences(*runs) if len(runs) == 2 else None,
+        system=_system(system),
+        headlines=_headlines(runs[0]) if alone else (),
+        warning=_warning(runs),
+        cards=charts(runs),
+        measured=_summary(runs),
+        run_count=len(runs),
+        findings=_grouped(runs),
+        kept=_kept(runs),
+        details=[_details(k, run, runs[0], alone=alone) for k, run in enumerate(runs)],
+    )
 
 
-def _system(described: SystemText) -> str:
-    if isinstance(described, str):
-        return f'<p class="own">{escape(described)}</p>'
-    return pairs([(name, NOTHING if value is None else str(value)) for name, value in described])
+def _system(described: SystemText | None) -> str | list[tuple[str, str]] | None:
+    if described is None or isinstance(described, str):
+        return described
+    return [(name, NOTHING if value is None else str(value)) for name, value in described]
 
 
 def _said(runs: Sequence[RunFiles]) -> str:
@@ -94,7 +101,7 @@ def _fed(result: Mapping[str, Any], asked: float) -> int:
     return sum(sum(each) / len(each) >= asked for each in found.values())
 
 
-def _differences(one: RunFiles, other: RunFiles) -> str:
+def _differences(one: RunFiles, other: RunFiles) -> Table:
     """Differences of two runs: in what was set, and in what was measured."""
     table = [(name, mine, theirs, "") for name, mine, theirs in _other_settings(one, other)]
     for name, path, words in _COMPARED:
@@ -102,7 +109,7 @@ def _differences(one: RunFiles, other: RunFiles) -> str:
         if None not in values:
             first, second = values
             table.append((name, words(first), words(second), f"{second / first - 1:+.1%}" if first else ""))
-    return section("Differences", "", scroll(rows(("", one.name, other.name, ""), table)))
+    return Table(("", one.name, other.name, ""), table)
 
 
 def _other_settings(one: RunFiles, other: RunFiles) -> list[tuple[str, str, str]]:
@@ -124,10 +131,11 @@ def _verdict(run: RunFiles) -> str:
     kind = {"passed": "good", "valid": ""}.get(verdict, "bad")
     if verdict == "smoke test" and run.setting("metric.smoke") is True:
         kind = ""  # it was asked for
-    return Html(f'<span class="{kind}">{escape(verdict)}</span>') if kind else verdict
+    return Markup('<span class="{}">{}</span>').format(kind, verdict) if kind else verdict
 
 
-def _tiles(run: RunFiles) -> list[str]:
+def _headlines(run: RunFiles) -> list[tuple[str, str]]:
+    """Numbers to be seen first."""
     shown = [
         ("verdict", _verdict(run)),
         ("bytes a second from storage", datum(0, run, "train.storage_bytes_per_second.mean", bytes_rate_text)),
@@ -144,7 +152,7 @@ def _tiles(run: RunFiles) -> list[str]:
         ("bytes a second, data set generated", _generated(run)),
         *((name, datum(0, run, path, words)) for _, name, path, words in _STAGES),
     ]
-    return [tile(name, value) for name, value in shown if value != NOTHING]
+    return [(name, value) for name, value in shown if value != NOTHING]
 
 
 def _generated(run: RunFiles) -> str:
@@ -186,7 +194,7 @@ def _served_by_storage(requests: Mapping[str, Any] | None) -> str | None:
     return next((one for one in ("network", "device", "local") if one in (requests or {})), None)
 
 
-def _summary(runs: Sequence[RunFiles]) -> str:
+def _summary(runs: Sequence[RunFiles]) -> Table:
     headings = (
         *("run", "verdict", "loader", "decoded", "storage", "accelerators"),
         *("bytes/s from storage", "to the step"),
@@ -223,10 +231,10 @@ def _summary(runs: Sequence[RunFiles]) -> str:
     return _known_columns(headings, table)
 
 
-def _known_columns(headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
+def _known_columns(headings: Sequence[str], table: Sequence[Sequence[str]]) -> Table:
     """A table without the columns of which nothing was measured."""
     kept = [at for at in range(len(headings)) if any(row[at] != NOTHING for row in table)]
-    return rows([headings[at] for at in kept], [[row[at] for at in kept] for row in table])
+    return Table([headings[at] for at in kept], [[row[at] for at in kept] for row in table])
 
 
 _COMPARED: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
@@ -297,66 +305,48 @@ def _grouped(runs: Sequence[RunFiles]) -> list[_Findings]:
     return sorted(found, key=lambda one: (not one.invalid, -len(one.said)))
 
 
-def _warning(runs: Sequence[RunFiles]) -> str:
+class _Warning(NamedTuple):
+    """Lines of a warning above the charts, and their title."""
+
+    title: str
+    lines: list[str]
+
+
+def _warning(runs: Sequence[RunFiles]) -> _Warning:
     """The runs that are invalid, and the rules that they broke; a list, as a small run breaks many of MLPerf Storage's.
 
     Of valid ones, what their numbers are not to be taken for.
     """
     broken = [one for one in _grouped(runs) if one.invalid]
     if not broken:
-        lines = [f"<li>{escape(one.reason())}</li>" for one in _grouped(runs) if one.rule in (PUBLISHED, "read ahead")]
-        return f'<div class="warning" role="note"><ul>{"".join(lines)}</ul></div>' if lines else ""
+        return _Warning("", [one.reason() for one in _grouped(runs) if one.rule in (PUBLISHED, "read ahead")])
     names = list(dict.fromkeys(name for one in broken for name, _ in one.said))
     whose = _Findings("", True, [(name, "") for name in names]).whose(len(runs))
-    told = "This run is invalid" if len(runs) == 1 else f"Invalid: {whose}"
     lines = [
-        f"<li>{escape(one.rule)}{'' if len(one.said) == len(names) else escape(f', {one.whose(len(runs))}')}: "
-        f"{escape(one.reason())}</li>"
+        f"{one.rule}{'' if len(one.said) == len(names) else f', {one.whose(len(runs))}'}: {one.reason()}"
         for one in broken[:_WARNED]
     ]
     if len(broken) > _WARNED:
-        lines.append(f"<li>{len(broken) - _WARNED} more, in the table of rules below</li>")
-    return f'<div class="warning" role="note"><b>{escape(told)}</b><ul>{"".join(lines)}</ul></div>'
+        lines.append(f"{len(broken) - _WARNED} more, in the table of rules below")
+    return _Warning("This run is invalid" if len(runs) == 1 else f"Invalid: {whose}", lines)
 
 
-def _others(found: _Findings) -> str:
-    """The reasons of the other runs, to be opened, where they have other numbers."""
-    if found.alike():
-        return ""
-    lines = "".join(f"<li>{escape(f'{name}: {reason}')}</li>" for name, reason in found.said)
-    return f"<details><summary>Of each run</summary><ul>{lines}</ul></details>"
+def _kept(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
+    """Runs that broke no rule, and the rules that they kept: ``all``, or ``all others`` beside remarks."""
+    kept: dict[str, list[tuple[str, str]]] = {"all": [], "all others": []}
+    for run in runs:
+        findings = run.result["findings"]
+        if not any(one["invalid"] for one in findings):
+            kept["all others" if findings else "all"].append((run.name, ""))
+    return [(_Findings("", False, names).whose(len(runs)), which) for which, names in kept.items() if names]
 
 
-def _rules(runs: Sequence[RunFiles]) -> str:
-    table: list[tuple[str, str, str, str]] = []
-    for one in _grouped(runs):
-        kind = Html('<span class="bad">broken</span>') if one.invalid else "remark"
-        reason = Html(escape(one.reason()) + _others(one))
-        table.append((one.whose(len(runs)), one.rule, kind, reason))
-    for which in ("all", "all others"):
-        kept = [(run.name, "") for run in runs if _kept(run) == which]
-        if kept:
-            good = Html('<span class="good">kept</span>')
-            table.append((_Findings("", False, kept).whose(len(runs)), which, good, "No rule was broken."))
-    text = "Do not rely on the numbers of a run that broke a rule."
-    return section("Rules", text, scroll(rows(("run", "rule", "", "reason"), table, words=True)))
-
-
-def _kept(run: RunFiles) -> str | None:
-    """The rules that a run kept, if it broke none: ``all``, or ``all others`` beside remarks."""
-    findings = run.result["findings"]
-    if any(one["invalid"] for one in findings):
-        return None
-    return "all others" if findings else "all"
-
-
-def _settings(run: RunFiles, first: RunFiles) -> str:
-    """All settings of the first run, and of others those that differ from it."""
-    title, told = "All settings", json.dumps(run.workload, indent=1)
-    if run is not first:
-        title = f"Settings that differ from those of {first.name}"
-        told = "\n".join(f"{name}: {mine}" for name, _, mine in _other_settings(first, run)) or "none"
-    return f"<details><summary>{escape(title)}</summary><pre>{escape(told)}</pre></details>"
+def _settings(run: RunFiles, first: RunFiles) -> tuple[str, str]:
+    """A title, and all settings of the first run, and of others those that differ from it."""
+    if run is first:
+        return "All settings", json.dumps(run.workload, indent=1)
+    differing = "\n".join(f"{name}: {mine}" for name, _, mine in _other_settings(first, run))
+    return f"Settings that differ from those of {first.name}", differing or "none"
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -368,7 +358,8 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
             yield f"{above}{name}", value
 
 
-def _details(k: int, run: RunFiles, first: RunFiles, *, alone: bool) -> str:
+def _details(k: int, run: RunFiles, first: RunFiles, *, alone: bool) -> dict[str, Any]:
+    """Epochs, checkpoints and circumstances of a run, as the template has them."""
     result = run.result
     environment = result["environment"]
     loaders = {one["kind"]: one["loader"] for one in result["epochs"] if one["loader"] is not None}
@@ -400,15 +391,18 @@ def _details(k: int, run: RunFiles, first: RunFiles, *, alone: bool) -> str:
         ("versions", ", ".join(f"{name} {version}" for name, version in environment["versions"].items())),
     ]
     facts += [("note", note) for note in result["plan"]["notes"]]
-    epochs = scroll(_epochs(k, run))
-    if len(result["epochs"]) > _EPOCHS:
-        epochs += f"<p>The first {_EPOCHS} of {len(result['epochs'])}.</p>"
-    title = "" if alone else f"{run.name}: "
-    made = [section(f"{title}{'e' if title else 'E'}pochs", "", epochs)] if result["epochs"] else []
-    if result["checkpoint"] is not None:
-        made.append(section(f"{title}{'c' if title else 'C'}heckpoints", "", _checkpoints(k, run)))
-    made.append(section(f"{title}{'h' if title else 'H'}ow it was measured", "", pairs(facts) + _settings(run, first)))
-    return "".join(made)
+    epochs, checkpoint = len(result["epochs"]), result["checkpoint"]
+    settings_title, settings = _settings(run, first)
+    return {
+        "name": "" if alone else run.name,
+        "epochs": _epochs(k, run) if epochs else None,
+        "epochs_left_out": f"The first {_EPOCHS} of {epochs}." if epochs > _EPOCHS else "",
+        "checkpoints": None if checkpoint is None else _checkpoints(k, run),
+        "checkpoint_facts": None if checkpoint is None else _checkpoint_facts(k, run),
+        "facts": facts,
+        "settings_title": settings_title,
+        "settings": settings,
+    }
 
 
 def _of_requests(epoch: Mapping[str, Any]) -> list[tuple[str, Callable[[Any], str]]]:
@@ -420,7 +414,7 @@ def _of_requests(epoch: Mapping[str, Any]) -> list[tuple[str, Callable[[Any], st
     ]
 
 
-def _epochs(k: int, run: RunFiles) -> str:
+def _epochs(k: int, run: RunFiles) -> Table:
     headings = (
         *("epoch", "steps", "bytes/s from storage", "to the step"),
         *("utilization", "nominal", "stall", "barrier", "overhead", "drawn", "computed", "samples/s"),
@@ -449,7 +443,7 @@ def _epochs(k: int, run: RunFiles) -> str:
     return _known_columns(headings, table)
 
 
-def _checkpoints(k: int, run: RunFiles) -> str:
+def _checkpoints(k: int, run: RunFiles) -> Table:
     headings = (
         "",
         "while",
@@ -482,14 +476,17 @@ def _checkpoints(k: int, run: RunFiles) -> str:
                         else datum(k, run, f"checkpoint.{kind}.{at}.{path}", words)
                         for path, words in shown
                     ),
-                    "yes" if one["complete"] else Html('<span class="bad">no</span>'),
+                    "yes" if one["complete"] else Markup('<span class="bad">no</span>'),
                 )
             )
-    layout = run.result["checkpoint"]["layout"]
-    facts = [
+    return Table(headings, table)
+
+
+def _checkpoint_facts(k: int, run: RunFiles) -> list[tuple[str, str]]:
+    checkpoint = run.result["checkpoint"]
+    return [
         ("of all ranks", datum(k, run, "checkpoint.layout.bytes", decimal_bytes_text)),
         ("of the whole model", datum(k, run, "checkpoint.layout.whole_bytes", decimal_bytes_text)),
-        ("ranks that it is for", str(layout["whole_ranks"])),
-        ("where", run.result["checkpoint"]["storage"]["url"]),
+        ("ranks that it is for", str(checkpoint["layout"]["whole_ranks"])),
+        ("where", checkpoint["storage"]["url"]),
     ]
-    return f"{scroll(rows(headings, table))}{pairs(facts)}"

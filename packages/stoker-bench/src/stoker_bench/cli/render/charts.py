@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 
 import numpy as np
+from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 22, 14, 46
@@ -187,7 +187,12 @@ class Chart:
             f'height="{self._plot}" preserveAspectRatio="none"/>'
         )
 
-    def svg(self) -> str:
+    @property
+    def wide(self) -> bool:
+        """Whether it is for the whole width of a page."""
+        return self.width > _WIDE
+
+    def svg(self) -> Markup:
         """The chart."""
         bottom = _TOP + self._plot
         axes, below = self._named() if self.x.names else ([], 0)
@@ -205,7 +210,7 @@ class Chart:
             )
         middle = _TOP + self._plot / 2
         height = self.height + below
-        return (
+        return Markup(  # noqa: S704 - the texts in it are escaped where it is drawn
             f'<svg viewBox="0 0 {self.width} {height}" role="img" aria-label="{escape(self.title)}">'
             f"{''.join(axes)}{''.join(self._elements)}"
             f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{self._end}"/>'
@@ -219,9 +224,9 @@ class Chart:
         """Names below the axis, and by how much they make the chart higher. Those that do not fit side by side are aslant."""
         across, _ = self._at(np.arange(1.0, len(self.x.names) + 1), np.array([self.y.low]))
         room = (self._end - _LEFT) / (self.x.high - self.x.low)
-        longest, most = max(map(len, self.x.names)), _LONGEST_WIDE if self.width > _WIDE else _LONGEST
+        longest, most = max(map(len, self.x.names)), _LONGEST_WIDE if self.wide else _LONGEST
         # On a narrow page the letters of a chart of the whole width are larger, see .wide in the style.
-        aslant = longest * _LETTER * (1.25 if self.width > _WIDE else 1.0) > room - 4
+        aslant = longest * _LETTER * (1.25 if self.wide else 1.0) > room - 4
         every = max(1, math.ceil(_ASLANT / room)) if aslant else 1
         elements = []
         for at, name in list(zip(across.tolist(), self.x.names, strict=True))[::every]:

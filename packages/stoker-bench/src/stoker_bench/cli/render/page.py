@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,12 @@ from numpy.typing import NDArray
 
 from stoker.cli.numbers import byte_unit, bytes_text, count_text, seconds_text, time_unit
 from stoker_bench.cli.render.charts import Axis, Chart
-from stoker_bench.cli.render.markup import document, legend, pairs, rows, scroll, section, tile
+from stoker_bench.cli.render.html import Card, Figure, Table, render
 from stoker_bench.cli.render.picture import COLOURS, SHARED, map_url, node_colour, shard_map
 from stoker_bench.cli.render.report_text import NODE_COLUMNS, NODE_LEGEND, findings, node_rows, settings_in_words
 from stoker_bench.simulate import Report
 
+_OPTION = re.compile("(--[a-z-]+)")
 _MOMENTS = 240
 _SPANS = 80
 _BARS = 24
@@ -37,18 +37,20 @@ def page(report: Report, settings: Mapping[str, Any], warnings: Sequence[str]) -
         f"{_many(cluster.ranks_per_node, 'rank')}, {count_text(report.sampling.steps)} steps. Simulated from the order, "
         "without reading data."
     )
-    charts = [_map(report), _downloads(report), _cache(report), _shares(report), _waits(report)]
-    nodes = rows(NODE_COLUMNS, node_rows(list(report.nodes)))
-    body = (
-        f"<h1>{escape(heading)}</h1><p>{escape(summary)}</p>"
-        f'<div class="tiles">{"".join(tile(name, value) for name, value in _headlines(report))}</div>'
-        f"{''.join(f'<div class=warning>{_options(warning)}</div>' for warning in warnings)}"
-        f'<div class="charts">{"".join(charts)}</div>'
-        f"<section><h2>Nodes</h2><p>{escape(NODE_LEGEND)}</p>{scroll(nodes)}</section>"
-        f'<div class="charts"><section><h2>Result</h2>{pairs(findings(report))}</section>'
-        f"<section><h2>Settings</h2>{pairs(settings_in_words(report, settings))}</section></div>"
+    cards = [_map(report), _downloads(report), _cache(report), _shares(report), _waits(report)]
+    return render(
+        "simulate.html",
+        title=f"stoker simulate: {heading}",
+        heading=heading,
+        summary=summary,
+        headlines=_headlines(report),
+        warnings=[_OPTION.split(warning) for warning in warnings],
+        cards=[card for card in cards if card is not None],
+        node_legend=NODE_LEGEND,
+        nodes=Table(NODE_COLUMNS, node_rows(list(report.nodes))),
+        findings=findings(report),
+        settings=settings_in_words(report, settings),
     )
-    return document(f"stoker simulate: {heading}", body)
 
 
 def _headlines(report: Report) -> list[tuple[str, str]]:
@@ -65,7 +67,7 @@ def _headlines(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _map(report: Report) -> str:
+def _map(report: Report) -> Card:
     nodes = report.cluster.nodes
     chart = Chart(
         "which node has which shard in use at which step",
@@ -86,10 +88,10 @@ def _map(report: Report) -> str:
     )
     if not report.sampling.exact:
         text += f" Evaluated: {report.sampling}."
-    return section("Shards in use", text, chart.svg() + legend(named), wide=True)
+    return Card("Shards in use", text, [Figure(chart, named)])
 
 
-def _downloads(report: Report) -> str:
+def _downloads(report: Report) -> Card:
     moments = np.linspace(0, report.clock.total, _SPANS + 1)
     rates = report.rates(moments)
     most = float(rates.max())
@@ -103,10 +105,10 @@ def _downloads(report: Report) -> str:
     names = _series(chart, (moments[1:] + moments[:-1]) / 2, rates)
     if bandwidth is not None and bandwidth <= top:
         chart.level(bandwidth, f"bandwidth {bytes_text(bandwidth)}/s")
-    return section("Downloads", "What comes through each node's link.", chart.svg() + names)
+    return Card("Downloads", "What comes through each node's link.", [Figure(chart, names)])
 
 
-def _cache(report: Report) -> str:
+def _cache(report: Report) -> Card:
     moments = np.linspace(0, report.clock.total, _MOMENTS + 1)
     held = report.held(moments).astype(np.float64)
     limit = report.model.cache_limit
@@ -121,10 +123,10 @@ def _cache(report: Report) -> str:
         chart.level(limit, f"limit {bytes_text(limit)}")
     text = f"At most {bytes_text(report.cache_needed)} on a node have been fetched and will still be used"
     text += ". Without a limit nothing is removed." if limit is None else "; the rest is there until room is needed."
-    return section("Cache", text, chart.svg() + names)
+    return Card("Cache", text, [Figure(chart, names)])
 
 
-def _shares(report: Report) -> str:
+def _shares(report: Report) -> Card:
     samples = report.balance.samples
     low, high = int(samples.min()), int(samples.max())
     bins = min(_BARS, high - low + 1)
@@ -146,15 +148,15 @@ def _shares(report: Report) -> str:
         if low == high
         else f"Between {count_text(low)} and {count_text(high)}, {_many(samples.size, 'rank')}."
     )
-    return section("Samples of a rank", text, chart.svg())
+    return Card("Samples of a rank", text, [Figure(chart)])
 
 
-def _waits(report: Report) -> str:
+def _waits(report: Report) -> Card | None:
     clock = report.clock
     stall = clock.stall.copy()
     stall[0] = 0.0
     if not stall.any():
-        return ""
+        return None
     steps = report.sampling.steps
     bins = min(120, steps)
     at = clock.ticks.first[:-1] * bins // steps
@@ -171,7 +173,7 @@ def _waits(report: Report) -> str:
         name = f"steps {first} to {last}: {seconds_text(float(seconds[k]))}"
         chart.bar(k * steps / bins, (k + 1) * steps / bins, float(seconds[k]), name)
     text = f"{seconds_text(clock.waiting)} in all after the first batch; all ranks wait for the slowest."
-    return section("Waiting", text, chart.svg())
+    return Card("Waiting", text, [Figure(chart)])
 
 
 def _time_axis(report: Report) -> Axis:
@@ -179,21 +181,16 @@ def _time_axis(report: Report) -> Axis:
     return Axis(f"time ({name})", 0, report.clock.total, unit)
 
 
-def _series(chart: Chart, x: NDArray[np.float64], values: NDArray[np.float64]) -> str:
+def _series(chart: Chart, x: NDArray[np.float64], values: NDArray[np.float64]) -> list[tuple[str, str]]:
     """A line a node, or where there are many their range and mean; the legend."""
     nodes = values.shape[1]
     if nodes <= len(COLOURS):
         for node in range(nodes):
             chart.line(x, values[:, node], node_colour(node), f"node {node}")
-        return legend([(node_colour(node), f"node {node}") for node in range(nodes)])
+        return [(node_colour(node), f"node {node}") for node in range(nodes)]
     chart.band(x, values.min(axis=1), values.max(axis=1), "from the least to the most of all nodes")
     chart.line(x, values.mean(axis=1), "var(--main)", "mean of all nodes")
-    return legend([("var(--main)", f"mean of {nodes} nodes; shaded: from the least to the most")])
-
-
-def _options(text: str) -> str:
-    """Text whose command-line options are set apart and not broken."""
-    return re.sub(r"--[a-z-]+", r"<code>\g<0></code>", escape(text))
+    return [("var(--main)", f"mean of {nodes} nodes; shaded: from the least to the most")]
 
 
 def _many(count: int, name: str) -> str:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from stoker.cli.numbers import seconds_text
 from stoker_bench.cli.bench.datum import epoch_name
 from stoker_bench.cli.render.charts import Axis, Chart
-from stoker_bench.cli.render.markup import legend
 from stoker_bench.cli.render.picture import COLOURS
 from stoker_bench.results.report_files import RunFiles
 
@@ -87,16 +86,14 @@ def run_colour(k: int) -> str:
     return COLOURS[k % len(COLOURS)]
 
 
-def run_legend(runs: Sequence[RunFiles], drawn: Collection[int], dashed: Sequence[tuple[str, str]] = ()) -> str:
-    """Names of those of several runs that are drawn, and dashed lines that are of none; nothing where there is one run.
+def run_legend(runs: Sequence[RunFiles], drawn: Collection[int]) -> list[tuple[str, str]]:
+    """Colours and names of those of several runs that are drawn; nothing where there is one run.
 
     Args:
         runs: all runs of the page.
         drawn: numbers of those that the chart shows.
-        dashed: of the legend.
     """
-    named = [(run_colour(k), run.name) for k, run in enumerate(runs) if k in drawn]
-    return legend(named, dashed) if len(runs) > 1 else ""
+    return [(run_colour(k), run.name) for k, run in enumerate(runs) if k in drawn and len(runs) > 1]
 
 
 def threshold(chart: Chart, runs: Sequence[RunFiles]) -> list[tuple[str, str]]:

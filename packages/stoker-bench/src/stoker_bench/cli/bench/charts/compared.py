@@ -21,7 +21,7 @@ from stoker_bench.cli.bench.charts.common import (
 )
 from stoker_bench.cli.bench.datum import datum
 from stoker_bench.cli.render.charts import Axis, Chart
-from stoker_bench.cli.render.markup import legend, numbers, section
+from stoker_bench.cli.render.html import Card, Figure, Table
 from stoker_bench.cli.render.rates import bytes_rate_text, percent_text
 from stoker_bench.results.report_files import RunFiles
 
@@ -36,7 +36,7 @@ _SHOWN: Final[Mapping[str, tuple[str, str, float, str, str, Callable[[Any], str]
 """Of a metric: title, axis, its unit, the metric beside it and its name, words."""
 
 
-def compared(runs: Sequence[RunFiles], name: str) -> str:
+def compared(runs: Sequence[RunFiles], name: str) -> Card | None:
     """A metric of all runs with the least and the largest epoch, and beside it the metric that it is to be seen with."""
     title, label, unit, beside, other, words = _SHOWN[name]
     pair = [(name, "measured" if name == "au" else "from storage" if beside else "")]
@@ -45,7 +45,7 @@ def compared(runs: Sequence[RunFiles], name: str) -> str:
     found = [(k, run, each) for k, run, each in found if any(one is not None for one in each)]
     top = max((one["max"] for *_, each in found for one in each if one is not None), default=0)
     if not top:
-        return ""
+        return None
     chart = Chart(
         f"{title.lower()} of each run",
         named_axis("run", [run.name for _, run, _ in found]),
@@ -74,8 +74,8 @@ def compared(runs: Sequence[RunFiles], name: str) -> str:
                     chart.mark(left, left + width, value, f"{epoch.name}{', ' if which else ''}{which}: {words(value)}")
             mean, least, most = (datum(k, run, f"train.{path}.{part}", words) for part in ("mean", "min", "max"))
             rows.append((run.name, *((which,) if beside else ()), mean, least, most, str(one["count"])))
-    asked = legend([], threshold(chart, runs)) if name == "au" else ""
-    table = numbers(("run", *(("",) if beside else ()), "mean", "least", "most", "epochs"), rows)
+    asked = threshold(chart, runs) if name == "au" else ()
+    table = Table(("run", *(("",) if beside else ()), "mean", "least", "most", "epochs"), list(rows))
     rows += [
         (one.name, *((which,) if beside else ()), datum(one.k, one.run, f"{one.path}.{path}", words), "-", "-", "1")
         for mine in epochs.values()
@@ -84,10 +84,10 @@ def compared(runs: Sequence[RunFiles], name: str) -> str:
     ]
     text = f"Mean of the epochs; lines across: each epoch; upwards: from the least to the most.{left_out}"
     text += f" Paler: {other}." if beside else ""
-    return section(f"{title}, run by run", text, chart.svg() + asked + table, wide=chart.width > 540)
+    return Card(f"{title}, run by run", text, [Figure(chart, dashed=asked)], table)
 
 
-def by_accelerators(runs: Sequence[RunFiles]) -> str:
+def by_accelerators(runs: Sequence[RunFiles]) -> Card | None:
     """Utilization as accelerators are added, where runs differ in how many there are."""
     decoded = {run.setting("reader.decode") is not False for run in runs}
     series: dict[str, dict[int, list[tuple[int, RunFiles, float]]]] = {}
@@ -99,7 +99,7 @@ def by_accelerators(runs: Sequence[RunFiles]) -> str:
                 name += ", bytes alone" if run.setting("reader.decode") is False else ", decoded"
             series.setdefault(name, {}).setdefault(run.result["world"]["ranks"], []).append((k, run, au["mean"]))
     if not any(len(points) > 1 for points in series.values()):
-        return ""
+        return None
     most = max(count for points in series.values() for count in points)
     chart = Chart(
         "utilization by number of accelerators",
@@ -118,8 +118,7 @@ def by_accelerators(runs: Sequence[RunFiles]) -> str:
             for k, run, _ in points[count]:
                 ranks, au = datum(k, run, "world.ranks", str), datum(k, run, "train.au.mean", percent_text)
                 rows.append((name, ranks, run.name, au))
-    asked = threshold(chart, runs)
-    names = legend([(run_colour(k), name) for k, name in enumerate(series)], asked)
-    table = numbers(("loader and storage", "accelerators", "run", "utilization"), rows)
+    figure = Figure(chart, [(run_colour(k), name) for k, name in enumerate(series)], threshold(chart, runs))
+    table = Table(("loader and storage", "accelerators", "run", "utilization"), rows)
     text = "Mean of the runs; lines upwards: from the least to the most."
-    return section("Utilization by accelerators", text, chart.svg() + names + table)
+    return Card("Utilization by accelerators", text, [figure], table)

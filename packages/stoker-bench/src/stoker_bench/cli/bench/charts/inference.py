@@ -10,7 +10,7 @@ from stoker.display import decimal_bytes_text
 from stoker_bench.cli.bench.charts.common import MOST_BARS, SecondsAxis, named_axis
 from stoker_bench.cli.bench.datum import NOTHING, datum
 from stoker_bench.cli.render.charts import Axis, Chart
-from stoker_bench.cli.render.markup import legend, numbers, section
+from stoker_bench.cli.render.html import Card, Figure, Table
 from stoker_bench.cli.render.picture import COLOURS
 from stoker_bench.cli.render.rates import bytes_rate_text, percent_text, time_text
 from stoker_bench.results.report_files import RunFiles
@@ -44,12 +44,12 @@ class _Operations(NamedTuple):
     timed: bool
 
 
-def inference_latency(runs: Sequence[RunFiles], left_out: str) -> str:
+def inference_latency(runs: Sequence[RunFiles], left_out: str) -> Card | None:
     """Percentiles of operations, and their sizes and rates."""
     found = [one for one in _operations(runs) if one.done["latency"] is not None][:MOST_BARS]
     values = [one.done["latency"][name] for one in found for name, _ in _PERCENTILES]
     if not any(value > 0 for value in values):
-        return ""
+        return None
     low = math.floor(math.log10(min(value for value in values if value > 0)) - 0.1)  # so that the lowest bar is seen
     chart = Chart(
         "latency of entries of the KV cache and of queries of vectors: P50, P95 and P99",
@@ -82,15 +82,15 @@ def inference_latency(runs: Sequence[RunFiles], left_out: str) -> str:
         *("per s", "bytes/s", "size of each", "size of a request"),
     )
     text = "Of whole entries and whole queries; on a logarithmic scale. Sizes are below, in the numbers."
-    named = legend([(colour, name.upper()) for name, colour in _PERCENTILES])
-    return section("Request latency", text + left_out, chart.svg() + named + numbers(headings, rows), wide=True)
+    figure = Figure(chart, [(colour, name.upper()) for name, colour in _PERCENTILES])
+    return Card("Request latency", text + left_out, [figure], Table(headings, rows))
 
 
-def inference_shares(runs: Sequence[RunFiles], left_out: str) -> str:
+def inference_shares(runs: Sequence[RunFiles], left_out: str) -> Card | None:
     """The parts of operations' time: the storage's, the kernel's, and the host's."""
     found = [one for one in _operations(runs) if one.timed][:MOST_BARS]
     if not found:
-        return ""
+        return None
     chart = Chart(
         "whose time the latency is: the storage's, the kernel's, the host's",
         named_axis("", [one.name for one in found]),
@@ -108,10 +108,10 @@ def inference_shares(runs: Sequence[RunFiles], left_out: str) -> str:
             begin = end
         shares = (datum(one.k, one.run, f"{one.path}.{name}_share", percent_text) for name, _, _ in _SHARES[1:])
         rows.append((one.name, percent_text(parts["storage"]), *shares))
-    table = numbers(("", *(words for _, words, _ in _SHARES)), rows)
-    names = legend([(colour, words) for _, words, colour in _SHARES])
+    table = Table(("", *(words for _, words, _ in _SHARES)), rows)
+    figure = Figure(chart, [(colour, words) for _, words, colour in _SHARES])
     text = "Of the sum of all operations' time. What is not the storage's is this machine's."
-    return section("Share of the host", text + left_out, chart.svg() + names + table, wide=True)
+    return Card("Share of the host", text + left_out, [figure], table)
 
 
 def _at(one: _Operations, path: str) -> str:

@@ -14,7 +14,7 @@ from stoker_bench.cli.bench.charts.common import MOST_BARS, SecondsAxis, above, 
 from stoker_bench.cli.bench.datum import datum
 from stoker_bench.cli.bench.tables.requests_table import SERVED_BY, not_measured
 from stoker_bench.cli.render.charts import Axis, Chart
-from stoker_bench.cli.render.markup import legend, numbers, section
+from stoker_bench.cli.render.html import Card, Figure, Table
 from stoker_bench.cli.render.picture import COLOURS
 from stoker_bench.cli.render.rates import bytes_rate_text, time_text
 from stoker_bench.results.report_files import RunFiles
@@ -60,13 +60,13 @@ class _Served(NamedTuple):
     colour: str
 
 
-def request_latency(runs: Sequence[RunFiles], left_out: str) -> str:
-    """Percentiles of all requests, source by source, and the distribution of latencies."""
+def request_latency(runs: Sequence[RunFiles], left_out: str) -> Card | None:
+    """Percentiles of all requests, source by source."""
     found = list(_served(runs))[:MOST_BARS]
     unknown = [(run, told) for run in runs if (told := not_measured(run.result)) is not None]
     missing = "".join(f" Of {run.name}, training: {told}." for run, told in unknown)
     if not found:
-        return section("Requests: latency", missing.strip(), "", wide=True) if unknown else ""
+        return Card("Requests: latency", missing.strip()) if unknown else None
     values = [one.found["latency"][name] for one in found for name, _ in _PERCENTILES]
     low = math.floor(math.log10(max(1e-9, min(values))) - 0.1)  # so that the lowest bar is seen
     high = math.floor(math.log10(max(1e-9, *values))) + 1
@@ -99,25 +99,23 @@ def request_latency(runs: Sequence[RunFiles], left_out: str) -> str:
         "Of all requests of all ranks and epochs, by what served them, on a logarithmic scale. "
         "A request that was read ahead counts from when a thread wants its bytes."
     )
-    named = legend([(colour, _word(name)) for name, colour in _PERCENTILES])
-    content = chart.svg() + named + numbers(headings, rows)
-    return section("Requests: latency", text + missing + left_out, content, wide=True) + _distribution(
-        found, len(runs), left_out
-    )
+    figure = Figure(chart, [(colour, _word(name)) for name, colour in _PERCENTILES])
+    return Card("Requests: latency", text + missing + left_out, [figure], Table(headings, rows))
 
 
-def _distribution(found: Sequence[_Served], runs: int, left_out: str) -> str:
+def request_distribution(runs: Sequence[RunFiles], left_out: str) -> Card | None:
     """The share of requests that took at most so long."""
+    found = list(_served(runs))[:MOST_BARS]
     edges = [edge for one in found for edge in (one.found["latency_histogram"]["to"]) if edge > 0]
     if not edges:
-        return ""
+        return None
     low, high = math.floor(math.log10(min(edges))), math.ceil(math.log10(max(edges)))
     chart = Chart(
         "part of the requests that took at most so long",
         SecondsAxis("latency", 10.0**low, 2 * 10.0 ** max(high, low + 1)),
         Axis("part of the requests (%)", 0, 1.0, 0.01),
     )
-    colours = _colours(found, runs)
+    colours = _colours(found, len(runs))
     for one, colour in zip(found, colours, strict=True):
         histogram = one.found["latency_histogram"]
         reached = np.cumsum(np.array(histogram["count"], np.float64))
@@ -125,16 +123,16 @@ def _distribution(found: Sequence[_Served], runs: int, left_out: str) -> str:
         share = np.concatenate([[0.0], reached / reached[-1]])
         chart.line(np.repeat(to, 2)[1:], np.repeat(share, 2)[:-1], colour, one.name)
     text = "Further to the left is faster. A step in a line is a group of requests of one kind."
-    named = legend([(colour, one.name) for one, colour in zip(found, colours, strict=True)])
-    return section("Requests: distribution of latency", text + left_out, chart.svg() + named)
+    figure = Figure(chart, [(colour, one.name) for one, colour in zip(found, colours, strict=True)])
+    return Card("Requests: distribution of latency", text + left_out, [figure])
 
 
-def request_sizes(runs: Sequence[RunFiles], left_out: str) -> str:
+def request_sizes(runs: Sequence[RunFiles], left_out: str) -> Card | None:
     """Requests by size: a group of bars for each power of two."""
     found = list(_served(runs))[:MOST_BARS]
     sizes = sorted({int(size) for one in found for size in one.found["sizes"]})
     if not sizes:
-        return ""
+        return None
     powers = [0, *(1 << power for power in range(9, 49))]
     shown = [power for power in powers if sizes[0] <= power <= sizes[-1]]
     shares = [[one.found["sizes"].get(str(power), 0) / max(1, one.found["count"]) for power in shown] for one in found]
@@ -156,13 +154,13 @@ def request_sizes(runs: Sequence[RunFiles], left_out: str) -> str:
         for power in shown
         if str(power) in {size for one in found for size in one.found["sizes"]}
     ]
-    table = numbers(("from", *(one.name for one in found)), rows)
+    table = Table(("from", *(one.name for one in found)), rows)
     text = "Each group is from its size to below the next one, which is twice as much."
-    named = legend([(colour, one.name) for one, colour in zip(found, colours, strict=True)])
-    return section("Requests: size", text + left_out, chart.svg() + named + table)
+    figure = Figure(chart, [(colour, one.name) for one, colour in zip(found, colours, strict=True)])
+    return Card("Requests: size", text + left_out, [figure], table)
 
 
-def requests_over_time(spans: Sequence[tuple[float, Mapping[str, Any]]], time_axis: Axis) -> str:
+def requests_over_time(spans: Sequence[tuple[float, Mapping[str, Any]]], time_axis: Axis) -> list[Figure]:
     """Requests a second by what served them, and the reads of the block device; nothing where none was counted.
 
     Args:
@@ -187,14 +185,14 @@ def _rates(
     label: str,
     lines: list[tuple[str, str, NDArray[np.float64], NDArray[np.float64]]],
     time_axis: Axis,
-) -> str:
+) -> list[Figure]:
     top = max((float(rates.max(initial=0)) for *_, rates in lines), default=0.0)
     if top <= 0:
-        return ""
+        return []
     chart = Chart(title, time_axis, Axis(label, 0, above(top)), width=1110, height=170)
     for name, colour, edges, rates in lines:
         draw_bins(chart, edges, rates, colour, f"{name}, a second")
-    return chart.svg() + legend(list(dict.fromkeys((colour, name) for name, colour, *_ in lines)))
+    return [Figure(chart, list(dict.fromkeys((colour, name) for name, colour, *_ in lines)))]
 
 
 def binned(

@@ -15,7 +15,7 @@ from stoker_bench.cli.bench.charts.requests import SERVED_COLOURS, binned, draw_
 from stoker_bench.cli.bench.datum import NOTHING, datum, epoch_name
 from stoker_bench.cli.bench.tables.requests_table import SERVED_BY
 from stoker_bench.cli.render.charts import Axis, Chart
-from stoker_bench.cli.render.markup import legend, numbers, section
+from stoker_bench.cli.render.html import Card, Figure, Table
 from stoker_bench.cli.render.picture import COLOURS
 from stoker_bench.cli.render.rates import bytes_rate_text
 from stoker_bench.results.report_files import RunFiles
@@ -52,11 +52,11 @@ class _Span(NamedTuple):
     series: Mapping[str, Any] | None
 
 
-def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
+def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> Card | None:
     """Bytes a second from storage, epoch by epoch, with what arrived at the steps."""
     found = [(k, run, spans) for k, run in enumerate(runs) if (spans := _spans(run))]
     if not found:
-        return ""
+        return None
     total = max(spans[-1].end for _, _, spans in found)
     lines = [(k, run, span, _delivered(run, span, total)) for k, run, spans in found for span in spans]
     top = max(
@@ -65,7 +65,7 @@ def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
         *(float(rates.max(initial=0)) for span in found[0][2] for *_, rates in _binned(span, total) if len(runs) == 1),
     )
     if top <= 0:
-        return ""
+        return None
     unit, name = time_unit(total)
     chart = Chart(
         "bytes a second from storage over time, and to the steps",
@@ -111,12 +111,12 @@ def storage_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
         for span in spans[:MOST_BARS]
     ]
     headings = ("epoch", "from", "took", "from storage", *(f"of the {name}" for name, _ in _SOURCES), "to the step")
-    table = numbers((*(() if len(runs) == 1 else ("run",)), *headings), rows)
-    more = ""
+    table = Table((*(() if len(runs) == 1 else ("run",)), *headings), rows)
+    figures = [Figure(chart, names)]
     if len(runs) == 1:
         series = [(span.begin, span.series) for span in found[0][2] if span.series is not None]
-        more = _page_cache(found[0][2], chart.x) + requests_over_time(series, chart.x)
-    return section("Storage over time", text + left_out, chart.svg() + names + more + table, wide=True)
+        figures += _page_cache(found[0][2], chart.x) + requests_over_time(series, chart.x)
+    return Card("Storage over time", text + left_out, figures, table)
 
 
 def _spans(run: RunFiles) -> list[_Span]:
@@ -189,7 +189,7 @@ def _delivered(run: RunFiles, span: _Span, total: float) -> tuple[Any, Any]:
     return np.array([span.begin, span.end]), np.array([] if mean is None else [float(mean)])
 
 
-def _bars(chart: Chart, spans: Sequence[_Span]) -> str:
+def _bars(chart: Chart, spans: Sequence[_Span]) -> list[tuple[str, str]]:
     """A bar an epoch, of the device or the network; the legend."""
     named = []
     for source, colour in _SOURCES[:2]:
@@ -204,7 +204,7 @@ def _bars(chart: Chart, spans: Sequence[_Span]) -> str:
             label = f"epoch {span.name}: from the {SERVED_BY[source]}, over time"
             draw_bins(chart, edges, rates, SERVED_COLOURS[source], label)
             named.append((SERVED_COLOURS[source], f"from the {SERVED_BY[source]}, over time"))
-    return legend([*dict.fromkeys(named), (_DELIVERED, "delivered to the steps")])
+    return [*dict.fromkeys(named), (_DELIVERED, "delivered to the steps")]
 
 
 def _binned(
@@ -218,7 +218,7 @@ def _binned(
     return [(one, *binned(span.begin, series, found[one], axis)) for one in sources if any(found.get(one, ()))]
 
 
-def _page_cache(spans: Sequence[_Span], time_axis: Axis) -> str:
+def _page_cache(spans: Sequence[_Span], time_axis: Axis) -> list[Figure]:
     """A chart of its own, as the page cache may give many times what the storage gives; nothing where it gave nothing."""
     source, colour = _SOURCES[2]
     lines = [(span, *one[1:]) for span in spans for one in _binned(span, time_axis.high, ("page_cache",))]
@@ -226,7 +226,7 @@ def _page_cache(spans: Sequence[_Span], time_axis: Axis) -> str:
         *(span.sources.get(source, 0.0) for span in spans), *(float(rates.max()) for *_, rates in lines), 0.0, 0.0
     )
     if top <= 0:
-        return ""
+        return []
     chart = Chart(
         "bytes a second from the page cache over time",
         time_axis,
@@ -244,10 +244,10 @@ def _page_cache(spans: Sequence[_Span], time_axis: Axis) -> str:
         "from the page cache: what read calls gave beyond the device's bytes, also again; what is mapped is not in it"
     )
     over_time = [(colour, "over time")] if lines else []
-    return chart.svg() + legend([(f"{colour}70", said), *over_time])
+    return [Figure(chart, [(f"{colour}70", said), *over_time])]
 
 
-def checkpoints(runs: Sequence[RunFiles], left_out: str) -> str:
+def checkpoints(runs: Sequence[RunFiles], left_out: str) -> Card | None:
     """Bytes a second of each checkpoint that was saved or loaded, one after the other."""
     made = [
         (k, run, kind, one)
@@ -258,7 +258,7 @@ def checkpoints(runs: Sequence[RunFiles], left_out: str) -> str:
         if one["bytes_per_second"] is not None
     ][:MOST_BARS]
     if not made:
-        return ""
+        return None
     top = max(one["bytes_per_second"] for _, _, _, one in made)
     chart = Chart(
         "bytes a second of each checkpoint",
@@ -273,10 +273,8 @@ def checkpoints(runs: Sequence[RunFiles], left_out: str) -> str:
         chart.bar(at + 0.6, at + 1.4, one["bytes_per_second"], f"{name}: {words}", colour=colour)
         rows.append((str(at + 1), run.name, one["kind"], str(one["number"]), words))
     names = (
-        run_legend(runs, {k for k, *_ in made})
-        if len(runs) > 1
-        else legend([(COLOURS[0], "saved"), (COLOURS[1], "loaded")])
+        run_legend(runs, {k for k, *_ in made}) if len(runs) > 1 else [(COLOURS[0], "saved"), (COLOURS[1], "loaded")]
     )
-    table = numbers(("", "run", "", "number", "bytes/s"), rows)
+    table = Table(("", "run", "", "number", "bytes/s"), rows)
     text = "Bytes of all ranks by the time of the slowest."
-    return section("Checkpoints", text + left_out, chart.svg() + names + table)
+    return Card("Checkpoints", text + left_out, [Figure(chart, names)], table)

@@ -23,7 +23,7 @@ from stoker_bench.cli.bench.charts.common import (
 )
 from stoker_bench.cli.bench.datum import datum, epoch_name
 from stoker_bench.cli.render.charts import Axis, Chart
-from stoker_bench.cli.render.markup import legend, numbers, section
+from stoker_bench.cli.render.html import Card, Figure, Table
 from stoker_bench.cli.render.picture import COLOURS, SHARED
 from stoker_bench.cli.render.rates import percent_text
 from stoker_bench.results.report_files import RunFiles
@@ -38,11 +38,11 @@ _PARTS: Final = (
 )
 
 
-def utilization_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
+def utilization_over_time(runs: Sequence[RunFiles], left_out: str) -> Card | None:
     """Both utilizations: the measured one over time, the nominal one of each epoch."""
     found = [(k, run, line) for k, run in enumerate(runs) if (line := timeline(run, _SPANS)) is not None]
     if not found:
-        return ""
+        return None
     total = max(float(line.edges[-1]) for _, _, line in found)
     unit, name = time_unit(total)
     said = "; ".join(
@@ -73,10 +73,10 @@ def utilization_over_time(runs: Sequence[RunFiles], left_out: str) -> str:
             )
     asked = threshold(chart, runs)
     if len(runs) == 1:
-        names = legend([(COLOURS[0], "measured")], [(COLOURS[1], "nominal"), *asked])
+        figure = Figure(chart, [(COLOURS[0], "measured")], [(COLOURS[1], "nominal"), *asked])
     else:
-        names = run_legend(runs, [k for k, *_ in found], asked)
-    return section("Utilization over time", text + left_out, chart.svg() + names, wide=True)
+        figure = Figure(chart, run_legend(runs, [k for k, *_ in found]), asked)
+    return Card("Utilization over time", text + left_out, [figure])
 
 
 def _nominal(chart: Chart, run: RunFiles, line: StepTimeline, colour: str) -> None:
@@ -89,11 +89,11 @@ def _nominal(chart: Chart, run: RunFiles, line: StepTimeline, colour: str) -> No
             chart.line([begin, end], np.array([value, value]), colour, said, dashed=True)
 
 
-def time_goes(runs: Sequence[RunFiles]) -> str:
+def time_goes(runs: Sequence[RunFiles]) -> Card | None:
     """Parts of the time of each epoch of each run."""
     entries, left_out = epochs_of(runs, "au")
     if not entries:
-        return ""
+        return None
     what = _epoch(runs)
     chart = Chart(
         f"where the time of each {what} goes",
@@ -109,22 +109,21 @@ def time_goes(runs: Sequence[RunFiles]) -> str:
                 said = f"{one.name}: {words} {value:.2%}"
                 chart.bar(at + 0.6, at + 1.4, begin + value, said, begin=begin, colour=colour)
                 begin += value
-    table = numbers(
+    table = Table(
         (what, *(words for _, words, _ in _PARTS)),
         [(one.name, *(percent_text(one.found[part]) for part, _, _ in _PARTS)) for one in entries],
     )
-    names = legend([(colour, words) for _, words, colour in _PARTS])
-    content = chart.svg() + names + table
-    return section("Where the time goes", "Of the steps that count." + left_out, content, wide=chart.width > 540)
+    figure = Figure(chart, [(colour, words) for _, words, colour in _PARTS])
+    return Card("Where the time goes", "Of the steps that count." + left_out, [figure], table)
 
 
-def computation(runs: Sequence[RunFiles]) -> str:
+def computation(runs: Sequence[RunFiles]) -> Card | None:
     """Computation of a step as drawn and as it was, of each epoch of each run."""
     kinds = ("compute_drawn", "compute_measured")
     entries, left_out = epochs_of(runs, *kinds)
     top = max((one.found[kind] for one in entries for kind in kinds if one.found[kind] is not None), default=0)
     if top <= 0:
-        return ""
+        return None
     what = _epoch(runs)
     unit, name = (1e-3, "ms") if top < 2 else time_unit(top)
     chart = Chart(
@@ -144,21 +143,21 @@ def computation(runs: Sequence[RunFiles]) -> str:
                 chart.bar(left, left + 0.35, value, said, colour=COLOURS[1 - side])
         more = "-" if not drawn or real is None else f"{real / drawn - 1:+.2%}"
         rows.append((one.name, *(datum(one.k, one.run, f"{one.path}.{kind}", seconds_text) for kind in kinds), more))
-    names = legend([(COLOURS[1], "drawn: asked for"), (COLOURS[0], "measured")])
-    table = numbers((what, *words, "longer by"), rows)
+    figure = Figure(chart, [(COLOURS[1], "drawn: asked for"), (COLOURS[0], "measured")])
+    table = Table((what, *words, "longer by"), rows)
     text = "Mean of the steps. Where a step computes longer than was drawn, the host was too busy." + left_out
-    return section("Computation, asked and real", text, chart.svg() + names + table, wide=chart.width > 540)
+    return Card("Computation, asked and real", text, [figure], table)
 
 
 def _epoch(runs: Sequence[RunFiles]) -> str:
     return "epoch" if len(runs) == 1 else "run and epoch"
 
 
-def stalls(runs: Sequence[RunFiles], left_out: str) -> str:
+def stalls(runs: Sequence[RunFiles], left_out: str) -> Card | None:
     """The histogram of the steps' waits for their batches."""
     found = [(k, run, one) for k, run in enumerate(runs) if (one := stall_histogram(run)) is not None]
     if not found:
-        return ""
+        return None
     low, high = min(one.edges[0] for _, _, one in found), max(one.edges[-1] for _, _, one in found)
     parts = [one.counts / one.counts.sum() for _, _, one in found]
     top = max(float(one.max()) for one in parts)
@@ -181,16 +180,16 @@ def stalls(runs: Sequence[RunFiles], left_out: str) -> str:
                     chart.bar(float(first), float(last), value, name, colour=run_colour(k) if len(runs) > 1 else None)
                 rows.append((run.name, span, count_text(count), f"{value:.2%}", seconds_text(seconds)))
     text = "Steps that count, of all ranks and epochs of training."
-    table = numbers(("run", "waited", "steps", "of all", "in all"), rows)
-    return section("Stalls", text + left_out, chart.svg() + run_legend(runs, [k for k, *_ in found]) + table)
+    table = Table(("run", "waited", "steps", "of all", "in all"), rows)
+    return Card("Stalls", text + left_out, [Figure(chart, run_legend(runs, [k for k, *_ in found]))], table)
 
 
-def by_rank(runs: Sequence[RunFiles], left_out: str) -> str:
+def by_rank(runs: Sequence[RunFiles], left_out: str) -> Card | None:
     """Samples a second of each rank."""
     rates = [_rates(run) for run in runs]
     count = max(map(len, rates), default=0)
     if not count:
-        return ""
+        return None
     top = max(value for one in rates for value in one.values())
     ranks = max(max(one, default=0) for one in rates)
     chart = Chart(
@@ -220,11 +219,8 @@ def by_rank(runs: Sequence[RunFiles], left_out: str) -> str:
         for rank, value in one.items()
     ]
     text = "Samples a second, mean of the epochs of training."
-    return section(
-        "Throughput by rank",
-        text + left_out,
-        chart.svg() + run_legend(runs, drawn) + numbers(("run", "rank", "samples/s"), rows),
-    )
+    table = Table(("run", "rank", "samples/s"), rows)
+    return Card("Throughput by rank", text + left_out, [Figure(chart, run_legend(runs, drawn))], table)
 
 
 def _rates(run: RunFiles) -> dict[int, float]:
