@@ -145,6 +145,8 @@ def test_both_utilizations_and_both_computations_are_drawn(run: RunFiles) -> Non
     assert {"busy, 0, drawn: 5 ms", "busy, 1, measured: 10 ms"} <= set(said)
     assert {"busy, 0, measured: 92.00%", "busy, 1, nominal: 46.00%"} <= set(said)
     assert "busy, 1: computing 92.00%" in said
+    card = bench_page([run, made]).split("<h2>Utilization, run by run</h2>")[1].split("</section>")[0]
+    assert re.findall(r"<tr><td>(busy, \d)</td><td>nominal</td>", card) == ["busy, 0", "busy, 1"]
     several = bench_page([run, variant(run, [values] * 200, name="long")])
     assert "Drawn are the first 96 of 202 epochs." in several
 

@@ -75,7 +75,6 @@ def compared(runs: Sequence[RunFiles], name: str) -> Card | None:
             mean, least, most = (datum(k, run, f"train.{path}.{part}", words) for part in ("mean", "min", "max"))
             rows.append((run.name, *((which,) if beside else ()), mean, least, most, str(one["count"])))
     asked = threshold(chart, runs) if name == "au" else ()
-    table = Table(("run", *(("",) if beside else ()), "mean", "least", "most", "epochs"), list(rows))
     rows += [
         (one.name, *((which,) if beside else ()), datum(one.k, one.run, f"{one.path}.{path}", words), "-", "-", "1")
         for mine in epochs.values()
@@ -84,6 +83,7 @@ def compared(runs: Sequence[RunFiles], name: str) -> Card | None:
     ]
     text = f"Mean of the epochs; lines across: each epoch; upwards: from the least to the most.{left_out}"
     text += f" Paler: {other}." if beside else ""
+    table = Table(("run", *(("",) if beside else ()), "mean", "least", "most", "epochs"), rows)
     return Card(f"{title}, run by run", text, [Figure(chart, dashed=asked)], table)
 
 
