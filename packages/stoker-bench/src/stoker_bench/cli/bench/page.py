@@ -279,10 +279,7 @@ class _Findings(NamedTuple):
 
     def whose(self, runs: int) -> str:
         """The runs in words."""
-        names = [name for name, _ in self.said]
-        if len(names) == runs > 1:
-            return f"all {runs} runs"
-        return " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} others"
+        return _whose([name for name, _ in self.said], runs)
 
     def alike(self) -> bool:
         """Whether the runs have the same numbers, too."""
@@ -292,6 +289,13 @@ class _Findings(NamedTuple):
         """The reason; of the first run, which is named, where others have other numbers."""
         name, reason = self.said[0]
         return reason if self.alike() else f"{name}: {reason}"
+
+
+def _whose(names: Sequence[str], runs: int) -> str:
+    """Some of all runs in words."""
+    if len(names) == runs > 1:
+        return f"all {runs} runs"
+    return " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} others"
 
 
 def _grouped(runs: Sequence[RunFiles]) -> list[_Findings]:
@@ -321,24 +325,23 @@ def _warning(runs: Sequence[RunFiles]) -> _Warning:
     if not broken:
         return _Warning("", [one.reason() for one in _grouped(runs) if one.rule in (PUBLISHED, "read ahead")])
     names = list(dict.fromkeys(name for one in broken for name, _ in one.said))
-    whose = _Findings("", True, [(name, "") for name in names]).whose(len(runs))
     lines = [
         f"{one.rule}{'' if len(one.said) == len(names) else f', {one.whose(len(runs))}'}: {one.reason()}"
         for one in broken[:_WARNED]
     ]
     if len(broken) > _WARNED:
         lines.append(f"{len(broken) - _WARNED} more, in the table of rules below")
-    return _Warning("This run is invalid" if len(runs) == 1 else f"Invalid: {whose}", lines)
+    return _Warning("This run is invalid" if len(runs) == 1 else f"Invalid: {_whose(names, len(runs))}", lines)
 
 
 def _kept(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
     """Runs that broke no rule, and the rules that they kept: ``all``, or ``all others`` beside remarks."""
-    kept: dict[str, list[tuple[str, str]]] = {"all": [], "all others": []}
+    kept: dict[str, list[str]] = {"all": [], "all others": []}
     for run in runs:
         findings = run.result["findings"]
         if not any(one["invalid"] for one in findings):
-            kept["all others" if findings else "all"].append((run.name, ""))
-    return [(_Findings("", False, names).whose(len(runs)), which) for which, names in kept.items() if names]
+            kept["all others" if findings else "all"].append(run.name)
+    return [(_whose(names, len(runs)), which) for which, names in kept.items() if names]
 
 
 def _settings(run: RunFiles, first: RunFiles) -> tuple[str, str]:
