@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from stoker.formats.tfrecord.crc32c import crc32c_function, mask
+from stoker.formats.tfrecord.example import crc32c_function, mask
 
 __all__ = ["Draws", "Target", "damaged", "seal_png", "seal_tar", "seal_tfrecord"]
 

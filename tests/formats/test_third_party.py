@@ -138,7 +138,7 @@ def test_an_alias_stands_for_one_format() -> None:
 
 
 def test_stokers_own_names_stay_its_own(toys: Path) -> None:
-    assert type(get_format("mds")).__module__ == "stoker.formats.mds.format"
+    assert type(get_format("mds")).__module__ == "stoker.formats.mds.reader"
 
 
 @pytest.mark.parametrize(

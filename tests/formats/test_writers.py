@@ -21,7 +21,7 @@ import pytest
 from stoker import StokerError, StreamingDataset, convert, verify
 from stoker.formats.parquet.footer.facts import COMPRESSED, START
 from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer
-from stoker.formats.parquet.pages.page_headers import page_heads
+from stoker.formats.parquet.pages.pages import page_heads
 from support import open_parquet
 
 pytestmark = pytest.mark.usefixtures("own_cache")

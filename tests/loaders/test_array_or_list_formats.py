@@ -18,7 +18,7 @@ import pytest
 from array_or_list_cases import all_told, alone, told
 
 from stoker import StreamingDataset
-from stoker.formats.tfrecord.crc32c import crc32c_function, mask
+from stoker.formats.tfrecord.example import crc32c_function, mask
 
 COUNT, BATCH = 96, 4
 

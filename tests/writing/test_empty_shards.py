@@ -14,8 +14,8 @@ from stoker import MDSWriter, StreamingDataset
 from stoker.errors import CorruptDataError
 from stoker.formats.common.records import RecordEncoder
 from stoker.formats.mds.encoder import MDSEncoder
-from stoker.formats.text.json_shards import JSONEncoder
-from stoker.formats.text.xsv_shards import XSVEncoder
+from stoker.formats.text.csv import XSVEncoder
+from stoker.formats.text.json import JSONEncoder
 from stoker.inspection import verify
 from stoker.writers import CSVWriter, JSONWriter
 from stoker.writing.shard_formats import TarWriter, TFRecordWriter

@@ -80,7 +80,7 @@ class _TheirWriter(writers.MDSWriter):
 
 def test_another_package_adds_a_writer_of_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = {
-        "stoker.formats": EntryPoint("theirs", "stoker.formats.mds.format:MDSFormat", "stoker.formats"),
+        "stoker.formats": EntryPoint("theirs", "stoker.formats.mds.reader:MDSFormat", "stoker.formats"),
         "stoker.writers": EntryPoint("theirs", f"{__name__}:_TheirWriter", "stoker.writers"),
     }
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group, **_: [theirs[group]])

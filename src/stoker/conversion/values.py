@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.conversion.schema import Reading
 from stoker.errors import ConfigError, FormatError
-from stoker.formats.common.container_writer import fixed_kind
+from stoker.formats.common.container import fixed_kind
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.one_file import SIGNATURES

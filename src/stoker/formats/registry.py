@@ -24,25 +24,25 @@ GROUP: Final = "stoker.formats"
 # Module and class of each. Imported when first asked for, so that reading one format loads no other.
 _OWN: Final[dict[str, str]] = {
     "arrow": "stoker.formats.arrow.reader:ArrowFormat",
-    "csv": "stoker.formats.text.xsv_shards:CSVFormat",
+    "csv": "stoker.formats.text.csv:CSVFormat",
     "files": "stoker.formats.one_file:FileFormat",
     "hdf5": "stoker.formats.hdf5.reader:HDF5Format",
     "images": "stoker.formats.one_file:ImagesFormat",
     "indexed_binary": "stoker.formats.indexed_binary:IndexedBinaryFormat",
     "jpeg": "stoker.formats.one_file:JPEGFormat",
-    "json": "stoker.formats.text.json_shards:JSONFormat",
-    "litdata": "stoker.formats.litdata.format:LitDataFormat",
-    "mds": "stoker.formats.mds.format:MDSFormat",
+    "json": "stoker.formats.text.json:JSONFormat",
+    "litdata": "stoker.formats.litdata.reader:LitDataFormat",
+    "mds": "stoker.formats.mds.reader:MDSFormat",
     "megatron": "stoker.formats.megatron:MegatronFormat",
     "npy": "stoker.formats.arrays.npy:NPYFormat",
     "npz": "stoker.formats.arrays.npz:NPZFormat",
-    "parquet": "stoker.formats.parquet.format:ParquetFormat",
+    "parquet": "stoker.formats.parquet.reader:ParquetFormat",
     "png": "stoker.formats.one_file:PNGFormat",
     "synthetic": "stoker.formats.synthetic:SyntheticFormat",
     "tar": "stoker.formats.tar.reader:TarFormat",
     "tfrecord": "stoker.formats.tfrecord.reader:TFRecordFormat",
-    "tsv": "stoker.formats.text.xsv_shards:TSVFormat",
-    "xsv": "stoker.formats.text.xsv_shards:XSVFormat",
+    "tsv": "stoker.formats.text.csv:TSVFormat",
+    "xsv": "stoker.formats.text.csv:XSVFormat",
 }
 # What tables are read as, which no index and no file names.
 _OF_TABLES: Final = {"lance": "stoker.formats.lance.reader:LanceFormat"}

@@ -15,7 +15,7 @@ import numpy as np
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError, ImageError, StokerError, import_option
-from stoker.formats.common.pillow import open_image
+from stoker.formats.mds.encodings.images import open_image
 from stoker.types import Array
 
 Mode: TypeAlias = Literal["RGB", "L", "RGBA"]

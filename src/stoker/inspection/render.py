@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from stoker.display import escape
-from stoker.formats.common.pillow import open_image
+from stoker.formats.mds.encodings.images import open_image
 from stoker.formats.one_file import SIGNATURES
 
 _TEXT: Final = 200

@@ -26,8 +26,7 @@ from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
 from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, small_shards_held, spare_bytes
 from stoker.reading.fetch_width import FetchWidth
-from stoker.reading.opening.load_shard import load_shard
-from stoker.reading.opening.loaded import Loaded
+from stoker.reading.opening.load_shard import Loaded, load_shard
 from stoker.reading.opening.open_readers import OpenReaders
 from stoker.reading.opening.small_files import AheadWindow, SmallShards
 from stoker.reading.opening.small_objects import ObjectGroup

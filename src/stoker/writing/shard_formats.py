@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final, Unpack
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.formats.registry import load
-from stoker.formats.text.json_shards import JSONEncoder
-from stoker.formats.text.xsv_shards import SEPARATORS, XSVEncoder
+from stoker.formats.text.csv import SEPARATORS, XSVEncoder
+from stoker.formats.text.json import JSONEncoder
 from stoker.writing.base import WriterOptions
 from stoker.writing.dataset_writer import DatasetWriter
 from stoker.writing.destination import OutPath

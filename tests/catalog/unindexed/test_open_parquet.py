@@ -39,7 +39,7 @@ from stoker.errors import (
     StorageTimeoutError,
 )
 from stoker.formats.base import FilePart
-from stoker.formats.parquet.format import ParquetFormat
+from stoker.formats.parquet.reader import ParquetFormat
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import Store, open_store

@@ -12,7 +12,7 @@ from media_files import video_file
 
 from stoker import Audio, Video
 from stoker.errors import CorruptDataError, StokerError
-from stoker.formats.media import container
+from stoker.formats.media import open_decoders
 
 DASH = b"""<?xml version="1.0"?>
 <MPD xmlns="urn:mpeg:dash:schema:mpd:2011" profiles="urn:mpeg:dash:profile:isoff-on-demand:2011" type="static"
@@ -59,13 +59,13 @@ def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What FFmpeg asked to open: it asks the callback for files that a file names."""
     asked: list[str] = []
-    refuse = container.OpenStream._refuse
+    refuse = open_decoders.OpenStream._refuse
 
     def note(self: Any, url: str, flags: int, options: Any) -> None:
         asked.append(url)
         refuse(self, url, flags, options)
 
-    monkeypatch.setattr(container.OpenStream, "_refuse", note)
+    monkeypatch.setattr(open_decoders.OpenStream, "_refuse", note)
     return asked
 
 
@@ -88,7 +88,7 @@ def test_protocols_that_a_demuxer_opens_itself_are_none(
     kind: str, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert secret.exists()
-    monkeypatch.setattr(container, "_BOUND", {"protocol_whitelist": container._BOUND["protocol_whitelist"]})
+    monkeypatch.setattr(open_decoders, "_BOUND", {"protocol_whitelist": open_decoders._BOUND["protocol_whitelist"]})
     for decode in decoders(NAMING[kind]):
         with pytest.raises(CorruptDataError):
             decode()
@@ -102,8 +102,8 @@ def test_data_of_a_mov_that_lie_elsewhere_are_not_opened(
     with pytest.raises(StokerError):
         Video(data).clip(0, 1)
     assert opened == []
-    follow = {**container._BOUND, "enable_drefs": "1", "use_absolute_path": "1"}
-    monkeypatch.setattr(container, "_BOUND", follow)
+    follow = {**open_decoders._BOUND, "enable_drefs": "1", "use_absolute_path": "1"}
+    monkeypatch.setattr(open_decoders, "_BOUND", follow)
     with pytest.raises(CorruptDataError, match=r"names another file, which is not opened: '.*secret\.mp4'"):
         Video(data).clip(0, 1)
 

@@ -19,7 +19,7 @@ from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.common.rows.merge import read_each
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.registry import get_format
-from stoker.formats.text import csv, line_index, line_shards, odd_cells
+from stoker.formats.text import csv, line_index, line_shards
 from stoker.formats.text import json as text_json
 from stoker.formats.text.line_index import find_lines
 from stoker.types import Batch
@@ -210,7 +210,7 @@ def test_separated_values_together_are_what_they_are_one_by_one(
     """Columns whose kind the first lines told are strict: what is odd in them is found where lines are counted."""
     separator, quote = dialect
     monkeypatch.setattr(line_index, "_BLOCK", sizes[0])
-    monkeypatch.setattr(odd_cells, "_STEP", sizes[1])
+    monkeypatch.setattr(line_index, "_STEP", sizes[1])
 
     def data(lines: list[list[str]], end: str, last: bool) -> bytes:
         text = end.join(separator.join(line[: len(kinds)]) for line in lines) + (end if last else "")

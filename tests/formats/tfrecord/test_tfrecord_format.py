@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from packed_cases import CASES, opened, sample_of, tiny_image
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, FormatError
-from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
-from stoker.formats.tfrecord.example import feature_values, has_one_value, pack_integers, split_example
+from stoker.formats.tfrecord.example import (
+    crc32c_function,
+    crc_of_lengths,
+    feature_values,
+    has_one_value,
+    mask,
+    masked,
+    pack_integers,
+    split_example,
+)
 from stoker.writing.shard_formats import TFRecordWriter
 
 crc32c = pytest.importorskip("crc32c")

@@ -14,8 +14,7 @@ from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.lance.connection import LanceFacts
-from stoker.formats.lance.reader import NAME, LanceSpan
-from stoker.formats.lance.table import LanceTable
+from stoker.formats.lance.reader import NAME, LanceSpan, LanceTable
 from stoker.index.index import Index
 from stoker.storage import RetryPolicy
 from stoker.storage.remote.options import flat_options, milliseconds

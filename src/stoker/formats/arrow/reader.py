@@ -19,14 +19,16 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
 from stoker.formats.common.checks import check_memory
 from stoker.formats.common.container import (
+    PackedEncoder,
     PackedFormat,
     PackedShard,
     decode_fixed,
     decode_values,
+    fixed_kind,
+    flatten,
     read_gathered,
     read_offsets,
 )
-from stoker.formats.common.container_writer import PackedEncoder, fixed_kind, flatten
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
 from stoker.formats.common.rows.merge import scatter

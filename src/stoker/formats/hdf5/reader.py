@@ -26,8 +26,7 @@ from stoker.formats.arrays.npz import check_rows
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource, check_range
 from stoker.formats.common.checks import DECODE_ERRORS, check_memory
-from stoker.formats.common.container import read_offsets
-from stoker.formats.common.container_writer import PackedEncoder
+from stoker.formats.common.container import PackedEncoder, read_offsets
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
 from stoker.formats.hdf5.chunks import find_chunks, is_as_stored

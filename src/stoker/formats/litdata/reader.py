@@ -1,4 +1,4 @@
-"""An open chunk of litdata.
+"""litdata's chunks as a format, and an open chunk.
 
 A chunk is ``u32 N | u32 offsets[N + 1] | items``; an item is ``u32 sizes[leaves] | leaves``, and of chunks of tokens the
 tokens alone. Compressed chunks hold items that are compressed each (``sample``) or many together (``batch``, which begin with
@@ -7,6 +7,7 @@ a directory of their own). Rows of plain values may lie behind the items, as an 
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +21,31 @@ from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.arrow.reader import ArrowFormat, ArrowShard
 from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import MappedSource
-from stoker.formats.common.checks import DECODE_ERRORS, check_memory, most_unpacked
+from stoker.formats.common.checks import (
+    DECODE_ERRORS,
+    check_memory,
+    most_unpacked,
+    parse_files,
+    parse_samples,
+    refuse,
+    string_list,
+)
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.common.rows.gather import address_of, gather_rows
+from stoker.formats.format import Format
 from stoker.formats.litdata.index import TOKENS
-from stoker.formats.litdata.tree import SampleTree
-from stoker.formats.litdata.values import FIXED, decoder_of, dtype_of, pickled
+from stoker.formats.litdata.values import (
+    ALONE,
+    BFLOAT16,
+    FIXED,
+    SampleTree,
+    decoder_of,
+    dtype_of,
+    pickled,
+    sample_tree,
+    word_of,
+)
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.formats.unstacked import items_of
 from stoker.types import Batch, Buffer, Column, HeldBytes, Ids
@@ -352,3 +371,56 @@ def iterate(batch: Batch) -> dict[str, Iterable[Any]]:
         name: list(column) if isinstance(column, np.ndarray) and column.ndim > 1 else items_of(column)
         for name, column in batch.items()
     }
+
+
+class LitDataFormat(Format):
+    """One file a shard, as litdata's ``optimize`` writes it; an entry of the index has what litdata's ``config`` has."""
+
+    name = "litdata"
+    shard = "a chunk"
+    implied = ("columns",)
+
+    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
+        """See :class:`~stoker.formats.format.Format`."""
+        samples = parse_samples(obj, where)
+        raw, zipped, compression = parse_files(obj, self.roles, where)
+        leaves = string_list(obj, "data_format", where)
+        data_spec, loader, block = obj.get("data_spec"), obj.get("item_loader"), obj.get("block_size")
+        if not isinstance(data_spec, str | None) or not leaves:
+            refuse(where, "'data_spec' should be str or null, and 'data_format' not empty")
+        if block is not None and (type(block) is not int or block < 1):
+            refuse(where, f"'block_size' should be a positive int or null, found {block!r}")
+        try:
+            columns = dict(sample_tree(leaves, data_spec, json.dumps(obj.get("types"))).kinds)
+        except (ValueError, FormatError) as error:
+            refuse(where, str(error))
+        if loader == TOKENS:
+            if (
+                len(leaves) != 1
+                or not leaves[0].startswith("no_header_")
+                or (block and dtype_of(leaves[0]) == BFLOAT16)
+            ):
+                refuse(where, f"chunks of {TOKENS} hold {', '.join(leaves)}, not one array of tokens")
+            columns = {ALONE: word_of(leaves[0]) + (f":{block}" if block else "")}
+        spec = {
+            "columns": columns,
+            "data_format": list(leaves),
+            "data_spec": data_spec,
+            "types": obj.get("types"),
+            "item_loader": loader,
+            "compression_level": obj.get("compression_level"),
+            "block_size": block,
+        }
+        return ShardInfo(self.name, samples, raw, zipped, compression, spec)
+
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> LitDataShard:
+        spec = info.spec
+        tree = sample_tree(tuple(spec["data_format"]), spec["data_spec"], json.dumps(spec["types"]))
+        return LitDataShard(info, files[0], tree, where, options)
+
+    def iterate_many(
+        self, shards: Sequence[LitDataShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> dict[str, Iterable[Any]]:
+        return iterate(self.read_many(shards, which, rows, columns))

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.arguments import checked
 from stoker.errors import ClipError, ConfigError, CorruptDataError, FormatError
-from stoker.formats.media.container import OpenStream
-from stoker.formats.media.open_decoders import MediaHandle
+from stoker.formats.media.open_decoders import MediaHandle, OpenStream
 from stoker.formats.media.source import MediaData, MediaSource, media_source
 from stoker.types import StorageOptions
 

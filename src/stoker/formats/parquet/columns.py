@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from stoker.errors import EncodingError
-from stoker.formats.common.container_writer import fixed_kind
+from stoker.formats.common.container import fixed_kind
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.parquet.arrow import pyarrow

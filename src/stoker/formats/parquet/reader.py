@@ -1,20 +1,25 @@
-"""An open row group."""
+"""Parquet as a format: row groups as shards, and an open row group."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import CorruptDataError, FormatError
+from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
+from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import check_memory
+from stoker.formats.common.file_shards import UnindexedFile
+from stoker.formats.common.inspect_header import HeaderFacts, Partition, only_settings
 from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
+from stoker.formats.common.rows.merge import iterate_rows, read_each
+from stoker.formats.format import Format
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import (
     COMPRESSED,
@@ -24,14 +29,15 @@ from stoker.formats.parquet.footer.facts import (
     UNCOMPRESSED,
     VALUES,
     RowGroup,
+    describe_row_groups,
 )
+from stoker.formats.parquet.footer.footer import KnownSchema, read_facts, read_footer
 from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.memory import Shelf, memory_of
-from stoker.formats.parquet.pages.decode import column_batches, decode_column
-from stoker.formats.parquet.pages.fixed import as_arrays, in_place
+from stoker.formats.parquet.pages.decode import as_arrays, column_batches, decode_column, in_place
 from stoker.formats.parquet.pages.lists import decode_equal, decode_lists, last_lists, list_shape
-from stoker.formats.parquet.pages.pages import OtherPagesError
-from stoker.formats.parquet.pages.values import ColumnValues, Constant, Fixed
+from stoker.formats.parquet.pages.pages import OtherPagesError, bad_pages
+from stoker.formats.parquet.pages.values import AddressedValues, ColumnValues, Constant, EncodedValues, Fixed, gather
 from stoker.types import Array, Batch, Buffer, Ids
 
 if TYPE_CHECKING:
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
 
 # Bytes of a map that are decoded before they are taken out of this process's memory.
 _LET_GO: Final = 2 << 20
+_MOST_SCHEMAS: Final = 256
 
 
 class ParquetReader:
@@ -127,8 +134,6 @@ class ParquetReader:
         encoding = self.encodings.get(name)
         if encoding is None:
             return found
-        from stoker.formats.parquet.pages.values import EncodedValues
-
         return EncodedValues(found, encoding, name, self.where)
 
     def array(self, name: str) -> Any:
@@ -255,3 +260,125 @@ def _shift(part: FilePart, starts_in_file: Ids, sizes: Ids) -> Ids:
     assert (starts_in_file + sizes <= ends[which]).all()  # the part was made of these chunks
     shift: Ids = len(part.head) + before[which] - starts[which]
     return shift
+
+
+class ParquetFormat(Format):
+    """Row groups as shards, decoded by pyarrow."""
+
+    name = "parquet"
+    shard = "a row group"
+    magic = (b"PAR1",)
+    views = "runs of rows"
+    suffixes = (".parquet", ".parq", ".pq")
+    row_groups = True
+    settings = ("filters", "hive")
+    types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self._schemas: dict[Any, KnownSchema] = {}
+
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
+        """See :class:`stoker.formats.format.Format`: the header is the footer.
+
+        Raises:
+            MissingPackageError: pyarrow is not installed.
+        """
+        only_settings(settings, (*self.settings, "columns", "partition", "predicate"), self.name)
+        columns = settings.get("columns")
+        if len(self._schemas) > _MOST_SCHEMAS:
+            self._schemas.clear()
+        return read_facts(
+            read_footer(source),
+            source.size,
+            columns=None if columns is None else tuple(columns),
+            predicate=settings.get("predicate"),
+            partition=settings.get("partition", {}),
+            schemas=self._schemas,
+        )
+
+    def describe_shards(
+        self,
+        files: Sequence[UnindexedFile],
+        spec: Mapping[str, Any],
+        *,
+        in_place: bool,
+        partitions: Mapping[str, Partition] | None = None,
+        apart: bool = False,
+    ) -> Iterator[ShardInfo]:
+        """See :class:`stoker.formats.format.Format`: row groups, without those that the predicate leaves out.
+
+        Small ones of a file that follow each other are fetched together.
+        """
+        encodings = {name: kind for name, kind in spec.get("encodings", {}).items() if name in spec["columns"]}
+        return describe_row_groups(files, spec["columns"], encodings, partitions or {}, in_place=in_place, apart=apart)
+
+    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`stoker.formats.format.Format`; how columns are stored may differ."""
+        one, two = ({**spec["columns"], **spec.get("encodings", {})} for spec in (first, other))
+        return first if one == two else super().agree({"columns": one}, {"columns": two})
+
+    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:  # noqa: ARG002
+        """Parquet files say themselves what an index says of other formats.
+
+        Raises:
+            IndexFileError: always.
+        """
+        raise IndexFileError(
+            f'{where}: Parquet is not listed in an index.json: open the directory that holds the files with format="parquet"'
+        )
+
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> ParquetReader:
+        return ParquetReader(info, files[0], where, options)
+
+    def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
+        """Pages of each chunk of a row group: that they are there, as many values, and CRC-32 where they carry it."""
+        group, part = info.detail, info.raw[0].part
+        assert isinstance(group, RowGroup)
+        assert part is not None  # all makers of a RowGroup describe its file so
+        paths = [path for column in group.file.schema.columns for path in column.paths]
+        for path, facts in zip(paths, group.file.chunks[group.index], strict=True):
+            for message in bad_pages(data, facts, part.window[0]):
+                yield None, f"row group {group.number}, column {'.'.join(path)!r}: {message}"
+
+    def read_many(
+        self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> Batch:
+        if len(shards) == 1:
+            return shards[0].read(rows, columns)
+        batch: Batch = {}
+        rest: list[str] = []
+        for name in shards[0].wanted(columns):
+            gathered = _gather(shards, which, rows, name)
+            if gathered is None:
+                rest.append(name)
+            else:
+                batch[name] = gathered
+        if rest:
+            batch.update(read_each(shards, which, rows, rest))
+        return {name: batch[name] for name in shards[0].columns if name in batch}
+
+    def iterate_many(
+        self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> dict[str, Iterable[Any]]:
+        """See :class:`stoker.formats.format.Format`. Numbers are Python's; rows of array columns are arrays."""
+        return iterate_rows(self.read_many(shards, which, rows, columns))
+
+
+def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -> Array | None:
+    """A fixed-width column of several row groups in one copy; ``None`` where it is none, or not all of them fit in memory."""
+    first = shards[0].values(name)
+    if not isinstance(first, AddressedValues) or first.nbytes * len(shards) > shards[0].options.decoded_bytes:
+        return None
+    if len(rows) and int(rows.min()) < 0:
+        raise IndexError("row outside its shard")
+    columns: list[AddressedValues] = [first]
+    for shard in shards[1:]:
+        values = shard.values(name)
+        if not isinstance(values, AddressedValues) or values.dtype != first.dtype or values.shape != first.shape:
+            return None
+        columns.append(values)
+    if (np.array([len(column) for column in columns])[which] <= rows).any():
+        raise IndexError("row outside its shard")
+    return gather(columns, which, rows)

@@ -24,12 +24,12 @@ from stoker.formats.common.container import (
     PackedShard,
     decode_fixed,
     decode_values,
+    fixed_kind,
     read_offsets,
 )
-from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
+from stoker.formats.common.read_checks import check_declared, packed_as
 from stoker.formats.common.rows.gather import address_of, gather_rows
-from stoker.formats.content import check_declared, packed_as
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.media.columns import HANDLES, Handle
 from stoker.formats.media.source import MEDIA, SharedRanges, StoredFile

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.formats.common.container_writer import PackedEncoder, Slices
+from stoker.formats.common.container import PackedEncoder, Slices
 from stoker.formats.common.records import BytesLike, Records
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.tar.reader import DIGITS, KEY, is_number

@@ -1,4 +1,4 @@
-"""``tf.train.Example``: a protocol buffer of named lists of bytes, floats or integers.
+"""A record of TFRecord: its checksums, and ``tf.train.Example``, a protocol buffer of named lists of bytes, floats or integers.
 
     message Example   { Features features = 1; }
     message Features  { map<string, Feature> feature = 1; }
@@ -12,14 +12,68 @@ A ``SequenceExample`` has lists of Features besides, in field 2: ``map<string, F
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol, overload
+import importlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.errors import MissingPackageError
 from stoker.integers import encode_varint
-from stoker.types import Array
+from stoker.types import Array, Ids
+
+_POLYNOMIAL: Final = 0x82F63B78
+_DELTA: Final = 0xA282EAD8
+
+
+@cache
+def crc32c_function() -> Callable[[bytes], int]:
+    """A function from bytes to their CRC-32C.
+
+    Raises:
+        MissingPackageError: no package that has one is installed.
+    """
+    for module, name in (("google_crc32c", "value"), ("crc32c", "crc32c")):
+        try:
+            found: Callable[[bytes], int] = getattr(importlib.import_module(module), name)
+        except ImportError:
+            continue
+        return found
+    raise MissingPackageError("TFRecord needs a package for its checksums: pip install 'stoker[tfrecord]'")
+
+
+def mask(crc: int) -> int:
+    """A checksum as the file holds it: rotated and shifted, so that checksums of data with checksums stay good."""
+    return (((crc >> 15) | (crc << 17)) + _DELTA) & 0xFFFFFFFF
+
+
+def masked(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """:func:`mask` of many."""
+    wide = crcs.astype(np.uint64)
+    return ((((wide >> np.uint64(15)) | (wide << np.uint64(17))) + np.uint64(_DELTA)) & np.uint64(0xFFFFFFFF)).astype(
+        np.uint32
+    )
+
+
+def crc_of_lengths(lengths: Ids) -> NDArray[np.uint32]:
+    """CRC-32C of each number's eight little-endian bytes."""
+    octets = np.ascontiguousarray(lengths, "<i8").view(np.uint8).reshape(-1, 8)
+    table = _table()
+    crc: NDArray[Any] = np.full(len(octets), 0xFFFFFFFF, np.uint32)
+    for column in range(8):
+        crc = table[(crc ^ octets[:, column]) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
+    return crc ^ np.uint32(0xFFFFFFFF)
+
+
+@cache
+def _table() -> NDArray[np.uint32]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & np.uint32(1), (table >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), table >> np.uint32(1))
+    return table
+
 
 BYTES: Final = 1
 FLOATS: Final = 2

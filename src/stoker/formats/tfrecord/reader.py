@@ -21,23 +21,25 @@ from stoker.formats.common.container import (
     PackedShard,
     decode_fixed,
     decode_values,
+    fixed_kind,
     read_offsets,
 )
-from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
-from stoker.formats.common.read_checks import check_rows
+from stoker.formats.common.read_checks import check_declared, check_rows, packed_as
 from stoker.formats.common.rows.gather import gather_spans
-from stoker.formats.content import check_declared, packed_as
 from stoker.formats.mds.encodings import Encoding, get_encoding
-from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
 from stoker.formats.tfrecord.example import (
     BYTES,
     FLOATS,
     INTEGERS,
     SEQUENCES,
     Sliced,
+    crc32c_function,
+    crc_of_lengths,
     feature_values,
     has_one_value,
+    mask,
+    masked,
     split_example,
 )
 from stoker.formats.tfrecord.example_columns import Features, OtherRecordsError, find_features

@@ -9,11 +9,18 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.formats.common.container_writer import PackedEncoder, fixed_kind
+from stoker.formats.common.container import PackedEncoder, fixed_kind
 from stoker.formats.common.records import BytesLike
 from stoker.formats.mds.encodings import Encoding
-from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
-from stoker.formats.tfrecord.example import INTEGERS, feature_head, pack_integers
+from stoker.formats.tfrecord.example import (
+    INTEGERS,
+    crc32c_function,
+    crc_of_lengths,
+    feature_head,
+    mask,
+    masked,
+    pack_integers,
+)
 from stoker.formats.tfrecord.reader import feature_kind
 from stoker.integers import encode_varint
 from stoker.types import Ids

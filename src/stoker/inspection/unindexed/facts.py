@@ -11,7 +11,7 @@ from stoker.catalog.unindexed.files_location import FilesLocation
 from stoker.catalog.unindexed.find_files import side_by_side
 from stoker.errors import FormatError
 from stoker.formats.common.file_shards import UnindexedFile
-from stoker.formats.parquet.footer.row_groups import storage_of
+from stoker.formats.parquet.footer.facts import storage_of
 from stoker.inspection.facts import ColumnFacts, DatasetFacts, shape_of
 from stoker.inspection.previews import LARGEST, preview_files
 from stoker.inspection.read_files import FileReader

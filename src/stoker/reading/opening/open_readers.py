@@ -12,7 +12,7 @@ from typing import Final
 from stoker.errors import CorruptDataError
 from stoker.formats.base import ShardReader
 from stoker.policy import most_maps
-from stoker.reading.opening.loaded import Loaded
+from stoker.reading.opening.load_shard import Loaded
 from stoker.storage.files.mapped import MappedFile, check_mapped
 
 logger = logging.getLogger(__name__)

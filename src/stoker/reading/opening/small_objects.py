@@ -19,7 +19,7 @@ from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import CorruptDataError, DatasetChangedError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.registry import get_format
-from stoker.reading.opening.loaded import Loaded, open_files
+from stoker.reading.opening.load_shard import Loaded, open_files
 from stoker.storage.types import Arrival
 from stoker.types import Buffer
 

@@ -20,10 +20,9 @@ from stoker.catalog.unindexed.open_files import OnBadFiles, open_unindexed, unin
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared.counters import Counts
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.parquet.footer.facts import NULLS, RowGroup
+from stoker.formats.parquet.footer.facts import NULLS, TOKEN_COLUMNS, RowGroup, token_column, token_counts
 from stoker.formats.parquet.pages.pages import OtherPagesError
 from stoker.formats.parquet.reader import ParquetReader
-from stoker.formats.parquet.tokens import TOKEN_COLUMNS, token_column, token_counts
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import open_store
@@ -50,7 +49,7 @@ class ParquetSource:
         column: its name, or ``None`` for the one that is called ``input_ids``, ``token_ids`` or ``tokens``.
         counts: where it counts what it reads.
         fetch_threads: row groups that are fetched at once; ``None``: see
-            :class:`~stoker.reading.fetch_width.FetchWidth`.
+            :class:`~stoker.reading.opening.load_shard.FetchWidth`.
         salvage: whether null tokens are given as -1, which is no id, and row groups whose tokens can not be counted are left
             out, and listed in ``skipped``; otherwise both are errors.
 

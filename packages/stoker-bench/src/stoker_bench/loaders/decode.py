@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError, CorruptDataError, MissingPackageError
-from stoker.formats.common.pillow import open_image
+from stoker.formats.mds.encodings.images import open_image
 from stoker.storage.files.mapped import MappedFile, await_pages
 from stoker.types import Array
 

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from io import BytesIO
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from stoker.errors import MissingPackageError
-from stoker.formats.common.pillow import open_image
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings.base import Encoding
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# Pillow finds out what bytes are. Of the kinds that are left out it runs Ghostscript for EPS, calls the system or what a
+# program has registered for WMF, BUFR, GRIB and HDF5, and opens what IPTC holds as any kind. TGA, of no signature, is last.
+_PILLOW_KINDS: Final = (
+    "JPEG PNG WEBP GIF BMP TIFF PPM AVIF JPEG2000 DIB ICO CUR ICNS PCX DDS PSD QOI SGI SUN XBM XPM TGA"
+)
 _MAX_MODE = 16
 _SIGNATURES = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n"}
 
@@ -136,7 +141,7 @@ class ImageFile(Encoding):
         return out.getvalue()
 
     def decode(self, data: bytes) -> Image:
-        return _open_image(data)
+        return _image_of(data)
 
 
 class ImageList(Encoding):
@@ -182,7 +187,7 @@ class JpegArray(Encoding):
         parts = _split_parts(data, 0)
         if not parts:
             raise ValueError("an array of no images")
-        return [_open_image(part) for part in parts]
+        return [_image_of(part) for part in parts]
 
 
 def _pack_parts(parts: Sequence[Any]) -> bytes:
@@ -210,7 +215,7 @@ def _split_parts(data: bytes, at: int) -> list[bytes]:
     return [data[lo:hi] for lo, hi in pairwise(bounds)]
 
 
-def _open_image(data: bytes) -> Image:
+def _image_of(data: bytes) -> Image:
     global _last_left
     pil = _pil()
     try:
@@ -238,3 +243,23 @@ def _pil() -> Any:
     except ImportError:
         raise MissingPackageError("image columns need Pillow: pip install 'stoker[images]'") from None
     return Image
+
+
+def open_image(file: IO[bytes]) -> Image:
+    """Open a picture, as ``PIL.Image.open``; its errors are those of that.
+
+    Raises:
+        ImportError: Pillow is not installed.
+    """
+    from PIL import Image
+
+    return Image.open(file, formats=_pillow_kinds())
+
+
+@cache
+def _pillow_kinds() -> tuple[str, ...]:
+    """Those that this Pillow has."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(kind for kind in _PILLOW_KINDS.split() if kind in Image.OPEN)

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.formats.common.json_values import finite_float, parse_json
-from stoker.formats.common.values import UnfitValueError, describe
+from stoker.formats.common.values import UnfitValueError, describe, finite_float, parse_json
 from stoker.formats.mds.encodings.base import Encoding, RawColumn
 from stoker.formats.unstacked import Unstacked, items_of
 from stoker.types import Column

@@ -11,7 +11,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.formats.parquet.footer import thrift_writer as compact
+from stoker.formats.parquet.footer import thrift as compact
 from stoker.formats.parquet.footer.facts import (
     CODEC,
     COMPRESSED,
@@ -34,7 +34,7 @@ class ColumnPart:
     Attributes:
         rows: rows of the row group.
         chunks: facts of the column's chunks, one a leaf, offsets counted from the start of the buffer that holds them.
-        statistics: statistics of a column with one leaf, made by :func:`~stoker.formats.parquet.footer.thrift_writer.struct`.
+        statistics: statistics of a column with one leaf, made by :func:`~stoker.formats.parquet.footer.thrift.struct`.
     """
 
     rows: int

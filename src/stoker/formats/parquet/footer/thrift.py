@@ -3,14 +3,17 @@
 There are two ways to walk through the fields of a struct. :class:`ThriftReader` gives them one by one, for structs of which a
 file has few. What there may be millions of (column chunks, pages) is walked by loops over the bytes themselves, in half
 the time: :func:`struct_numbers` and ``_chunk_metadata`` of :mod:`.parse`.
+
+Small footers are written by :func:`struct` and the functions after it, whose values are pairs of a type and bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from stoker.errors import CorruptDataError
+from stoker.integers import encode_varint
 
 # Types of values.
 I32: Final = 5
@@ -204,3 +207,40 @@ def _unsigned(data: bytes, at: int) -> tuple[int, int]:
         if shift > 63:
             raise CorruptDataError("its footer holds a number that is too long")
     return value | byte << shift, at + 1
+
+
+def struct(*fields: tuple[int, tuple[int, bytes] | None]) -> tuple[int, bytes]:
+    """A struct of fields: rising numbers, each with a value made by the functions here. ``None`` is left out."""
+    out = bytearray()
+    last = 0
+    for number, value in fields:
+        if value is None:
+            continue
+        kind, data = value
+        delta = number - last
+        out += bytes([delta << 4 | kind]) if delta < 16 else bytes([kind]) + _zigzag(number)
+        out += data
+        last = number
+    return STRUCT, bytes(out) + b"\0"
+
+
+def integer(value: int, *, wide: bool = True) -> tuple[int, bytes]:
+    """An i64, or an i32 if not ``wide``."""
+    return I64 if wide else I32, _zigzag(value)
+
+
+def binary(value: bytes) -> tuple[int, bytes]:
+    """A string."""
+    return BINARY, encode_varint(len(value)) + value
+
+
+def list_of(values: Iterable[tuple[int, bytes]]) -> tuple[int, bytes]:
+    """A list of at least one value, all of one type."""
+    items = list(values)
+    kind, count = items[0][0], len(items)
+    head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + encode_varint(count)
+    return _LIST, head + b"".join(data for _, data in items)
+
+
+def _zigzag(value: int) -> bytes:
+    return encode_varint((value << 1) ^ (value >> 63))

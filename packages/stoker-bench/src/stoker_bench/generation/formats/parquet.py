@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stoker.errors import ConfigError
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer import thrift_writer as compact
+from stoker.formats.parquet.footer import thrift as compact
 from stoker.formats.parquet.footer.facts import MAGIC
 from stoker.formats.parquet.footer.schema import ARROW_KEY
 from stoker.lazy import cached_property

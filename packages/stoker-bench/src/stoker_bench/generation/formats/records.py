@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.formats.tar.writer import member_headers
-from stoker.formats.tfrecord.crc32c import crc32c_function, mask
-from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, feature_head
+from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, crc32c_function, feature_head, mask
 from stoker.integers import encode_varint
 from stoker.types import Ids
 from stoker_bench.generation.columns import Column
