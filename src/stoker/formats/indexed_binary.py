@@ -44,8 +44,7 @@ class IndexedBinaryShard(PackedShard):
     def take(self, name: str, rows: Ids) -> Column:  # noqa: ARG002 - there is one column
         """See :class:`~stoker.formats.common.container.PackedShard`: the bytes of each record, or a view of them.
 
-        Raises:
-            CorruptDataError: a record does not lie in the data file; names its row.
+        CorruptDataError if a record does not lie in the data file; names its row.
         """
         begins, sizes, total = self._begins[rows], self._sizes[rows], len(self._data)
         wrong = (begins > total) | (sizes > total - np.minimum(begins, total))

@@ -34,7 +34,6 @@ class ColumnKind:
     """The type of a column's values.
 
     Attributes:
-        format: of its shard.
         word: as the index or the file itself calls the type.
         base: data type, ``text``, ``bytes``, ``image`` or ``json``; empty where only its format knows.
         shape: of a value; ``None`` where values may differ in shape.

@@ -45,7 +45,6 @@ class MegatronIndex:
     """The content of an ``.idx``.
 
     Attributes:
-        dtype: of the tokens.
         lengths: tokens in each sequence; int64, shape ``(sequences,)``.
         byte_offsets: of each sequence in the ``.bin``, multiples of the dtype's width; int64, shape ``(sequences,)``.
         borders: sequence with which each document begins, and their number; int64, shape ``(documents + 1,)``.
@@ -66,8 +65,7 @@ class MegatronIndex:
 def _layout(data: NDArray[np.uint8], where: str) -> tuple[np.dtype[Any], Array, Array, Array]:
     """The dtype, and the three arrays where they lie in an ``.idx``.
 
-    Raises:
-        CorruptDataError: the header is not what the format says.
+    CorruptDataError if the header is not what the format says.
     """
     if data.size < _HEAD.size or bytes(data[:9]) != _MAGIC:
         raise CorruptDataError(
@@ -93,15 +91,7 @@ def _layout(data: NDArray[np.uint8], where: str) -> tuple[np.dtype[Any], Array, 
 
 
 def read_index(data: NDArray[np.uint8], where: str) -> MegatronIndex:
-    """Read an ``.idx``.
-
-    Args:
-        data: the file; uint8.
-        where: names it in errors.
-
-    Raises:
-        CorruptDataError: it is not what the format says.
-    """
+    """Read an ``.idx``. CorruptDataError if it is not what the format says."""
     dtype, raw_lengths, raw_offsets, raw_borders = _layout(data, where)
     lengths, byte_offsets = _checked(dtype, raw_lengths, raw_offsets, 0, where)
     found: Ids = raw_borders.astype(np.int64)
@@ -129,8 +119,7 @@ def _checked(dtype: np.dtype[Any], lengths: Array, byte_offsets: Array, first: i
 def _read_part(data: NDArray[np.uint8], document: bool, first: int, count: int, where: str) -> MegatronIndex:
     """An ``.idx`` of the sequences of some samples alone; the rest of it is not touched.
 
-    Raises:
-        CorruptDataError: it is not what the format says.
+    CorruptDataError if it is not what the format says.
     """
     dtype, lengths, byte_offsets, found = _layout(data, where)
     low, high = first, first + count
@@ -163,8 +152,7 @@ def index_bytes(dtype: np.dtype[Any], lengths: Ids, borders: Ids) -> list[bytes]
 def _samples_of(index: MegatronIndex, document: bool, where: str, start: int = 0) -> tuple[Ids, Ids]:
     """First and end byte of each sample in the ``.bin``; no empty document is before ``start``.
 
-    Raises:
-        CorruptDataError: a document's sequences do not lie end to end.
+    CorruptDataError if a document's sequences do not lie end to end.
     """
     ends = index.ends
     if not document:

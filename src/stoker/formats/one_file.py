@@ -77,15 +77,7 @@ def folder_of(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """Settings that all shards of a dataset of files have in common.
-
-    Attributes:
-        format: name of their format.
-        spec: their description.
-        options: how samples are handed out.
-        columns: names of their columns.
-        layout: see :class:`~stoker.formats.base.ShardReader`.
-    """
+    """Settings that all shards of a dataset of files have in common. ``columns``: names of their columns."""
 
     format: str
     spec: Mapping[str, Any]
@@ -102,17 +94,7 @@ class FileKind:
 
 
 class FileShard:
-    """An open file.
-
-    Args:
-        common: what it has in common with others.
-        data: its bytes.
-        path: of the file below the dataset's root.
-        where: names it in errors.
-
-    Raises:
-        CorruptDataError: it is not of the format.
-    """
+    """An open file. ``path``: of the file below the dataset's root. CorruptDataError if it is not of the format."""
 
     unsafe: ClassVar[Mapping[str, str]] = {}
     samples: ClassVar[int] = 1
@@ -176,11 +158,7 @@ class FileShard:
 class HandleShard(FileShard):
     """A file of which nothing is read here: its sample has a handle, which reads what it needs.
 
-    Args:
-        common: what it has in common with others.
-        source: its bytes, or the place where they are.
-        path: of the file below the dataset's root.
-        where: names it in errors.
+    ``source``: its bytes, or the place where they are. ``path``: of the file below the dataset's root.
     """
 
     __slots__ = ("_source",)

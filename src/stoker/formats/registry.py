@@ -104,8 +104,7 @@ def is_own(name: str) -> bool:
 def get_format(name: str) -> Format:
     """The format that the index calls ``name``.
 
-    Raises:
-        FormatError: there is none, or another package's can not be loaded; lists those that exist.
+    FormatError if there is none, or another package's can not be loaded; lists those that exist.
     """
     if path := _OWN.get(name) or _OF_TABLES.get(name):
         own: Format = load(path)()

@@ -168,10 +168,7 @@ def number_dtype(column: Column) -> np.dtype[Any] | None:
 def spread(column: Column, at: Iterable[int], length: int) -> Column:
     """A column with values at these places, numbers as Python's own, and ``None`` at all others.
 
-    Args:
-        column: the values that there are.
-        at: the place of each.
-        length: of the column that is made.
+    ``column``: the values that there are. ``at``: the place of each. ``length``: of the column that is made.
     """
     dtype = number_dtype(column)
     values: list[Any] = [None] * length

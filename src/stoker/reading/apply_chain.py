@@ -62,7 +62,6 @@ class SampleIdentity:
     """The run and the streams that random numbers of samples belong to.
 
     Attributes:
-        seed: of the run.
         streams: names of the streams; that of a stream alone is empty, as what it is called does not matter.
         first_shards: number of the first shard of each stream.
         repeats: whether an epoch may have a sample more than once.
@@ -80,7 +79,6 @@ class EpochChain:
     Args:
         steps: of the chain, none of them of batches.
         identity: what random numbers belong to.
-        epoch: its number.
         later: whether other steps come before, which may have left samples out or made several of one.
     """
 
@@ -231,15 +229,14 @@ def _named(value: object) -> str:
 def change_batch(steps: Sequence[Step], batch: Batch, positions: Ids, first: Callable[[], object]) -> Batch:
     """Columns as the last steps of a chain make them, which call no function of a sample.
 
+    TransformError if a function raised an error, or gave no columns of one length, ConfigError if a column is not there, or
+    comes twice.
+
     Args:
         steps: the last ones.
         batch: of n samples, n ≥ 1; with ``batch_map`` among the steps, a single batch.
         positions: of the samples in the epoch, int64, shape ``(n,)``.
         first: says where the first sample comes from.
-
-    Raises:
-        TransformError: a function raised an error, or gave no columns of one length.
-        ConfigError: a column is not there, or comes twice.
     """
     for step in steps:
         if step.kind == "present":  # those that are left out are not among these

@@ -213,8 +213,7 @@ class BadSampleLog:
     def note(self, number: int, error: SampleError) -> None:
         """Note a bad sample: its number among those that were entered last, rising from call to call, and its error.
 
-        Raises:
-            TooManyBadSamplesError: there are more than allowed.
+        TooManyBadSamplesError if there are more than allowed.
         """
         place = self._before + number
         if place < self._passed:
@@ -314,12 +313,11 @@ def _list_of(path: str) -> _BadSampleList:  # noqa: ARG001
 def _append(file: str | os.PathLike[str], error: SampleError | None = None) -> None:
     """Append a bad sample to a list of them, unless it is there: a whole line, or nothing. Others may append, too.
 
+    ConfigError if it can not be written to.
+
     Args:
         file: the list; made where there is none.
         error: of the bad sample; ``None`` only sees that the list can be written to.
-
-    Raises:
-        ConfigError: it can not.
     """
     try:
         with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666), "rb") as opened:

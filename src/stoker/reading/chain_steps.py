@@ -150,12 +150,8 @@ class Step:
 def change_columns(step: Step, values: dict[str, Any]) -> dict[str, Any]:
     """A sample or a batch after a ``rename`` or ``select``.
 
-    Args:
-        step: one of these, or a ``project`` that has no position.
-        values: by column name.
-
-    Raises:
-        ConfigError: a column is not there, or two would have one name.
+    ``step``: one of these, or a ``project`` that has no position. ConfigError if a column is not there, or two would have one
+    name.
     """
     if not isinstance(values, dict):
         raise ConfigError(
@@ -177,16 +173,7 @@ def change_columns(step: Step, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_column(step: Step, values: dict[str, Any], positions: Any) -> dict[str, Any]:
-    """A sample or a batch after an ``enumerate``.
-
-    Args:
-        step: of this kind.
-        values: by column name.
-        positions: of the samples.
-
-    Raises:
-        ConfigError: there is a column of this name.
-    """
+    """A sample or a batch after an ``enumerate``. ConfigError if there is a column of this name."""
     (column,) = step.columns
     if not isinstance(values, dict) or column in values:
         what = "has a column of this name" if isinstance(values, dict) else "is no dict"
@@ -230,16 +217,9 @@ class Projection:
 def project(steps: Sequence[Step], columns: Sequence[str], samples: int) -> Projection:
     """The columns that a chain needs of those that would be read without it, and its steps with these columns alone.
 
-    Changes of columns that it begins with become one step, which needs none of those that they drop.
-
-    Args:
-        steps: of the chain.
-        columns: that would be read without it.
-        samples: of the dataset.
-
-    Raises:
-        ConfigError: such a change names a column that is not there, or makes two of one name; or a zip is with a dataset of
-            another length.
+    Changes of columns that it begins with become one step, which needs none of those that they drop. ConfigError if such a
+    change names a column that is not there, or makes two of one name; or a zip is with a dataset of another length.
+    ``columns``: that would be read without it. ``samples``: of the dataset.
     """
     for one in steps:
         if one.kind == "zip" and one.other is not None and one.other.samples != samples:
@@ -320,12 +300,7 @@ def split_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ..
 
 
 def stored_names(steps: Sequence[Step], columns: Sequence[str]) -> dict[str, str]:
-    """The stored name of each column whose values are as they are stored; none where a function makes samples.
-
-    Args:
-        steps: of samples.
-        columns: that are read.
-    """
+    """The stored name of each column whose values are as they are stored; none where a function makes samples."""
     names = {name: name for name in columns}
     for step in steps:
         if step.kind == "project":

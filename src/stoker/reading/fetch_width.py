@@ -77,13 +77,7 @@ class FetchWidth:
         self.is_ahead = size > small_shards_held(self.sharers) // (8 if self.is_ahead else 4)
 
     def saw(self, seconds: float, work: float, size: int) -> None:
-        """Note a shard that was fetched and opened.
-
-        Args:
-            seconds: from beginning to end.
-            work: seconds of them in which its thread computed.
-            size: bytes of the shard.
-        """
+        """Note a shard that was fetched and opened. ``work``: seconds of them in which its thread computed."""
         weight = max(_WEIGHT, 1 / (self._seen + 1))
         self._time = min(self._time * _FORGET, seconds)
         self._work += weight * (work - self._work)

@@ -24,16 +24,7 @@ def load_columns(batch: Batch) -> None:
 
 
 class GoodRowReader:
-    """Reads rows of shards, and finds those that are bad.
-
-    Args:
-        reader: reads the samples.
-        overridden: whether a method of a subclass changes samples.
-
-    Attributes:
-        reader: see above.
-        pool: the dataset's open shards.
-    """
+    """Reads rows of shards, and finds those that are bad. ``overridden``: whether a method of a subclass changes samples."""
 
     def __init__(self, reader: SampleReader, *, overridden: bool = False) -> None:
         self.reader, self._overridden = reader, overridden
@@ -47,12 +38,11 @@ class GoodRowReader:
     ) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
         """The good samples as columns, in parts with their numbers, and the errors of the bad ones, by number.
 
+        StokerError if something is wrong that is not the samples' fault, such as storage.
+
         Args:
             samples: where they are. A sample's number is its index in them.
             whole: whether all may be good, and are read together first.
-
-        Raises:
-            StokerError: something is wrong that is not the samples' fault, such as storage.
         """
         shards, rows = samples.shards, samples.rows
         parts: list[tuple[Ids, Batch]] = []
@@ -98,14 +88,8 @@ class GoodRowReader:
         """Check that a column holds values of one type in all parts, but for those of shards that are laid out alike.
 
         What such shards hold is of one type by their format. That may be the type of any value, as of a key of JSON lines
-        with text and numbers, which parts of a batch need not both have.
-
-        Args:
-            parts: shard and row of a sample of each, and its columns.
-            alike: whether all columns are of these shards.
-
-        Raises:
-            FormatError: it does not.
+        with text and numbers, which parts of a batch need not both have. FormatError if it does not. ``parts``: shard and row
+        of a sample of each, and its columns. ``alike``: whether all columns are of these shards.
         """
         kinds: dict[object, tuple[int, int, Batch]] = {}
         for number, part in enumerate(parts):
@@ -131,11 +115,7 @@ class GoodRowReader:
         return batch
 
     def open_shard(self, shard: int) -> None:
-        """See that a shard can be opened.
-
-        Raises:
-            CorruptDataError: it can not, which is found out once.
-        """
+        """See that a shard can be opened. CorruptDataError if it can not, which is found out once."""
         if shard in self._damaged:
             raise self._damaged[shard]
         try:
@@ -148,13 +128,8 @@ class GoodRowReader:
     def named(self, shard: int, row: int, error: Exception, *, made: bool = False) -> SampleError:
         """The error of a sample that says which it is.
 
-        Args:
-            shard, row: of the sample.
-            error: what was raised.
-            made: whether the functions of the user had a part in it.
-
-        Raises:
-            Exception: ``error`` or what it comes from, which is not the sample's fault.
+        ``error``, or what it comes from, is raised where it is not the sample's fault. ``shard``, ``row``: of the sample.
+        ``made``: whether the functions of the user had a part in it.
         """
         if shard not in self._damaged and not isinstance(error, SampleError):
             named, cause = decode_error(self.pool, np.array([shard]), np.array([row]), self._columns, error)

@@ -75,15 +75,13 @@ def apply_transform(
 ) -> Iterator[Any]:
     """Samples as a transform makes them, each when it is asked for.
 
+    TransformError if the transform raised an error; names the sample.
+
     Args:
-        transform: the caller's.
         samples: what it is applied to.
         remaining: an iterator whose length hint is the number of samples not yet taken.
         origin: where the n-th of these samples comes from.
         count: how many there were before the first was taken, where these are some of the samples that ``remaining`` counts.
-
-    Raises:
-        TransformError: the transform raised an error; names the sample.
     """
     count = operator.length_hint(remaining) if count is None else count
     for sample in samples:
@@ -111,15 +109,9 @@ def apply_override(
 ) -> Iterator[Any]:
     """Samples as a user's method that takes an id gives them, each when it is asked for.
 
-    Args:
-        get: the method.
-        at_hand: where it finds the sample that it is asked for, by id, read already.
-        ids: sample ids.
-        samples: the samples of these ids.
-
-    Raises:
-        TransformError: the method raised what would end an iteration as if there were no more samples. All other errors of
-            it are raised as they are, with a note that names the sample.
+    TransformError if the method raised what would end an iteration as if there were no more samples. All other errors of it
+    are raised as they are, with a note that names the sample. ``at_hand``: where it finds the sample that it is asked for, by
+    id, read already. ``samples``: the samples of these ids.
     """
     for number, sample in zip(
         ids, samples, strict=False
@@ -198,14 +190,8 @@ def decode_error(
     """The error to raise where reading samples raised ``error``, and its cause.
 
     Rows are read again one by one, in order, until one fails, and that column by column. Errors that are not of data
-    (storage, missing packages), and those that do not come again, are returned as they are.
-
-    Args:
-        pool: the dataset's open shards.
-        shards: shard numbers, int64, shape ``(n,)``.
-        rows: rows in those shards, int64, shape ``(n,)``.
-        columns: names that were read, ``None`` for all.
-        error: what was raised.
+    (storage, missing packages), and those that do not come again, are returned as they are. ``shards``: shard numbers, int64,
+    shape ``(n,)``. ``rows``: rows in those shards, int64, shape ``(n,)``.
     """
     if _is_known(error):
         return error, error.__cause__

@@ -73,12 +73,7 @@ def one_row(shard: int, row: int) -> SampleRows:
 
 
 class SampleReader:
-    """Reads samples of a dataset: its stored columns.
-
-    Args:
-        pool: the dataset's open shards.
-        columns: names to read, default all.
-    """
+    """Reads samples of a dataset: its stored columns."""
 
     def __init__(self, pool: ShardPool, columns: Sequence[str] | None) -> None:
         self.pool, self.columns = pool, columns
@@ -92,24 +87,15 @@ class SampleReader:
     def batch(self, samples: SampleRows, *, named: bool = True) -> Batch:
         """The samples as columns, in their order.
 
-        Errors are those of :func:`~stoker.reading.samples.read_samples`.
-
-        Args:
-            samples: where they are.
-            named: whether an error of a decoder says which sample it is of.
+        Errors are those of :func:`~stoker.reading.samples.read_samples`. ``named``: whether an error of a decoder says which
+        sample it is of.
         """
         return samples.own or read_samples(self.pool, samples.shards, samples.rows, self.columns, named=named)
 
     def iterate(self, samples: SampleRows, transform: Transform | None = None, *, timed: bool = True) -> SampleRun:
         """The samples one by one, each made when it is asked for, or what a transform makes of it.
 
-        Args:
-            samples: where they are.
-            transform: applied to each.
-            timed: whether a trace shows how long it takes.
-
-        Raises:
-            TransformError: the transform raised an error; names the sample.
+        ``timed``: whether a trace shows how long it takes. TransformError if the transform raised an error; names the sample.
         """
         if samples.own is None:
             return iterate_samples(self.pool, samples.shards, samples.rows, self.columns, transform, timed=timed)
@@ -140,14 +126,7 @@ class SampleReader:
         transform: Transform | None,
         clock: SampleClock | None,
     ) -> SampleRun:
-        """Samples with a transform applied to each.
-
-        Args:
-            run: the samples as they were read.
-            samples: where they are.
-            transform: applied to each; ``None``: nothing is.
-            clock: measures it, for a trace.
-        """
+        """Samples with a transform applied to each."""
         if clock is not None:
             run = replace(run, samples=clock.decoded(run.samples, run.remaining))
             transform = None if transform is None else clock.transforming(transform)

@@ -14,11 +14,8 @@ class SampleSeed(ISpawnableSeedSequence):
     """The seed of a sample's generator: Philox takes it for the key that it is.
 
     ``Philox(key=...)`` asks the system for entropy, which takes three times as long as all the rest, and of which ``spawn``
-    makes its generators: other ones in each run.
-
-    Args:
-        key: of Philox, uint64, shape ``(2,)``.
-        counter: at which the sample's numbers begin, uint64, shape ``(4,)``.
+    makes its generators: other ones in each run. ``key``: of Philox, uint64, shape ``(2,)``. ``counter``: at which the
+    sample's numbers begin, uint64, shape ``(4,)``.
     """
 
     __slots__ = ("_counter", "_key", "_sequence")

@@ -52,18 +52,15 @@ def read_samples(
 ) -> Batch:
     """Decode the samples at ``(shards[i], rows[i])``, in that order.
 
+    FormatError if the shards differ in columns, or in the type of one.
+
     Args:
-        pool: the dataset's open shards.
         shards: shard numbers, int64, shape ``(n,)``, n ≥ 1.
         rows: rows in those shards, int64, shape ``(n,)``.
-        columns: names to read, default all.
         named: whether an error of a decoder says which sample it is of, which takes reading each again.
 
     Returns:
         Column name to column of n values.
-
-    Raises:
-        FormatError: the shards differ in columns, or in the type of one.
     """
     readers, which = _open(pool, shards)
     try:
@@ -121,11 +118,9 @@ def iterate_samples(
 ) -> SampleRun:
     """The samples at ``(shards[i], rows[i])``, in that order, as dicts, each decoded when it is asked for.
 
-    Args and errors are those of :func:`read_samples`. Values of fixed-width array columns are views of larger arrays.
-    With a transform there is what it returns instead. ``timed``: whether a trace shows how long that takes.
-
-    Raises:
-        TransformError: the transform raised an error; names the sample.
+    Args and errors are those of :func:`read_samples`. Values of fixed-width array columns are views of larger arrays. With a
+    transform there is what it returns instead. ``timed``: whether a trace shows how long that takes. TransformError if the
+    transform raised an error; names the sample.
     """
     recording = recorder() if timed else None
     clock = None if recording is None else SampleClock(recording, pool.short_samples)
@@ -165,13 +160,7 @@ def list_samples(
 def make_all(run: SampleRun, transform: Transform | None, origin: Callable[[int], SampleLocation]) -> Iterator[Any]:
     """Samples that are all taken one after the other, with nothing else in between; a trace shows how long that takes.
 
-    Args:
-        run: the samples as they were read.
-        transform: applied to each; ``None``: nothing is.
-        origin: where the n-th of these samples comes from.
-
-    Raises:
-        TransformError: the transform raised an error; names the sample.
+    ``origin``: where the n-th of these samples comes from. TransformError if the transform raised an error; names the sample.
     """
     recording, count = recorder(), operator.length_hint(run.remaining)
     apply = None
@@ -213,9 +202,7 @@ def _iterate(
 def distinct(shards: Ids, count: int) -> tuple[Ids, Ids]:
     """The different shard numbers, rising, and for each entry of ``shards`` the index of its number among them.
 
-    Args:
-        shards: shard numbers in ``[0, count)``, shape ``(n,)``.
-        count: number of shards.
+    ``shards``: shard numbers in ``[0, count)``, shape ``(n,)``.
     """
     if _all_same(shards):
         return shards[:1], np.zeros(len(shards), dtype=np.int64)

@@ -47,15 +47,12 @@ class ShardPool:
         most_open: how many readers are kept; beyond it the least recently used are dropped. A reader that is in use
             stays valid: its file stays mapped until the last reference goes. Those that are needed soon are kept beyond
             it, as far as the process may have maps.
-        options: how samples are handed out.
-        counts: where it counts what it does.
         ids: name of a column that samples get beside those of the shards: their ids; ``None``: none.
         reads_cut: whether shards are opened of which a local file ends too early; see
             :meth:`~stoker.formats.format.Format.open_cut`.
 
     Attributes:
         width: how many shards are fetched at once.
-        times: what reading took.
         fetched: for each shard whether it was not in the cache when this process first wanted it; ``None`` for no shard.
         has_images: whether samples were met of which images are left for their user to load.
     """
@@ -131,9 +128,8 @@ class ShardPool:
     def get(self, shard: int) -> ShardReader:
         """The reader of a shard, fetched and opened first if need be.
 
-        Raises:
-            StokerError: it can not be fetched, or is corrupt twice over. Nothing waits longer than the storage's
-                timeouts and the cache's stall time.
+        StokerError if it can not be fetched, or is corrupt twice over. Nothing waits longer than the storage's timeouts and
+        the cache's stall time.
         """
         reader = self._open.readers.get(shard)
         if reader is not None and self._open.due.get(shard, 0.0) > time.monotonic():
@@ -186,9 +182,7 @@ class ShardPool:
     def prefetch(self, shards: Iterable[int], *, small_files: bool = True) -> None:
         """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`.
 
-        Args:
-            shards: their numbers.
-            small_files: also those that are small files of this machine, whose reading another process does not spare.
+        ``small_files``: also those that are small files of this machine, whose reading another process does not spare.
         """
         window, small, readers = self._window, self._small, self._open.readers
         with self._lock:
@@ -276,9 +270,7 @@ class ShardPool:
     def share(self, processes: int, readers: int = 0) -> None:
         """Say how many processes of this node read through the same caches, this one included.
 
-        Args:
-            processes: that fetch.
-            readers: of each of them, further processes that read what it has fetched.
+        ``processes``: that fetch. ``readers``: of each of them, further processes that read what it has fetched.
         """
         self.width.sharers = processes
         processes *= 1 + readers
@@ -295,9 +287,7 @@ class ShardPool:
     def counted(self, shards: Ids, distinct: Collection[int]) -> Iterator[None]:
         """Count what is read inside as one step.
 
-        Args:
-            shards: the shard of each sample that is read.
-            distinct: the different ones.
+        ``shards``: the shard of each sample that is read. ``distinct``: the different ones.
         """
         begun, ready = time.perf_counter_ns(), self.ready(distinct)
         yield
@@ -343,9 +333,7 @@ class ShardPool:
     def done_with(self, shard: int, *, close: bool = False) -> None:
         """Say that a shard is not needed soon. Where the cache is limited, or memory, its file may then go.
 
-        Args:
-            shard: its number.
-            close: let go of it in any case.
+        ``close``: let go of it in any case.
         """
         future = self._coming.pop(shard, None)
         if future is not None:
@@ -362,8 +350,7 @@ class ShardPool:
     def check(self, shard: int) -> None:
         """Check that the files of a shard, if it is open, are whole: for those that read from a reader for long.
 
-        Raises:
-            CorruptDataError: one was cut.
+        CorruptDataError if one was cut.
         """
         if self._open.due.get(shard, 0.0) <= time.monotonic():
             with self._lock:

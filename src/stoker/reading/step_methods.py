@@ -297,8 +297,7 @@ def _name_of(function: Callable[..., Any], name: str | None) -> str:
 def _fitting_name(function: Callable[..., Any], name: str | None, method: Literal["map", "random_map"]) -> str:
     """The name of a function that takes a sample alone, or with random numbers, as the method calls it.
 
-    Raises:
-        ConfigError: it takes what the other method gives.
+    ConfigError if it takes what the other method gives.
     """
     made = _name_of(function, name)
     fits = _fits(function)

@@ -191,11 +191,7 @@ def _rows_whole(array: Array) -> bool:
 def map_array(
     data: Buffer | Array, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, fortran: bool, where: str
 ) -> Array:
-    """An array that lies in a file, read-only.
-
-    Raises:
-        CorruptDataError: it does not fit into the file.
-    """
+    """An array that lies in a file, read-only. CorruptDataError if it does not fit into the file."""
     check_dtype(dtype, where)
     if len(shape) > MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
         raise CorruptDataError(f"{where}: an array of shape {str(shape)[:200]}")
@@ -217,11 +213,7 @@ def map_array(
 
 
 def check_dtype(dtype: np.dtype[Any], where: str) -> None:
-    """Check that values of a dtype can be read without running code.
-
-    Raises:
-        FormatError: they can not.
-    """
+    """Check that values of a dtype can be read without running code. FormatError if they can not."""
     if dtype.hasobject:
         raise FormatError(
             f"{where}: holds pickled Python objects, which would run code when read: write it without them"
@@ -231,8 +223,7 @@ def check_dtype(dtype: np.dtype[Any], where: str) -> None:
 def check_decoded(size: int, stored: int, where: str) -> None:
     """Refuse to decode to an absurd size before memory is taken for it.
 
-    Raises:
-        CorruptDataError: so few bytes can not hold so many.
+    CorruptDataError if so few bytes can not hold so many.
     """
     if size > _MOST_DECODED or size > max(_ALWAYS, stored * _MOST_RATIO):
         raise CorruptDataError(f"{where}: {stored} bytes claim to hold {size} bytes of values")
@@ -241,8 +232,7 @@ def check_decoded(size: int, stored: int, where: str) -> None:
 def rows_first(array: Array, last: bool | None, where: str) -> Array:
     """The array with its axis of samples in front; ``last`` is what :func:`check_axis` returns.
 
-    Raises:
-        FormatError: it has no axis.
+    FormatError if it has no axis.
     """
     if last is None:
         return array[np.newaxis]
@@ -252,15 +242,9 @@ def rows_first(array: Array, last: bool | None, where: str) -> Array:
 
 
 def split_shape(shape: tuple[int, ...], last: bool | None, where: str) -> tuple[int, tuple[int, ...]]:
-    """The number of samples in an array of a shape, and the shape of each.
+    """The number of samples in an array of a shape, and the shape of each. FormatError if it has no axis of samples.
 
-    Args:
-        shape: as the file has it; not yet believed.
-        last: what :func:`check_axis` returns.
-        where: names the array in errors.
-
-    Raises:
-        FormatError: it has no axis of samples.
+    ``shape``: as the file has it; not yet believed. ``last``: what :func:`check_axis` returns.
     """
     if (not shape and last is not None) or any(type(n) is not int or n < 0 for n in shape):
         raise FormatError(f"{where}: an array of shape {str(shape)[:200]} has no rows, and so no samples: {_WHOLE}")
@@ -275,8 +259,7 @@ _WHOLE: Final = 'where a file is a sample, say so with format_options={"axis": N
 def check_axis(settings: Mapping[str, Any]) -> bool | None:
     """Whether samples lie along the last axis of arrays, by the setting ``axis``; ``None`` where a file is a sample.
 
-    Raises:
-        ConfigError: it is neither 0, -1 nor ``None``.
+    ConfigError if it is neither 0, -1 nor ``None``.
     """
     axis = settings.get("axis", 0)
     if axis not in (0, -1, None) or isinstance(axis, bool):

@@ -68,17 +68,10 @@ def parse_header(
 ) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """The header of an NPY file, which is text of Python's literals.
 
-    Args:
-        read: gives bytes of the file.
-        size: the file's bytes.
-        where: names it in errors.
+    CorruptDataError if it is none, FormatError if it holds pickled objects. ``size``: the file's bytes.
 
     Returns:
         Dtype, shape, whether the first axis varies fastest, and where the values begin.
-
-    Raises:
-        CorruptDataError: it is none.
-        FormatError: it holds pickled objects.
     """
     head = read(0, min(size, 12))
     if len(head) < 10 or not head.startswith(_MAGIC) or head[6] not in (1, 2, 3):
@@ -185,8 +178,7 @@ class NPYFormat(ArrayFormat):
 class NPYEncoder(PackedEncoder):
     """Samples of one column to the rows of an array.
 
-    Raises:
-        ConfigError: more than one column, or one whose values differ in size.
+    ConfigError for more than one column, or one whose values differ in size.
     """
 
     format = "npy"

@@ -112,11 +112,7 @@ def _directory(source: ByteSource) -> list[_Entry] | None:
 
 
 def _directory_by_zipfile(source: ByteSource) -> list[_Entry]:
-    """The directory of any archive.
-
-    Raises:
-        CorruptDataError: it is none.
-    """
+    """The directory of any archive. CorruptDataError if it is none."""
     file = ByteSourceFile(source)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -141,9 +137,7 @@ def _directory_by_zipfile(source: ByteSource) -> list[_Entry]:
 def _members(source: ByteSource) -> dict[str, _Member]:
     """The arrays of an archive by name.
 
-    Raises:
-        CorruptDataError: it is none.
-        FormatError: an array is encrypted, or compressed in a way that NumPy does not write.
+    CorruptDataError if it is none, FormatError if an array is encrypted, or compressed in a way that NumPy does not write.
     """
     where = source.where
     listed = _directory(source)
@@ -228,17 +222,9 @@ class NPZShard(ArrayShard):
 def read_arrays(data: Buffer, where: str, *, checksums: bool = False) -> dict[str, Array]:
     """The arrays of an archive by name, in its order, read-only.
 
-    Arrays that are stored as they are become views of ``data``.
-
-    Args:
-        data: the whole file.
-        where: it, for messages.
-        checksums: compare the checksums of these, too; those of deflated arrays always are.
-
-    Raises:
-        CorruptDataError: it is no archive of arrays.
-        FormatError: an array is encrypted, or compressed in a way that NumPy does not write.
-        MemoryError: an array would unpack to far more than the file has.
+    Arrays that are stored as they are become views of ``data``. ``checksums``: compare the checksums of these, too; those of
+    deflated arrays always are. CorruptDataError if it is no archive of arrays, FormatError if an array is encrypted, or
+    compressed in a way that NumPy does not write, MemoryError if an array would unpack to far more than the file has.
     """
     source = MappedSource(data, where)
     found: dict[str, Array] = {}
@@ -333,11 +319,7 @@ class NPZFormat(ArrayFormat):
 
 
 def check_rows(rows: Mapping[str, int], where: str) -> None:
-    """Check that all columns have as many rows.
-
-    Raises:
-        FormatError: they have not.
-    """
+    """Check that all columns have as many rows. FormatError if they have not."""
     if len(set(rows.values())) > 1:
         told = ", ".join(f"{name} has {count}" for name, count in rows.items())
         first = next(iter(rows))
@@ -351,8 +333,7 @@ def check_rows(rows: Mapping[str, int], where: str) -> None:
 class NPZEncoder(PackedEncoder):
     """Samples to arrays, one a column, stored in an archive without compression, each at a multiple of 64 bytes.
 
-    Raises:
-        ConfigError: a column whose values differ in size.
+    ConfigError for a column whose values differ in size.
     """
 
     format = "npz"

@@ -92,8 +92,7 @@ class _Table:
 def arrow_layout(source: ByteSource) -> ArrowFileLayout:
     """Read a file's messages, without their bodies.
 
-    Raises:
-        CorruptDataError: it is no Arrow IPC file, or a compressed buffer claims to hold an absurd amount.
+    CorruptDataError if it is no Arrow IPC file, or a compressed buffer claims to hold an absurd amount.
     """
     try:
         return _layout(source)

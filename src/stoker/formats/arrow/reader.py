@@ -72,9 +72,7 @@ class _Bytes(ColumnValues):
 class ArrowShard(PackedShard):
     """An open Arrow file.
 
-    Attributes:
-        compressed: whether batches are decoded into memory.
-        firsts: first row of each batch, and the end of the last.
+    ``compressed``: whether batches are decoded into memory. ``firsts``: first row of each batch, and the end of the last.
     """
 
     __slots__ = ("__weakref__", "_buffer", "_kinds", "_layout", "_schema", "_shelf", "_source", "compressed", "firsts")
@@ -146,8 +144,7 @@ class ArrowShard(PackedShard):
     def read_parts(self, name: str, arrays: Sequence[Any] | None = None) -> list[ColumnValues]:
         """Read a column's batches from the file; ``arrays``: where they were read with others, and not checked yet.
 
-        Raises:
-            CorruptDataError: they are damaged; names shard and column.
+        CorruptDataError if they are damaged; names shard and column.
         """
         here = f"{self.where}: column {name!r}"
         check_memory(self._layout.unpacked, self._source.size, self.options.decoded_bytes, self.where)

@@ -50,12 +50,7 @@ class MappedSource:
 
 
 class SeekableFile(io.RawIOBase):
-    """Base of file objects that are read from any offset.
-
-    Attributes:
-        at: the offset of the next byte.
-        size: bytes of the file.
-    """
+    """Base of file objects that are read from any offset. ``at``: the offset of the next byte."""
 
     def __init__(self, size: int = 0) -> None:
         super().__init__()
@@ -82,8 +77,7 @@ class SeekableFile(io.RawIOBase):
 class ByteSourceFile(SeekableFile):
     """A source as a file object, for libraries that want one. Reading past the end gives what there is.
 
-    Attributes:
-        failure: what the source failed with. Libraries tend to take any error of a file for a damaged one.
+    ``failure``: what the source failed with. Libraries tend to take any error of a file for a damaged one.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -149,10 +143,6 @@ def whole(source: ByteSource) -> Buffer:
 
 
 def check_range(source: ByteSource, start: int, end: int) -> None:
-    """Check that bytes are inside the source.
-
-    Raises:
-        CorruptDataError: they are not.
-    """
+    """Check that bytes are inside the source. CorruptDataError if they are not."""
     if not 0 <= start <= end <= source.size:
         raise CorruptDataError(f"{source.where}: bytes {start} to {end} of a file of {source.size} bytes")

@@ -92,10 +92,7 @@ def parse_files(
 ) -> tuple[tuple[FileInfo, ...], tuple[FileInfo, ...], str | None]:
     """The raw files, the compressed files (none where the shard is not compressed) and the compression.
 
-    Args:
-        obj: the entry.
-        roles: ``data``, ``meta``: what follows ``raw_`` and ``zip_`` in the entry's keys.
-        where: names the entry in errors.
+    ``roles``: ``data``, ``meta``: what follows ``raw_`` and ``zip_`` in the entry's keys.
     """
     raw = tuple([_parse_file(obj, f"raw_{role}", where, MAX_OFFSET) for role in roles])
     zipped = [obj.get(f"zip_{role}") for role in roles]
@@ -170,14 +167,12 @@ def most_unpacked(stored: int) -> int:
 def check_memory(size: int, stored: int, limit: int, where: str) -> None:
     """Refuse to decode what few bytes make much of: up to 1 GiB, or 16 times what is stored, is decoded always.
 
+    CorruptDataError if it is too much.
+
     Args:
         size: bytes that would be decoded at once.
         stored: bytes that they are stored as.
         limit: bytes that may be decoded all the same: ``decoded_limit``.
-        where: names it in errors.
-
-    Raises:
-        CorruptDataError: it is too much.
     """
     most = max(limit, _ALWAYS_DECODED, stored * _DECODED_RATIO)
     if size > most:

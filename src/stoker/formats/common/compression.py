@@ -76,8 +76,7 @@ _TOO_SMALL = ("failed to write whole buffer", "smaller than required")
 class GzipFile:
     """A file of gzip, decompressed: its members one after the other, behind any of which may be zeros, as of tapes.
 
-    Attributes:
-        members: the parts of the file that are members, of those that were read whole.
+    ``members``: the parts of the file that are members, of those that were read whole.
     """
 
     def __init__(self, file: io.RawIOBase | io.BufferedIOBase) -> None:
@@ -88,11 +87,7 @@ class GzipFile:
         self._inflater: Any = None
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fills the beginning of a buffer; 0 at the end.
-
-        Raises:
-            zlib.error: it is no gzip, damaged, or cut off.
-        """
+        """Fills the beginning of a buffer; 0 at the end. zlib.error if it is no gzip, damaged, or cut off."""
         while True:
             if not self._data:
                 self._data = self._file.read(_STEP) or b""
@@ -144,15 +139,12 @@ class Compression:
         return self.decompress_in(data, size, bytearray)
 
     def decompress_in(self, data: bytes | bytearray | memoryview, size: int, memory: Callable[[int], _B]) -> _B:
-        """Decompress a whole file to exactly ``size`` bytes.
+        """Decompress a whole file to exactly ``size`` bytes. CorruptDataError if the data is damaged, or is not of that size.
 
         Args:
             data: the compressed file.
             size: bytes that must come out.
             memory: gives a writable buffer of so many bytes.
-
-        Raises:
-            CorruptDataError: the data is damaged, or is not of that size.
         """
         # Refuse an absurd claim before allocating for it; 64 bytes are for headers.
         if size > (len(data) + 64) * _CODECS[self.extension].max_ratio:
@@ -164,8 +156,7 @@ class Compression:
     def decompress_unsized(self, data: bytes | bytearray | memoryview, limit: int) -> memoryview:
         """Decompress a file whose size is not known: for a shard without an index.
 
-        Raises:
-            CorruptDataError: the data is damaged, or holds more than ``limit`` bytes.
+        CorruptDataError if the data is damaged, or holds more than ``limit`` bytes.
         """
         import cramjam
 
@@ -188,8 +179,7 @@ class Compression:
     def decompress_into(self, data: bytes | bytearray | memoryview, out: Any) -> None:
         """Decompress a whole file into a writable buffer (an ``mmap``, say) that it must fill exactly.
 
-        Raises:
-            CorruptDataError: the data is damaged, or is not of the buffer's size.
+        CorruptDataError if the data is damaged, or is not of the buffer's size.
         """
         import cramjam
 
@@ -231,8 +221,7 @@ def with_remedy(error: Exception) -> str:
 def parse_compression(text: str) -> Compression:
     """The codec and level that ``text`` names: ``codec`` or ``codec:level``.
 
-    Raises:
-        FormatError: no such codec, or no such level of it.
+    FormatError for no such codec, or no such level of it.
     """
     name, colon, digits = text.partition(":")
     codec = _CODECS.get(name)

@@ -45,9 +45,7 @@ _HEADROOM: Final = 1 << 20
 class Slices:
     """A column's values in a buffer of records.
 
-    Attributes:
-        begins: where each value begins; int64, shape ``(n,)``.
-        lengths: its bytes; int64, shape ``(n,)``.
+    ``begins``: where each value begins; int64, shape ``(n,)``. ``lengths``: its bytes; int64, shape ``(n,)``.
     """
 
     begins: Ids
@@ -57,12 +55,7 @@ class Slices:
 class PackedEncoder(MDSEncoder):
     """Base of encoders whose shards are a data file and a meta file, as said above.
 
-    Args:
-        columns: column name to encoding name.
-        settings: what all shards' entries share.
-
-    Raises:
-        ConfigError: no columns, an unknown encoding, or one that the format can not hold.
+    ConfigError for no columns, an unknown encoding, or one that the format can not hold.
     """
 
     roles = ("data", "meta")  # type: ignore[assignment]  # MDS has one
@@ -170,16 +163,13 @@ def read_gathered(
     columns: Sequence[str] | None,
     gather: Callable[[str], Array | None],
 ) -> Batch:
-    """``read_many`` for formats that gather some columns of several shards at once.
+    """``read_many`` for formats that gather some columns of several shards at once. IndexError if a row is outside its shard.
 
     Args:
         shards: with ``wanted`` and ``finish``, as :class:`~stoker.formats.arrays.array_shards.ArrayShard` has them.
         which, rows, columns: see :meth:`stoker.formats.format.Format.read_many`.
         gather: the chosen rows of a column, shape ``(rows, ...)``; ``None`` where they are read shard by shard. It may read
             memory by address: no row outside its shard reaches it.
-
-    Raises:
-        IndexError: a row is outside its shard.
     """
     if len(shards) == 1 or not len(rows):
         return read_each(shards, which, rows, columns)
@@ -307,11 +297,7 @@ def encodings_of(spec: Mapping[str, Any]) -> Mapping[str, Encoding]:
 
 
 def decode_values(encoding: Encoding, values: list[bytes], rows: Ids, name: str, where: str) -> list[Any]:
-    """Decode n values of a column.
-
-    Raises:
-        CorruptDataError: one does not decode; names the shard, its row and the column.
-    """
+    """Decode n values of a column. CorruptDataError if one does not decode; names the shard, its row and the column."""
     try:
         return encoding.decode_values(values)
     except DECODE_ERRORS as error:
@@ -323,8 +309,7 @@ def decode_values(encoding: Encoding, values: list[bytes], rows: Ids, name: str,
 def decode_fixed(encoding: Encoding, raw: NDArray[np.uint8], rows: Ids, name: str, where: str) -> Column:
     """Decode n values of a fixed width; ``raw`` has shape ``(n, size)`` and is given away.
 
-    Raises:
-        CorruptDataError: one does not decode; names the shard, its row and the column.
+    CorruptDataError if one does not decode; names the shard, its row and the column.
     """
     try:
         return encoding.decode_fixed(raw)
@@ -349,12 +334,8 @@ def _blame(
 def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str, first: int = 0) -> Ids | None:
     """Reads from the meta file where samples begin in the data file; ``None`` for a shard without one.
 
-    Args:
-        info, files, where: of the shard.
-        first: where the first sample must begin.
-
-    Raises:
-        CorruptDataError: sizes or offsets contradict the index or each other.
+    CorruptDataError if sizes or offsets contradict the index or each other. ``info``, ``files``, ``where``: of the shard.
+    ``first``: where the first sample must begin.
     """
     for number, (data, description) in enumerate(zip(files, info.raw, strict=True)):
         if len(data) != description.bytes:

@@ -16,8 +16,7 @@ _SETTINGS: Final = ("hashes", "size_limit", "inferred")
 def entry_of(info: ShardInfo) -> dict[str, Any]:
     """The shard's entry in an index's ``shards`` list.
 
-    Raises:
-        FormatError: shards of its format are indexed from their files and have no entry.
+    FormatError if shards of its format are indexed from their files and have no entry.
     """
     if info.detail is not None:
         raise FormatError(f"{info.format} datasets have no index.json: they are indexed from their own files")
@@ -41,14 +40,8 @@ def check_empty(info: ShardInfo, where: str) -> None:
     """Check that a shard of no samples is as large as such a shard is: a reader never opens it.
 
     Its header, the only file of MDS and the meta file of others, is ``u32 0 | u32 offset | config JSON``, and the config is
-    the shard's entry without its count and files.
-
-    Args:
-        info: a shard of 0 samples.
-        where: names its entry in errors.
-
-    Raises:
-        CorruptDataError: its header has another size, so there are samples, or the config is another.
+    the shard's entry without its count and files. ``info``: a shard of 0 samples. CorruptDataError if its header has another
+    size, so there are samples, or the config is another.
     """
     left_out = {"samples"} | {f"{kind}_{role}" for kind in ("raw", "zip") for role in get_format(info.format).roles}
     config = {name: value for name, value in entry_of(info).items() if name not in left_out}

@@ -83,14 +83,8 @@ def describe_file(
 ) -> Iterator[ShardInfo]:
     """The shards of a file: one, or as many as it has spans.
 
-    Args:
-        format_name: the file's format.
-        one: the file.
-        spec: of all files together.
-        in_place: whether files are mapped where they lie.
-
-    Raises:
-        CorruptDataError: the file's data ends before its last span does.
+    CorruptDataError if the file's data ends before its last span does. ``spec``: of all files together. ``in_place``: whether
+    files are mapped where they lie.
     """
     if one.unpacked is not None:
         yield from _unpacked_shards(format_name, one, spec)
@@ -131,13 +125,8 @@ def _unpacked_shards(format_name: str, one: UnindexedFile, spec: Mapping[str, An
 def span_bytes(info: ShardInfo, data: Array, where: str) -> Array:
     """The bytes of a shard that is a span, from what was opened: the span itself, or the window that it is mapped in.
 
-    Args:
-        info: the shard's description; its last file is the one that has spans.
-        data: what was opened of that file; uint8.
-        where: names the shard in errors.
-
-    Raises:
-        CorruptDataError: it is not as long as it should be.
+    CorruptDataError if it is not as long as it should be. ``info``: the shard's description; its last file is the one that
+    has spans. ``data``: what was opened of that file; uint8.
     """
     part: FilePart | None = info.raw[-1].part
     skip = part.starts[0] - part.window[0] if part is not None and part.in_place else 0

@@ -46,11 +46,7 @@ def hash_names() -> list[str]:
 
 
 def check_hash_name(name: str) -> str:
-    """Return the name if it is known.
-
-    Raises:
-        FormatError: there is no such hash.
-    """
+    """Return the name if it is known. FormatError if there is no such hash."""
     if name not in _HASHES:
         raise FormatError(unknown_name("hash", name, _HASHES))
     return name
@@ -63,19 +59,14 @@ def fastest_hash(names: Iterable[str]) -> str | None:
 
 
 def new_hash(name: str) -> Callable[[], Any]:
-    """A function that makes an empty hash of this name; picklable.
-
-    Raises:
-        FormatError: there is no such hash.
-    """
+    """A function that makes an empty hash of this name; picklable. FormatError if there is no such hash."""
     return _HASHES[check_hash_name(name)]
 
 
 def hash_hex(name: str, data: Any | Sequence[Any]) -> str:
     """The digest of a buffer, or of a list or tuple of buffers one after the other, as lower-case hex.
 
-    Raises:
-        FormatError: there is no such hash.
+    FormatError if there is no such hash.
     """
     digest = _HASHES[check_hash_name(name)]()
     for part in data if isinstance(data, list | tuple) else (data,):

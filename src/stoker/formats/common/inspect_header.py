@@ -55,8 +55,7 @@ class HeaderFacts:
 def piece_bytes(settings: Mapping[str, Any], usual: int) -> int:
     """The setting ``piece_bytes``: after how many bytes a span ends with the sample that ends next.
 
-    Raises:
-        ConfigError: it is no size, or less than 1.
+    ConfigError if it is no size, or less than 1.
     """
     size = parse_bytes(settings.get("piece_bytes", usual))
     if size < 1:
@@ -65,11 +64,7 @@ def piece_bytes(settings: Mapping[str, Any], usual: int) -> int:
 
 
 def check_count(count: int, where: str) -> int:
-    """A file's number of samples, if it can be one.
-
-    Raises:
-        CorruptDataError: it can not.
-    """
+    """A file's number of samples, if it can be one. CorruptDataError if it can not."""
     if not 0 <= count <= MAX_OFFSET:
         raise CorruptDataError(f"{where}: {count} samples is impossible")
     return count
@@ -89,11 +84,7 @@ _KINDS: Final[Mapping[str, Any]] = {
 
 
 def only_settings(settings: Mapping[str, Any], known: Sequence[str], name: str) -> None:
-    """Check that a format understands all settings.
-
-    Raises:
-        ConfigError: it does not, or one is of the wrong type.
-    """
+    """Check that a format understands all settings. ConfigError if it does not, or one is of the wrong type."""
     for one, value in settings.items():
         if one not in known:
             raise ConfigError(
@@ -106,8 +97,7 @@ def only_settings(settings: Mapping[str, Any], known: Sequence[str], name: str) 
 def check_names(settings: Mapping[str, Any], specs: Iterable[Mapping[str, Any]], where: str) -> None:
     """Check that the columns for which a format's settings are exist in any of the files.
 
-    Raises:
-        ConfigError: one does not; names it, and the one that was probably meant.
+    ConfigError if one does not; names it, and the one that was probably meant.
     """
     columns = dict.fromkeys(name for spec in specs for name in spec.get("columns", ()))
     if not columns:

@@ -38,8 +38,7 @@ _TEXTS: Final = ("str", "str_int", "str_float", "str_decimal", "json", "bytes")
 def check_declared(where: str, name: str, encoding: Encoding, value: bytes, cause: Exception) -> None:
     """See whether a value that does not decode is whole, and of another kind than the column was declared to be.
 
-    Raises:
-        ConfigError: it is; says what it is, and what to declare.
+    ConfigError if it is; says what it is, and what to declare.
     """
     found = _kind_of(value)
     if found is None:
@@ -99,16 +98,13 @@ def wanted_columns(
 ) -> list[str]:
     """The columns to read, in the shard's order.
 
+    FormatError if there is no such column, UnsafeDataError for a pickled column and no consent.
+
     Args:
         chosen: names; ``None`` for all.
         columns: names of all columns of the shard.
-        where: names the shard in errors.
         options: whether columns are decoded whose decoding can run code from the data.
         unsafe: such columns, as :func:`unsafe_columns` gives them.
-
-    Raises:
-        FormatError: there is no such column.
-        UnsafeDataError: a pickled column and no consent.
     """
     names = list(columns)
     if chosen is not None:
@@ -141,8 +137,7 @@ def cut_error(where: str, row: int, size: int, whole: int) -> CorruptDataError:
 def check_rows(rows: Ids, samples: int | Ids) -> None:
     """Check that rows are inside a shard of ``samples``, or each inside the shard whose number of samples has the same index.
 
-    Raises:
-        IndexError: one is not.
+    IndexError if one is not.
     """
     if len(rows) and (int(rows.min()) < 0 or (rows >= samples).any()):
         raise IndexError("row outside its shard")

@@ -25,8 +25,7 @@ BytesLike = bytes | bytearray | memoryview
 class Records(ABC):
     """The records of a batch, encoded and checked, not yet laid out.
 
-    Attributes:
-        sizes: bytes of each record; int64, shape ``(n,)``.
+    ``sizes``: bytes of each record; int64, shape ``(n,)``.
     """
 
     sizes: Ids
@@ -51,7 +50,6 @@ class RecordEncoder(ABC):
     """Encodes samples of fixed columns.
 
     Attributes:
-        format: name of the format.
         roles: what the files of a shard are called (``data``, ``meta``).
         settings: the keys of an index entry that all shards share.
         config: ``settings`` as the JSON that shards carry.
@@ -86,21 +84,18 @@ class RecordEncoder(ABC):
     def encode_batch(self, columns: Mapping[str, Any], first: int) -> Records:
         """The records of a batch: column name to n values.
 
+        EncodingError if a column is missing or of another length, or a value does not fit.
+
         Args:
             columns: arrays or lists of equal length; columns that the writer does not know are ignored.
             first: number of the batch's first sample, for messages.
-
-        Raises:
-            EncodingError: a column is missing or of another length, or a value does not fit.
         """
 
     @abstractmethod
     def files(self, body: memoryview, ends: Ids) -> list[list[BytesLike]]:
         """The shard's files, parallel to ``roles``, as pieces in a row.
 
-        Args:
-            body: the records, one after the other.
-            ends: where in ``body`` each record ends.
+        ``body``: the records, one after the other. ``ends``: where in ``body`` each record ends.
         """
 
     def explain(self, sample: Any, number: int, error: Exception) -> Exception:
@@ -130,8 +125,7 @@ class RecordEncoder(ABC):
 def check_sample(sample: Any, columns: Sequence[str], number: int) -> None:
     """Check that a sample is a mapping that has these columns.
 
-    Raises:
-        EncodingError: it is not; tells its number and what it has.
+    EncodingError if it is not; tells its number and what it has.
     """
     if not isinstance(sample, Mapping):
         raise EncodingError(f"sample {number}: expected a mapping of columns, got {type(sample).__name__}")
@@ -155,8 +149,7 @@ def blame(column: str, number: int, error: Exception) -> EncodingError:
 def batch_length(columns: Mapping[str, Any], names: Sequence[str], first: int) -> int:
     """The number of samples in a batch.
 
-    Raises:
-        EncodingError: a column is missing, has no length, or another length than the first.
+    EncodingError if a column is missing, has no length, or another length than the first.
     """
     if not isinstance(columns, Mapping):
         raise EncodingError(f"expected a mapping of columns to values, got {type(columns).__name__}")

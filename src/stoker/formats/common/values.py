@@ -1,7 +1,7 @@
 """Values of samples: the error of one that does not fit, its words in a message, and JSON and numbers that are text.
 
-``Infinity`` and ``NaN``, in JSON, and ``inf`` and ``nan``, elsewhere, are values, as the standard library writes them. Numbers
-that are too large for a float, such as 1e400, are refused.
+``Infinity`` and ``NaN``, in JSON, and ``inf`` and ``nan``, elsewhere, are values, as the standard library writes them.
+Numbers that are too large for a float, such as 1e400, are refused.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ _MINUS_INFINITY: Final = struct.pack("<d", -math.inf)
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON text with the standard library.
 
-    Raises:
-        ValueError: it is not JSON, or holds a number that is too large for a float.
-        RecursionError: it is nested too deeply.
+    ValueError if it is not JSON, or holds a number that is too large for a float, RecursionError if it is nested too deeply.
     """
     value = json.loads(text)
     if may_hold_infinity(value):  # a function for each number would cost more
@@ -33,11 +31,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def finite_float(text: str) -> float:
-    """Parse a number with ``float``.
-
-    Raises:
-        ValueError: it is not a number, or it is too large for a float.
-    """
+    """Parse a number with ``float``. ValueError if it is not a number, or it is too large for a float."""
     number = float(text)
     if math.isinf(number) and "i" not in text.lower():
         raise ValueError(f"a number ({text[:40]}) is larger than a float holds: write it as text")

@@ -34,12 +34,8 @@ class Chunks:
     """The chunks of a dataset, found in its file: what decodes them needs HDF5 no more.
 
     Attributes:
-        where: names the dataset in errors.
-        shape: of the dataset.
-        chunk: of a chunk.
         dtype: of its values; ``None`` where they are not in the file as in memory, so that h5py has to read them.
         fill: what values are of which there is no chunk.
-        width: bytes of a value.
         parts: of each chunk where it begins, its filters and its bytes as they are stored.
     """
 
@@ -54,8 +50,7 @@ class Chunks:
     def decode(self) -> Array | None:
         """The values, of the dataset's shape. ``None`` where h5py has to read them, and can: the chunks are whole.
 
-        Raises:
-            CorruptDataError: a chunk has not its checksum, or does not unpack to its size.
+        CorruptDataError if a chunk has not its checksum, or does not unpack to its size.
         """
         values: Array | None = None
         if self.dtype is not None:
@@ -78,19 +73,15 @@ class Chunks:
 def find_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, trusted: bool) -> Chunks | None:
     """The chunks of a dataset, checked against its file.
 
+    CorruptDataError if a chunk leaves the file, or is not one of the dataset's, UnsafeDataError for a filter that only
+    libhdf5 decodes, and the file is not trusted.
+
     Args:
-        h5py: the library.
         dataset: an open ``h5py.Dataset`` whose size was found possible.
-        data: the file that it is in.
-        where: names it in errors.
         trusted: let libhdf5 decode what only it can, though it trusts the file.
 
     Returns:
         The chunks; ``None`` where h5py has to read the dataset, and may.
-
-    Raises:
-        CorruptDataError: a chunk leaves the file, or is not one of the dataset's.
-        UnsafeDataError: a filter that only libhdf5 decodes, and the file is not trusted.
     """
     created, dtype, width = dataset.id.get_create_plist(), dataset.dtype, dataset.id.get_type().get_size()
     if created.get_layout() != h5py.h5d.CHUNKED:

@@ -47,8 +47,6 @@ class _Dataset:
     """A dataset of a file.
 
     Attributes:
-        dtype: type of its values.
-        shape: its shape.
         start: where its values begin, if they lie in one piece as they are in memory; ``None`` otherwise.
         problem: why it can not be read, or empty.
     """
@@ -99,10 +97,8 @@ class _ReadBefore:
 def _datasets(source: ByteSource) -> dict[str, _Dataset]:
     """The datasets of a file by path.
 
-    Links to other files are not followed: a dataset must not make its reader open files elsewhere.
-
-    Raises:
-        CorruptDataError: it is no HDF5 file.
+    Links to other files are not followed: a dataset must not make its reader open files elsewhere. CorruptDataError if it is
+    no HDF5 file.
     """
     h5py, known = load_h5py(), source if isinstance(source, MappedSource) else _ReadBefore(source)
     while True:
@@ -261,9 +257,7 @@ class HDF5Format(ArrayFormat):
 class HDF5Encoder(PackedEncoder):
     """Samples to contiguous datasets, one a column.
 
-    Raises:
-        ConfigError: a column whose values differ in size.
-        MissingPackageError: h5py is not installed.
+    ConfigError for a column whose values differ in size, MissingPackageError if h5py is not installed.
     """
 
     format = "hdf5"

@@ -23,11 +23,7 @@ Part = TypeVar("Part", bound=Sized)
 
 @cache
 def load_h5py() -> ModuleType:
-    """h5py.
-
-    Raises:
-        MissingPackageError: it is not installed.
-    """
+    """h5py. MissingPackageError if it is not installed."""
     found = import_option("h5py", "HDF5 needs h5py", "stoker[hdf5]")
     call_at_end(partial(_end, os.getpid()))
     return found
@@ -38,10 +34,7 @@ def _end(pid: int) -> None:
 
     h5py sees to it at exit, but for what a thread imports when that has begun, as after an error of the first shards, and for
     files that a thread has open, or is opening, which is not there: one of the parent, in a forked child, where users open
-    them without :func:`hdf5_file`.
-
-    Args:
-        pid: of the process that imported h5py.
+    them without :func:`hdf5_file`. ``pid``: of the process that imported h5py.
     """
     h5py = load_h5py()
     importlib.import_module("h5py._conv").unregister_converters()
@@ -91,7 +84,6 @@ def make_dataset(
     Args:
         file: an ``h5py.File`` that is written.
         name: the path of the dataset; groups are made as needed.
-        dtype: of its values.
         shape: of all of it.
         chunk: shape of a chunk; ``None`` for values that lie in one piece.
     """

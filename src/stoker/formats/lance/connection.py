@@ -38,7 +38,6 @@ class LanceFragment:
     """A fragment of a version.
 
     Attributes:
-        id: its number in the table.
         rows: rows that are not deleted.
         bytes: of its data files; 0 where the table does not tell.
         identity: another for other files, and for other rows that are deleted.
@@ -55,8 +54,6 @@ class LanceFacts:
     """A version of a table.
 
     Attributes:
-        version: its number.
-        fragments: its fragments, in order.
         schema: Arrow's, serialised; blobs are bytes in it.
         blobs: columns of blobs, which are read one by one.
         unread: columns whose values are not read, and why.
@@ -99,10 +96,8 @@ class LanceConnection:
     def facts(self) -> LanceFacts:
         """The version's facts.
 
-        Raises:
-            ObjectNotFoundError: there is no such table or version.
-            DatasetChangedError: the version is another than the one that is meant.
-            MissingPackageError: ``lance`` is not installed.
+        ObjectNotFoundError if there is no such table or version, DatasetChangedError if the version is another than the one
+        that is meant, MissingPackageError if ``lance`` is not installed.
         """
         with self._lock:
             if self._facts is None or not self.mark:  # the latest may be another by now
@@ -124,12 +119,7 @@ class LanceConnection:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def take(self, path: str, numbers: Ids, columns: Sequence[str]) -> int:
-        """Write rows to a file, as an Arrow stream.
-
-        Args:
-            path: the file.
-            numbers: of the rows in the version, rising; int64, shape ``(n,)``.
-            columns: their columns.
+        """Write rows to a file, as an Arrow stream. ``numbers``: of the rows in the version, rising; int64, shape ``(n,)``.
 
         Returns:
             Bytes of the file.
@@ -162,10 +152,7 @@ class LanceConnection:
         """Write consecutive rows of a fragment to a file, as :meth:`take` does.
 
         Args:
-            path: the file.
-            fragment: its number.
             first: number of the first row among those of the fragment that are not deleted.
-            count: how many rows.
             columns: their columns, none of them of blobs.
         """
         self.facts()

@@ -45,10 +45,7 @@ def _remote(connection: LanceConnection) -> RemoteObject:
 class LanceTable:
     """A version of a table, to read from. It goes to other processes by pickling.
 
-    Attributes:
-        url: its path or URL.
-        facts: what is known of it.
-        options: settings of the store, as text.
+    ``facts``: what is known of it. ``options``: settings of the store, as text.
     """
 
     url: str
@@ -59,9 +56,7 @@ class LanceTable:
     def find(cls, url: str, version: int | str | None, options: Mapping[str, str]) -> LanceTable:
         """A version of the table at a path or URL.
 
-        Raises:
-            ObjectNotFoundError: there is none.
-            MissingPackageError: ``lance`` is not installed.
+        ObjectNotFoundError if there is none, MissingPackageError if ``lance`` is not installed.
         """
         return cls(url, _remote(LanceConnection(url, version, options)).call("facts"), options)
 
@@ -87,18 +82,13 @@ class LanceTable:
         self.__dict__.update(state)
 
     def take(self, numbers: Ids, columns: Sequence[str]) -> dict[str, ColumnValues]:
-        """Columns of rows, by their numbers in the version; int64, rising.
-
-        Raises:
-            StokerError: they can not be read; says why.
-        """
+        """Columns of rows, by their numbers in the version; int64, rising. StokerError if they can not be read; says why."""
         return self._read(lambda path: self._helper.call("take", path, numbers, list(columns)))
 
     def scan(self, fragment: int, first: int, count: int, columns: Sequence[str]) -> dict[str, ColumnValues]:
         """Columns of ``count`` rows of a fragment that follow each other from ``first`` on.
 
-        Raises:
-            StokerError: they can not be read; says why.
+        StokerError if they can not be read; says why.
         """
         return self._read(lambda path: self._helper.call("scan", path, fragment, first, count, list(columns)))
 

@@ -27,16 +27,12 @@ def is_litdata(index: Mapping[str, Any]) -> bool:
 def shards_of(index: Mapping[str, Any], where: str, sizes: Sizes, block_size: int | None = None) -> dict[str, Any]:
     """The index of stoker's own kind that says the same.
 
+    IndexFileError if it is not valid, FormatError if the chunks are encrypted, or of a loader that is not read, ConfigError
+    for a block size, and chunks that are not of tokens.
+
     Args:
-        index: litdata's.
-        where: names it in errors.
         sizes: asked for the bytes of files that are compressed whole, which litdata's index does not tell.
         block_size: tokens of a sample, of chunks that ``TokensLoader`` reads. ``None``: a sample is what was written.
-
-    Raises:
-        IndexFileError: it is not valid.
-        FormatError: the chunks are encrypted, or of a loader that is not read.
-        ConfigError: a block size, and chunks that are not of tokens.
     """
     config = require(index, "config", dict, where)
     chunks = require(index, "chunks", list, where)

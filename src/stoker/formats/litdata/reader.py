@@ -61,13 +61,7 @@ _FRAME: Final = np.dtype([("first", "<u4"), ("items", "<u4"), ("at", "<u8"), ("s
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Bytes in which items lie one after the other.
-
-    Attributes:
-        data: the bytes.
-        begins: where each item begins, int64.
-        sizes: bytes of each.
-    """
+    """Bytes in which items lie one after the other. ``begins``: where each item begins, int64. ``sizes``: bytes of each."""
 
     data: NDArray[np.uint8]
     begins: Ids
@@ -80,15 +74,7 @@ class Items:
 
 
 class LitDataShard:
-    """An open chunk: its directory checked against the index and against itself.
-
-    Args:
-        info: the index's entry.
-        data: the chunk's bytes.
-        tree: the columns of its samples.
-        where: names the chunk in errors.
-        options: see :class:`~stoker.formats.base.ReadOptions`.
-    """
+    """An open chunk: its directory checked against the index and against itself. ``tree``: the columns of its samples."""
 
     format = "litdata"
 

@@ -85,8 +85,7 @@ def word_of(leaf: str) -> str:
 def dtype_of(leaf: str) -> str:
     """The data type of arrays without a header: ``no_header_numpy:9`` is ``float32``.
 
-    Raises:
-        FormatError: there is no such type.
+    FormatError if there is no such type.
     """
     head, _, number = leaf.partition(":")
     names = _TORCH if head == "no_header_tensor" else _NUMPY
@@ -99,8 +98,7 @@ def dtype_of(leaf: str) -> str:
 def decoder_of(leaf: str) -> Decode:
     """A function from the bytes of a leaf to its value; it raises what decoders do on bytes that are no such value.
 
-    Raises:
-        FormatError: leaves of this kind are not read.
+    FormatError if leaves of this kind are not read.
     """
     kind = _serializer(leaf)
     if kind in FIXED:
@@ -296,15 +294,13 @@ class SampleTree:
 def sample_tree(leaves: tuple[str, ...], spec: str | None, types: str) -> SampleTree:
     """Read the shape of samples.
 
-    A dict's keys are the columns; those of a list or tuple are ``0``, ``1``, ...; a value by itself is ``data``.
+    A dict's keys are the columns; those of a list or tuple are ``0``, ``1``, ...; a value by itself is ``data``. ValueError
+    if it is not valid; says why.
 
     Args:
         leaves: ``data_format`` of litdata's index.
         spec: ``data_spec``: the tree, as JSON text; ``None`` for a single leaf.
         types: ``types``, as JSON text.
-
-    Raises:
-        ValueError: it is not valid; says why.
     """
     try:
         root = {"type": None, "children_spec": []} if spec is None else json.loads(spec)[1]

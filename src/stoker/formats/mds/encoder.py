@@ -26,12 +26,8 @@ _CHUNK = 8 << 20
 class MDSEncoder(RecordEncoder):
     """Samples to MDS records: the sizes of the variable columns, then all values, columns sorted by name.
 
-    Args:
-        columns: column name to encoding name.
-        settings: ``compression``, ``hashes`` and ``size_limit`` as the index holds them.
-
-    Raises:
-        ConfigError: no columns, or an encoding is unknown.
+    ``settings``: ``compression``, ``hashes`` and ``size_limit`` as the index holds them. ConfigError for no columns, or an
+    encoding is unknown.
     """
 
     format = "mds"

@@ -37,11 +37,9 @@ class RecordLayout:
 
     Attributes:
         names: columns in the file's (sorted) order.
-        encodings: their encodings.
         sizes: their fixed widths in bytes, ``None`` for variable ones.
         variable: number of variable columns.
         width: bytes of a whole sample where all columns are fixed, else ``None``.
-        unsafe: see :class:`~stoker.formats.base.ShardReader`.
         head: the sizes of the variable columns.
         ends: where the columns end in a sample, if that is the same in all samples, else ``None``.
     """
@@ -84,10 +82,7 @@ class MDSShard:
     """One open MDS shard: its header checked against the index and against itself.
 
     Args:
-        info: the index's entry.
         data: the shard's bytes; kept, never closed here.
-        where: names the shard in errors.
-        options: see :class:`~stoker.formats.base.ReadOptions`.
         cut: whether the file may end before its last samples, which are then errors.
 
     Attributes:
@@ -204,19 +199,17 @@ class MDSShard:
 def read_many(shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
     """Decode samples of several open shards, in the order given, without a step for each shard.
 
+    CorruptDataError if sizes inside a sample contradict its length, or a value does not decode, UnsafeDataError for a pickled
+    column and no consent.
+
     Args:
         shards: open shards with the same columns and encodings.
         which: for each sample, its shard's index in ``shards``; int64, shape ``(n,)``.
         rows: for each sample, its row in that shard; int64, shape ``(n,)``, checked to be inside.
-        columns: names to read, default all.
 
     Returns:
         Column name to column, in the shards' column order: fixed-width columns as arrays of shape ``(n, ...)``, fresh
         and writable, the others as lists.
-
-    Raises:
-        CorruptDataError: sizes inside a sample contradict its length, or a value does not decode.
-        UnsafeDataError: a pickled column and no consent.
     """
     layout = shards[0].layout
     wanted = _wanted(layout, columns, shards[0])

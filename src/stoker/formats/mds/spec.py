@@ -14,9 +14,7 @@ from stoker.formats.mds.encodings.registry import UnknownEncoding, get_encoding,
 def parse_columns(obj: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], int]:
     """The columns that an entry of the index tells; see :func:`mds_spec`.
 
-    Raises:
-        IndexFileError: they are incomplete or contradict themselves.
-        FormatError: an encoding is unknown.
+    IndexFileError if they are incomplete or contradict themselves, FormatError if an encoding is unknown.
     """
     names = string_list(obj, "column_names", where)
     encodings = string_list(obj, "column_encodings", where)

@@ -197,18 +197,13 @@ class _Decoder(Protocol):
         ...
 
     def read(self, first: int, end: int) -> NDArray[np.float32]:
-        """Samples ``[first, end)``; shape ``(end - first, channels)``.
-
-        Raises:
-            ClipError: they reach beyond the end.
-        """
+        """Samples ``[first, end)``; shape ``(end - first, channels)``. ClipError if they reach beyond the end."""
         ...
 
     def read_around(self, first: int, end: int, needed: int) -> NDArray[np.float32]:
         """The same with zeros for samples before the beginning and beyond the end.
 
-        Raises:
-            ClipError: the sound has less than ``needed`` samples.
+        ClipError if the sound has less than ``needed`` samples.
         """
         ...
 

@@ -47,12 +47,10 @@ class OpenStream:
     """The best video or sound of a file.
 
     Args:
-        source: the file.
         kind: ``"video"`` or ``"audio"``.
 
     Attributes:
         av: the package PyAV.
-        where: names the file in errors.
         stream: PyAV's stream. Another after :meth:`restart`.
         tick: seconds of a unit in which its times are told.
         origin: time of its first frame, in ticks, by the header.
@@ -139,8 +137,7 @@ class OpenStream:
         """Make :meth:`frames` begin at or before a time, as far as the file's index tells; false where it can not search,
         or no frame would have a time then.
 
-        Raises:
-            StorageError: the file can not be read.
+        StorageError if the file can not be read.
         """
         if self._guessed:
             return False
@@ -272,9 +269,7 @@ _NUMBERS: Final = itertools.count()
 class DecoderOf(Generic[_D]):
     """The decoder of a handle: open from its first use on, as long as it is among the most recently used of the process.
 
-    Args:
-        handle: whose it is; the decoder is closed with it.
-        make: opens one.
+    ``handle``: whose it is; the decoder is closed with it. ``make``: opens one.
     """
 
     __slots__ = ("_make", "_number")

@@ -30,13 +30,7 @@ _MOST_ANNOUNCED: Final = 64 << 20
 
 
 class BytesInMemory:
-    """An encoded video or sound in memory. Pickled with its bytes.
-
-    Attributes:
-        where: names it in errors.
-        size: its bytes.
-        data: they themselves.
-    """
+    """An encoded video or sound in memory. Pickled with its bytes."""
 
     __slots__ = ("_what", "data", "size", "where")
 
@@ -63,11 +57,7 @@ class BytesOfFile:
         key: its name there.
         version: of the file, as the store told it; empty where nothing tells.
         start: first byte of the video or sound in the file.
-        size: its bytes.
         name: of the part of the file that it is; empty for a file.
-
-    Attributes:
-        where: names it in errors.
     """
 
     __slots__ = ("_key", "_name", "_start", "_store", "_version", "size", "where")
@@ -122,14 +112,12 @@ MediaSource: TypeAlias = BytesInMemory | BytesOfFile
 def media_source(data: MediaData, what: str, storage_options: StorageOptions | None = None) -> MediaSource:
     """The source of bytes that a user gives, or names.
 
+    ConfigError if the path or URL makes no sense, ObjectNotFoundError or StorageError if there is no such file, or it can not
+    be asked for.
+
     Args:
         data: the bytes, or a path or URL.
         what: they are, for errors: ``"a video"``.
-        storage_options: see :func:`stoker.storage.open_store`.
-
-    Raises:
-        ConfigError: the path or URL makes no sense.
-        ObjectNotFoundError, StorageError: there is no such file, or it can not be asked for.
     """
     if isinstance(data, bytes | bytearray | memoryview):
         return BytesInMemory(data, what)
@@ -219,12 +207,7 @@ class RangedFile(SeekableFile):
 
 
 class SharedRanges:
-    """A file of a store as a source of ranges for many threads; see :class:`RangedFile`.
-
-    Attributes:
-        where: names it in errors.
-        size: its bytes.
-    """
+    """A file of a store as a source of ranges for many threads; see :class:`RangedFile`."""
 
     def __init__(self, source: MediaSource) -> None:
         self.where, self.size = source.where, source.size

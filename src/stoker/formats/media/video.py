@@ -137,11 +137,7 @@ class Video(MediaHandle["_Decoder", VideoFacts]):
 
 
 class _Decoder:
-    """An open video.
-
-    Raises:
-        CorruptDataError, StorageError: see :meth:`Video.clip`.
-    """
+    """An open video. CorruptDataError or StorageError: see :meth:`Video.clip`."""
 
     def __init__(self, source: MediaSource) -> None:
         self._file = OpenStream(source, "video")

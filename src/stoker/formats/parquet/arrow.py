@@ -12,11 +12,7 @@ from stoker.errors import MissingPackageError
 
 @cache
 def pyarrow(part: str = "") -> ModuleType:
-    """The package ``pyarrow``, or a part of it, such as ``compute``.
-
-    Raises:
-        MissingPackageError: it is not installed.
-    """
+    """The package ``pyarrow``, or a part of it, such as ``compute``. MissingPackageError if it is not installed."""
     try:
         found = importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
         if not has_global_lock():

@@ -29,7 +29,6 @@ class ParquetColumn(Protocol):
     """A column.
 
     Attributes:
-        name: its name.
         encoding: as an MDS index names it.
         arrow: the ``pyarrow.DataType`` that its values are stored as; ``None`` for what goes with the encoding.
     """
@@ -55,9 +54,8 @@ def schema_of(columns: Sequence[ParquetColumn]) -> Any:
 def to_arrow(values: Column, column: ParquetColumn) -> Any:
     """A column's values as a ``pyarrow.Array``.
 
-    Raises:
-        UnfitValueError: a value does not fit; ``row`` and ``column`` tell which.
-        EncodingError: the values are none of the column's type.
+    UnfitValueError if a value does not fit; ``row`` and ``column`` tell which. EncodingError if the values are none of the
+    column's type.
     """
     pa = pyarrow()
     try:
@@ -78,11 +76,7 @@ def to_arrow(values: Column, column: ParquetColumn) -> Any:
 
 
 def stored(value: Any, column: ParquetColumn) -> Any:
-    """One value, checked and copied, for :func:`stored_to_arrow`.
-
-    Raises:
-        Exception: it does not fit.
-    """
+    """One value, checked and copied, for :func:`stored_to_arrow`. Exception if it does not fit."""
     encoding = get_encoding(column.encoding)
     dtype = list_dtype(encoding)
     if dtype is None:
@@ -113,8 +107,7 @@ def read_declared(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
 def encoded_columns(metadata: Mapping[bytes, bytes], columns: Sequence[ColumnSchema]) -> dict[str, str]:
     """Names and encodings of a file's columns whose values are to be decoded, as Parquet's own types do not tell them.
 
-    Raises:
-        FormatError: there is no such encoding.
+    FormatError if there is no such encoding.
     """
     declared = read_declared(metadata)
     found: dict[str, str] = {}

@@ -54,8 +54,6 @@ class ParquetReader:
     Args:
         info: the index's entry; its detail is a :class:`~stoker.formats.parquet.footer.facts.RowGroup`.
         file: the bytes of its chunks; kept, never closed here.
-        where: names the file in errors.
-        options: how samples are handed out.
     """
 
     __slots__ = (
@@ -120,9 +118,7 @@ class ParquetReader:
     def wanted(self, columns: Sequence[str] | None) -> list[str]:
         """Names of the columns to read, in the shard's order.
 
-        Raises:
-            FormatError: there is no such column.
-            UnsafeDataError: a pickled column and no consent.
+        FormatError if there is no such column, UnsafeDataError for a pickled column and no consent.
         """
         return wanted_columns(columns, self.columns, self.where, self.options, self.unsafe)
 
@@ -139,9 +135,8 @@ class ParquetReader:
     def array(self, name: str) -> Any:
         """A column as a ``pyarrow.Array``, decoded now and not kept.
 
-        Raises:
-            CorruptDataError: its bytes are no such column; names file, row group and column.
-            FormatError: there is no such column in the file.
+        CorruptDataError if its bytes are no such column; names file, row group and column. FormatError if there is no such
+        column in the file.
         """
         column, chunks = self._find(name)
         self._check_size(name, chunks)
@@ -154,8 +149,7 @@ class ParquetReader:
     def batches(self, name: str, values: int) -> Iterator[Any]:
         """A column as ``pyarrow.Array`` of about so many values at a time, in less memory than all at once.
 
-        Raises:
-            CorruptDataError, FormatError: as :meth:`array`.
+        CorruptDataError or FormatError: as :meth:`array`.
         """
         column, chunks = self._find(name)
         created_by = self._group.file.schema.created_by
@@ -170,12 +164,11 @@ class ParquetReader:
     def lists(self, name: str) -> Iterator[tuple[Array, Ids]]:
         """A column of lists of integers, about a page at a time; see :mod:`stoker.formats.parquet.pages.lists`.
 
+        OtherPagesError if what has not been yielded yet is for :meth:`batches`. FormatError if there is no such column in the
+        file.
+
         Yields:
             Values end to end, good until the next are asked for, and int64 offsets of the lists in them.
-
-        Raises:
-            OtherPagesError: what has not been yielded yet is for :meth:`batches`.
-            FormatError: there is no such column in the file.
         """
         column, chunks = self._find(name)
         shape = list_shape(column)
@@ -280,8 +273,7 @@ class ParquetFormat(Format):
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`stoker.formats.format.Format`: the header is the footer.
 
-        Raises:
-            MissingPackageError: pyarrow is not installed.
+        MissingPackageError if pyarrow is not installed.
         """
         only_settings(settings, (*self.settings, "columns", "partition", "predicate"), self.name)
         columns = settings.get("columns")
@@ -318,11 +310,7 @@ class ParquetFormat(Format):
         return first if one == two else super().agree({"columns": one}, {"columns": two})
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:  # noqa: ARG002
-        """Parquet files say themselves what an index says of other formats.
-
-        Raises:
-            IndexFileError: always.
-        """
+        """Parquet files say themselves what an index says of other formats. Always an IndexFileError."""
         raise IndexFileError(
             f'{where}: Parquet is not listed in an index.json: open the directory that holds the files with format="parquet"'
         )

@@ -57,8 +57,7 @@ class ArchiveFiles:
 def read_files(data: Buffer | HeadView, where: str) -> ArchiveFiles:
     """Read an archive's headers, each of which tells where the next one is.
 
-    Raises:
-        CorruptDataError: it is no archive, is cut off or damaged, or a hard link leads to no file of it.
+    CorruptDataError if it is no archive, is cut off or damaged, or a hard link leads to no file of it.
     """
     files, size, at = ArchiveFiles(), len(data), 0
     links: dict[int, tuple[bytes, bytes]] = {}
@@ -194,11 +193,10 @@ def _extended(body: bytes, where: str, at: int) -> dict[bytes, bytes]:
 def _parts_of_header(data: Buffer | HeadView, head: bytes, begin: int) -> tuple[list[int], int, int]:
     """Parts of a sparse file as GNU tar's own format has them, in its header and blocks behind it.
 
+    ValueError if they can not be read.
+
     Returns:
         Offset and length of each part in turn; where they begin in the archive; the length of the file.
-
-    Raises:
-        ValueError: they can not be read.
     """
     if head[508:] == b"tar\0":
         raise ValueError("it is as star writes them: pack the archive again without holes")

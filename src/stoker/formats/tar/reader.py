@@ -64,7 +64,6 @@ class Members:
     """The files of an archive that belong to samples.
 
     Attributes:
-        keys: the samples' keys.
         indices: for each column, for each sample the number of its file, -1 where it has none.
         begins: where each file's bytes begin.
         lengths: how many there are.
@@ -81,9 +80,8 @@ class Members:
 def read_members(data: Buffer | HeadView, where: str) -> Members:
     """Read an archive's headers, each of which tells where the next one is.
 
-    Raises:
-        CorruptDataError: it is no archive, is cut off, a sample has two files of one extension or one that ends like a column
-            of the reader's own, the files of a sample do not follow each other, or no file has an extension.
+    CorruptDataError if it is no archive, is cut off, a sample has two files of one extension or one that ends like a column
+    of the reader's own, the files of a sample do not follow each other, or no file has an extension.
     """
     if not len(data):
         raise CorruptDataError(f"{where}: the file is empty (0 bytes), so it is no tar archive")

@@ -25,13 +25,9 @@ _LEAST_DIGITS: Final = 9
 class TarEncoder(PackedEncoder):
     """Samples to archives: a file a column.
 
-    Args:
-        columns: extension to encoding. ``__key__`` may be among them, as ``str``: then it names the samples' files. Whole
-            numbers are digits in the files where readers take an extension's files for such (``cls``, ``id``, ...).
-        settings: what all shards' entries share.
-
-    Raises:
-        ConfigError: a column that can not be an extension.
+    ``columns``: extension to encoding. ``__key__`` may be among them, as ``str``: then it names the samples' files. Whole
+    numbers are digits in the files where readers take an extension's files for such (``cls``, ``id``, ...). ConfigError for a
+    column that can not be an extension.
     """
 
     format = "tar"

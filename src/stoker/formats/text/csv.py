@@ -81,8 +81,7 @@ class CSVFileShard(LineShard):
 def split_line(line: str, separator: str, quote: str) -> list[str]:
     """The values of a line. Quotes around a value are taken off; two of them inside are one.
 
-    Raises:
-        ValueError: text follows a closing quote, or one is missing.
+    ValueError if text follows a closing quote, or one is missing.
     """
     if not quote or quote not in line:
         return line.split(separator)
@@ -121,9 +120,8 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
     A few of these that have more or fewer values than there are columns, or no UTF-8, tell nothing: they are bad samples.
     ``piece_bytes``: size of the shards, 32 MiB.
 
-    Raises:
-        CorruptDataError: most of the file's first lines do not have as many values as there are columns, or a quote is wrong.
-        ConfigError: settings that make no sense, or a first line that may be a sample.
+    CorruptDataError if most of the file's first lines do not have as many values as there are columns, or a quote is wrong,
+    ConfigError for settings that make no sense, or a first line that may be a sample.
     """
     only_settings(settings, SETTINGS, name)
     separator, quote = _dialect(settings, name, separator)
@@ -251,8 +249,7 @@ def _is_float(text: str) -> bool:
 def agree_on_csv(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
     """The spec of two files with the same names in the same order: columns that differ of the wider kind.
 
-    Raises:
-        ValueError: their names or newlines differ.
+    ValueError if their names or newlines differ.
     """
     if first["names"] != other["names"]:
         one, two = ", ".join(first["names"]), ", ".join(other["names"])
@@ -328,8 +325,7 @@ class XSVShard(LineShard):
 class XSVFormat(LineFormat):
     """Two files a shard: lines of separated values, and their offsets. Of others' files, spans.
 
-    Attributes:
-        separator: what stands between two values; empty where an entry of the index says it.
+    ``separator``: what stands between two values; empty where an entry of the index says it.
     """
 
     name = "xsv"
@@ -402,15 +398,14 @@ def header_line(names: Sequence[str], separator: str, newline: str) -> bytes:
 class XSVEncoder(LineEncoder):
     """Samples to lines of separated values.
 
+    ConfigError for no columns, an unknown kind of column, or names that the separator or newline would split.
+
     Args:
         columns: column name to ``str``, ``int`` or ``float``.
         settings: ``compression``, ``hashes`` and ``size_limit`` as the index holds them.
         newline: what ends a line.
         separator: what stands between two values.
         name: ``csv``, ``tsv`` or ``xsv``.
-
-    Raises:
-        ConfigError: no columns, an unknown kind of column, or names that the separator or newline would split.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The ``json`` format: a JSON object a line, of files that others wrote as they are, and of shards with an index sorted keys."""
+"""The ``json`` format: a JSON object a line, in files that others wrote, and, with sorted keys, in shards with an index."""
 
 from __future__ import annotations
 
@@ -41,14 +41,8 @@ def parse_objects(
 ) -> dict[str, list[Any]]:
     """Values of columns in lines of JSON. What is missing in a column of the kind ``json`` is ``None``.
 
-    Args:
-        lines: the lines, an object each.
-        columns: the columns to take.
-        kinds: kind of each column that there is.
-        whole: whether these are all keys that a line may have.
-
-    Raises:
-        UnfitValueError: a line is no JSON object, or a value is missing or of another kind; tells the row.
+    UnfitValueError if a line is no JSON object, or a value is missing or of another kind; tells the row. ``kinds``: kind of
+    each column that there is. ``whole``: whether these are all keys that a line may have.
     """
     found = _parse_together(lines, columns, kinds, whole)
     if found is not None:
@@ -218,9 +212,8 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
     samples.
     ``piece_bytes``: size of the shards, 32 MiB.
 
-    Raises:
-        CorruptDataError: most of these lines are no JSON objects, or one is other JSON.
-        ConfigError: settings that make no sense.
+    CorruptDataError if most of these lines are no JSON objects, or one is other JSON, ConfigError for settings that make no
+    sense.
     """
     only_settings(settings, SETTINGS, "json")
     first = first_lines(source, None, _LOOKED_AT, least=1)
@@ -242,11 +235,7 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
 
 
 def agree_on_json(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec of two files: columns of both, those that differ of the wider kind.
-
-    Raises:
-        ValueError: their newlines differ.
-    """
+    """The spec of two files: columns of both, those that differ of the wider kind. ValueError if their newlines differ."""
     check_newlines(first, other)
     one, two = first["columns"], other["columns"]
     columns = {name: _wider({one.get(name), two.get(name)}) for name in dict.fromkeys((*one, *two))}
@@ -359,15 +348,12 @@ class JSONFormat(LineFormat):
 
 
 class JSONEncoder(LineEncoder):
-    """Samples to JSON lines.
+    """Samples to JSON lines. ConfigError for no columns, an unknown kind of column, or a newline that JSON would not skip.
 
     Args:
         columns: column name to ``str``, ``int`` or ``float``.
         settings: ``compression``, ``hashes`` and ``size_limit`` as the index holds them.
         newline: what ends a line: JSON's white space, or nothing.
-
-    Raises:
-        ConfigError: no columns, an unknown kind of column, or a newline that JSON would not skip.
     """
 
     format = "json"

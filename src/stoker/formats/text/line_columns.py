@@ -75,9 +75,7 @@ class LineText:
 class JSONColumns:
     """Reads lines that are JSON objects.
 
-    Attributes:
-        kinds: name and kind of each column.
-        whole: whether these are all keys that a line may have.
+    ``kinds``: name and kind of each column. ``whole``: whether these are all keys that a line may have.
     """
 
     kinds: tuple[tuple[str, str], ...]

@@ -47,12 +47,7 @@ class OddCells:
         self._rest: list[bytes] = []  # of a line that goes on
 
     def look(self, data: NDArray[np.uint8], ends: Ids) -> None:
-        """Looks at a block.
-
-        Args:
-            data: its bytes.
-            ends: where lines end in it.
-        """
+        """Looks at a block. ``ends``: where lines end in it."""
         if not self._columns:
             return
         if not len(ends):
@@ -198,7 +193,6 @@ class FirstLines:
     Attributes:
         start: where text begins, behind a byte order mark.
         second: where the second line begins.
-        lines: the first lines.
         newline: the character that ends a line.
     """
 
@@ -224,14 +218,12 @@ def _newline_of(data: NDArray[np.uint8], quote: int | None, *, whole: bool) -> i
 def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -> FirstLines:
     """Reads the first lines of a file.
 
+    CorruptDataError if these are of more than 256 MiB, or the file is compressed or UTF-16.
+
     Args:
-        source: the file.
         quote: the character that quotes, if any.
         count: how many lines to read, at most.
         least: how many to read also where they end behind the first MiB, which is all that is looked at else.
-
-    Raises:
-        CorruptDataError: these are of more than 256 MiB, or the file is compressed or UTF-16.
     """
     head, size = b"", min(source.size, _HEAD)
     while True:
@@ -266,16 +258,14 @@ def line_spans(
 ) -> list[ShardSpan]:
     """A file's lines from a byte on, as spans of about so many bytes. The file is read once through, in blocks.
 
+    CorruptDataError if a quote is not closed, or some lines end with newlines and others with carriage returns.
+
     Args:
-        source: the file.
         start: where its first line begins.
         quote: the character that quotes, if any.
         piece_bytes: how many bytes a span has at least, but for the last.
         look: gets each block, and where lines end in it.
         newline: the character that ends a line.
-
-    Raises:
-        CorruptDataError: a quote is not closed, or some lines end with newlines and others with carriage returns.
     """
     spans: list[ShardSpan] = []
     begin, samples = start, 0
@@ -343,10 +333,6 @@ def _counted(
 
 
 def check_newlines(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Check that the lines of two files end alike, as their specs say.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Check that the lines of two files end alike, as their specs say. ValueError if they do not."""
     if first.get("newline") != other.get("newline"):
         raise ValueError("lines of one end with newlines, those of the other with carriage returns alone")

@@ -42,9 +42,7 @@ class LineShard(ABC):
     """An open shard of text lines.
 
     Args:
-        info: the index's entry.
         files: the data and the meta file; kept, never closed here. Of a file that others wrote the data alone.
-        where: names the shard in errors.
         kinds: column name to what it holds.
         first: where the first line must start, in bytes.
         newline: what ends every line of a shard with a meta file; others say it where it is not a newline.
@@ -116,15 +114,13 @@ class LineShard(ABC):
     ) -> dict[str, list[Any]]:
         """Values of columns in lines that were split.
 
+        UnfitValueError if a line is not of that width, or a value is of another kind; tells the row.
+
         Args:
             rows: the values of each line.
             names: the columns that a line has, in its order.
-            columns: those to take.
             readers: for each column a function from text to the value, which raises ValueError for other text.
             remedy: what the message for such text ends with, a template of ``name``.
-
-        Raises:
-            UnfitValueError: a line is not of that width, or a value is of another kind; tells the row.
         """
         picks = [(name, names.index(name), readers[name]) for name in columns]
         values: dict[str, list[Any]] = {name: [] for name in columns}
@@ -142,10 +138,8 @@ class LineShard(ABC):
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """Read rows: ``int`` and ``float`` columns as int64 and float64 arrays, ``str`` as lists.
 
-        An ``int`` column with a number beyond int64 is a list, too.
-
-        Raises:
-            CorruptDataError: a line is not what the format says; names the shard and the row.
+        An ``int`` column with a number beyond int64 is a list, too. CorruptDataError if a line is not what the format says;
+        names the shard and the row.
         """
         wanted = wanted_columns(columns, self._kinds, self.where)
         if self._cut is not None and len(rows) and int(rows.max()) >= self.samples:
@@ -217,8 +211,7 @@ class LineShard(ABC):
 class LineFormat(Format):
     """Base of formats of text lines: of stoker's own two files a shard, lines and their offsets; of others' files, spans.
 
-    Attributes:
-        shards: classes of open shards, of stoker's own and of others' files.
+    ``shards``: classes of open shards, of stoker's own and of others' files.
     """
 
     roles = ("data", "meta")
@@ -261,15 +254,12 @@ class LineFormat(Format):
 
 
 class LineEncoder(RecordEncoder):
-    """Samples to lines of text.
+    """Samples to lines of text. ConfigError for no columns, or an unknown kind of column.
 
     Args:
         columns: column name to ``str``, ``int`` or ``float``, in the order of the line.
         settings: the keys that all shards' entries share, but for ``format`` and ``version``.
         header: what the data file begins with.
-
-    Raises:
-        ConfigError: no columns, or an unknown kind of column.
     """
 
     roles = ("data", "meta")
@@ -380,11 +370,7 @@ def plain_value(kind: str) -> Callable[[Any], Any]:
 
 
 def check_columns(names: Sequence[str], kinds: Sequence[str], where: str) -> Mapping[str, str]:
-    """Column name to kind.
-
-    Raises:
-        IndexFileError: a name comes twice, or a kind is unknown.
-    """
+    """Column name to kind. IndexFileError if a name comes twice, or a kind is unknown."""
     if len(names) != len(kinds):
         refuse(where, f"{len(names)} column names, but {len(kinds)} encodings")
     if len(set(names)) != len(names):

@@ -1,4 +1,4 @@
-"""A record of TFRecord: its checksums, and ``tf.train.Example``, a protocol buffer of named lists of bytes, floats or integers.
+"""Records of TFRecord: checksums, and ``tf.train.Example``, a protocol buffer of named lists of bytes, floats or integers.
 
     message Example   { Features features = 1; }
     message Features  { map<string, Feature> feature = 1; }
@@ -30,11 +30,7 @@ _DELTA: Final = 0xA282EAD8
 
 @cache
 def crc32c_function() -> Callable[[bytes], int]:
-    """A function from bytes to their CRC-32C.
-
-    Raises:
-        MissingPackageError: no package that has one is installed.
-    """
+    """A function from bytes to their CRC-32C. MissingPackageError if no package that has one is installed."""
     for module, name in (("google_crc32c", "value"), ("crc32c", "crc32c")):
         try:
             found: Callable[[bytes], int] = getattr(importlib.import_module(module), name)
@@ -100,10 +96,7 @@ class Sliced(Protocol):
 def split_example(data: Sliced) -> dict[bytes, tuple[int, int, int]]:
     """The features of an Example: name to kind (0 for one without), and where its list begins and ends.
 
-    Feature lists are among them, if no feature has their name.
-
-    Raises:
-        ValueError: it is no Example.
+    Feature lists are among them, if no feature has their name. ValueError if it is no Example.
     """
     found: dict[bytes, tuple[int, int, int]] = {}
     for part, begin, end in _messages(data, 0, len(data), (1, 2)):
@@ -126,8 +119,7 @@ def split_example(data: Sliced) -> dict[bytes, tuple[int, int, int]]:
 def feature_values(data: bytes, kind: int, begin: int, end: int) -> list[bytes] | list[int] | Array:
     """The values of a feature's list: bytes, a float32 array, or integers as an int64 array or a list.
 
-    Raises:
-        ValueError: it is no such list.
+    ValueError if it is no such list.
     """
     if kind == BYTES:
         return [data[start:stop] for _, start, stop in _messages(data, begin, end)]
@@ -141,11 +133,7 @@ def feature_values(data: bytes, kind: int, begin: int, end: int) -> list[bytes] 
 
 
 def has_one_value(data: Sliced, kind: int, begin: int, end: int) -> bool:
-    """Whether a feature's list has one value, by as few of its bytes as tell it.
-
-    Raises:
-        ValueError: it is no such list.
-    """
+    """Whether a feature's list has one value, by as few of its bytes as tell it. ValueError if it is no such list."""
     if kind == BYTES:
         return len(_messages(data, begin, end)) == 1
     few = min(end, begin + _MOST_OF_ONE)  # more are no single number
@@ -241,8 +229,7 @@ def _integers(data: bytes, at: int, end: int) -> Array | list[int]:
 def unpack(octets: NDArray[np.uint8]) -> Array:
     """Numbers of variable length that lie end to end: uint8, shape ``(bytes,)``, to int64, shape ``(numbers,)``.
 
-    Raises:
-        ValueError: one has no end, or more than ten bytes.
+    ValueError if one has no end, or more than ten bytes.
     """
     if not octets.size:
         return np.zeros(0, np.int64)

@@ -34,10 +34,7 @@ class OtherRecordsError(Exception):
 class Features:
     """One feature of n records.
 
-    Attributes:
-        text: the records' bytes.
-        kind: of its lists.
-        begins, ends: where each list's message begins and ends; int64, shape ``(n,)``.
+    ``kind``: of its lists. ``begins``, ``ends``: where each list's message begins and ends; int64, shape ``(n,)``.
     """
 
     text: bytes
@@ -84,16 +81,12 @@ class Features:
 def find_features(
     text: bytes, begins: Ids, ends: Ids, kinds: Mapping[str, int], *, whole: bool = False
 ) -> dict[str, Features]:
-    """Finds features of records, each of which has each of them.
+    """Finds features of records, each of which has each of them. OtherRecordsError if the records are to be read one by one.
 
     Args:
-        text: the records' bytes.
         begins, ends: where each record begins and ends; int64, shape ``(n,)``.
         kinds: the features to find, and the kind of each.
         whole: whether these are all that a record may have.
-
-    Raises:
-        OtherRecordsError: the records are to be read one by one.
     """
     octets = np.frombuffer(text, np.uint8)
     keys = {name: np.frombuffer(name.encode(), np.uint8) for name in kinds}

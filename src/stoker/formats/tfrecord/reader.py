@@ -79,13 +79,8 @@ def feature_kind(encoding: Encoding) -> int:
 def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids:
     """Finds the first byte of each record, and the end of the last; int64, shape ``(n + 1,)``.
 
-    Args:
-        data: the file.
-        offsets: the same as a meta file tells it, to be checked against the file.
-        where: names the file in errors.
-
-    Raises:
-        CorruptDataError: it is no TFRecord file, is cut off, or a length is damaged.
+    ``offsets``: the same as a meta file tells it, to be checked against the file. CorruptDataError if it is no TFRecord file,
+    is cut off, or a length is damaged.
     """
     size = len(data)
     if offsets is None:
@@ -433,11 +428,7 @@ def _record_of(data: Buffer | HeadView, begin: int, end: int) -> Sliced:
 
 
 def _features(records: Sequence[Sliced]) -> dict[str, str]:
-    """Names and types of the features of some Examples.
-
-    Raises:
-        ValueError: they are no Examples, or disagree.
-    """
+    """Names and types of the features of some Examples. ValueError if they are no Examples, or disagree."""
     kinds: dict[str, int] = {}
     lists: set[str] = set()
     for record in records:

@@ -32,14 +32,8 @@ _TAGS: Final = 64
 class TFRecordEncoder(PackedEncoder):
     """Samples to records.
 
-    Args:
-        columns: column name to encoding.
-        settings: what all shards' entries share.
-        raw: records are the bytes of the one column.
-
-    Raises:
-        ConfigError: several columns where records are raw.
-        MissingPackageError: no package for the checksums is installed.
+    ``raw``: records are the bytes of the one column. ConfigError for several columns where records are raw,
+    MissingPackageError if no package for the checksums is installed.
     """
 
     format = "tfrecord"

@@ -24,11 +24,8 @@ class Loaded(NamedTuple):
     """A shard that was fetched, if need be, and opened, and is to be kept open.
 
     Attributes:
-        shard: its number.
-        reader: its reader.
         maps: maps of its files.
         fetched: whether it was not in the cache.
-        size: bytes of the shard.
         counted: those of them that were opened now.
         held: bytes that are held in memory although the cache has them.
         seconds: that fetching it took; 0 where nothing was fetched from a store.
@@ -69,8 +66,7 @@ def open_files(
 ) -> ShardReader:
     """Open a shard's files, and compare the checksums in them where that is asked for.
 
-    Raises:
-        CorruptDataError: they are not what the index describes.
+    CorruptDataError if they are not what the index describes.
     """
     opened = (form.open_cut if cut else form.open)(info, files, where=where, options=options)
     if options.checksums and files:  # rows of tables have no files here
@@ -98,11 +94,10 @@ def load_shard(
 ) -> Loaded | None:
     """Open a shard, fetched first if need be. ``None`` where nobody demands it, and it is not to be had now.
 
+    StokerError if it can not be fetched, or is corrupt twice over.
+
     Args:
-        shard: its number.
-        info: its description.
         cache: where its files are to be.
-        options: how samples are handed out.
         counts: where repeated fetches are counted.
         width: how many are fetched at once, for traces.
         demanded: whether somebody waits for it; otherwise it is read ahead.
@@ -110,9 +105,6 @@ def load_shard(
         may_hold: whether a small one that is fetched may be held as it came, and not mapped in the cache on disk.
         reads_cut: whether it is opened where a local file of it ends too early.
         make_room: closes open shards of a cache, which it can not evict.
-
-    Raises:
-        StokerError: it can not be fetched, or is corrupt twice over.
     """
     far = cache.store is not None
     is_small = cache.is_small(info) and (may_hold or not cache.keeps)

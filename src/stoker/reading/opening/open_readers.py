@@ -64,11 +64,7 @@ class OpenReaders:
         return reader
 
     def check(self, shard: int) -> None:
-        """Check that the files of a shard, if it is open, are whole.
-
-        Raises:
-            CorruptDataError: one was cut.
-        """
+        """Check that the files of a shard, if it is open, are whole. CorruptDataError if one was cut."""
         check_mapped(self._maps.get(shard, ()))
         if shard in self.readers:
             self.due[shard] = time.monotonic() + _TRUSTED

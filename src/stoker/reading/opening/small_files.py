@@ -33,10 +33,7 @@ from stoker.policy import (
 class SmallShards:
     """Shards of this machine that are one small file each.
 
-    Args:
-        index: the shards; of several streams, those of all of them.
-        caches: where the files of each stream are.
-        options: how samples are handed out.
+    ``index``: the shards; of several streams, those of all of them. ``caches``: where the files of each stream are.
     """
 
     def __init__(self, index: Index | ConcatIndex, caches: Sequence[ShardCache], options: ReadOptions) -> None:
@@ -78,9 +75,7 @@ class SmallShards:
     def open(self, shards: Sequence[int], threads: int) -> tuple[dict[int, ShardReader], int]:
         """Open those of some small shards that pass all checks.
 
-        Args:
-            shards: numbers of the shards.
-            threads: how many threads of this process do so at the same time.
+        ``threads``: how many threads of this process do so at the same time.
 
         Returns:
             Their readers, and the bytes of all of them. The others are to be opened alone, which says what is wrong.
@@ -165,11 +160,7 @@ def _is_part(info: ShardInfo) -> bool:
 
 
 class AheadWindow:
-    """Small shards that are wanted, in order, and those of them whose bytes are read ahead. Not thread-safe.
-
-    Attributes:
-        limit: bytes that are read ahead.
-    """
+    """Small shards that are wanted, in order, and those of them whose bytes are read ahead. Not thread-safe."""
 
     def __init__(self) -> None:
         self.limit = SMALL_BYTES_AHEAD
@@ -218,11 +209,7 @@ class AheadWindow:
         return self.groups()
 
     def reset(self, least: int = 0) -> None:
-        """Forget all shards.
-
-        Args:
-            least: bytes that there must be room for.
-        """
+        """Forget all shards. ``least``: bytes that there must be room for."""
         self.limit = max(SMALL_BYTES_AHEAD, least)
         self._waiting.clear()
         self._begun.clear()

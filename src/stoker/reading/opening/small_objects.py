@@ -36,11 +36,9 @@ class ObjectGroup:
     """Shards of one cache that are small objects of its store, and are loaded together.
 
     Args:
-        shards: their numbers.
         table: descriptions of all shards, by number.
         first: number of the first of those.
         cache: where they are to be.
-        options: how samples are handed out.
         counts: where repeated fetches are counted.
         load: loads a shard alone, which the cache has, or others are fetching. If ``True``, it came once, and was corrupt.
         may_hold: whether what was fetched is held as it came, and not mapped in the cache on disk.

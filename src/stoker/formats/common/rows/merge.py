@@ -46,10 +46,7 @@ def scatter(parts: Sequence[tuple[Ids, Batch]], length: int) -> Batch:
     """Put each part's values at its indices in a batch of ``length``.
 
     Columns that are arrays of one dtype and row shape in all parts stay arrays; the others become lists, and where some part
-    may be an array, an :class:`~stoker.formats.unstacked.Unstacked`.
-
-    Raises:
-        FormatError: the parts do not have the same columns.
+    may be an array, an :class:`~stoker.formats.unstacked.Unstacked`. FormatError if the parts do not have the same columns.
     """
     names = list(parts[0][1])
     for _, part in parts:
@@ -64,12 +61,8 @@ def scatter(parts: Sequence[tuple[Ids, Batch]], length: int) -> Batch:
 def check_types(parts: Sequence[Batch], shards: Sequence[str]) -> None:
     """Check that a column holds values of one type in all parts, where no index tells the types.
 
-    Args:
-        parts: the columns of each part.
-        shards: a shard of each part, for the message.
-
-    Raises:
-        FormatError: it does not; names the column, shards and types.
+    FormatError if it does not; names the column, shards and types. ``parts``: the columns of each part. ``shards``: a shard
+    of each part, for the message.
     """
     for name, first in parts[0].items():
         one = _type_name(first)

@@ -30,9 +30,7 @@ def _fresh(size: int) -> NDArray[np.uint8]:
     """Memory of the operating system, all of it there at once, in huge pages where there are such.
 
     Getting them takes longer, as others' memory may have to be moved, but once; copies through them are faster ever after.
-
-    Raises:
-        MemoryError: there is not so much.
+    MemoryError if there is not so much.
     """
     if not size:
         return np.empty(0, dtype=np.uint8)
@@ -78,11 +76,7 @@ class _Block:
 
 
 class ReusedBlocks:
-    """Blocks that nobody uses now. Thread-safe.
-
-    Args:
-        most: bytes to keep; those that were given back first go first.
-    """
+    """Blocks that nobody uses now. Thread-safe. ``most``: bytes to keep; those that were given back first go first."""
 
     def __init__(self, most: int) -> None:
         self._most = most

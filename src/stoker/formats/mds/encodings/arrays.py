@@ -169,8 +169,7 @@ _RULES = {name: _DtypeRules(name) for name in _CODES}
 def parse_ndarray(config: str) -> Encoding:
     """The encoding for ``ndarray:config``, where config is ``""``, ``DTYPE`` or ``DTYPE:d0,d1``.
 
-    Raises:
-        ValueError: no such dtype, or not a shape.
+    ValueError for no such dtype, or not a shape.
     """
     dtype, colon, dims = config.partition(":")
     known = (*_CODES, *_EXTENSIONS)

@@ -246,11 +246,7 @@ def _pil() -> Any:
 
 
 def open_image(file: IO[bytes]) -> Image:
-    """Open a picture, as ``PIL.Image.open``; its errors are those of that.
-
-    Raises:
-        ImportError: Pillow is not installed.
-    """
+    """Open a picture, as ``PIL.Image.open``; its errors are those of that. ImportError if Pillow is not installed."""
     from PIL import Image
 
     return Image.open(file, formats=_pillow_kinds())

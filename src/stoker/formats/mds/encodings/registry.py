@@ -122,9 +122,7 @@ def get_encoding(name: str) -> Encoding:
 class UnknownEncoding(Encoding):
     """An encoding of a writer's own under a built-in name, which the index tells by its width. Its values can not be read.
 
-    Args:
-        name: as the index has it.
-        size: of each value; ``None`` where they differ.
+    ``name``: as the index has it. ``size``: of each value; ``None`` where they differ.
     """
 
     def __init__(self, name: str, size: int | None) -> None:
@@ -150,12 +148,11 @@ class UnknownEncoding(Encoding):
 def mds_encoding(name: str, size: int | EllipsisType | None = ...) -> Encoding:
     """The encoding of a column of MDS, where one that was registered in the place of a built-in one goes first.
 
+    FormatError: see :func:`get_encoding`.
+
     Args:
         name: as :func:`get_encoding` takes it.
         size: width of its values by the index, which tells it from another one of that name; without it, it is to be written.
-
-    Raises:
-        FormatError: see :func:`get_encoding`.
     """
     base, _, config = name.partition(":")
     if base in _replaced:

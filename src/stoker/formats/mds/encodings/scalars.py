@@ -226,8 +226,7 @@ class BFloat16(Encoding):
 def bfloat16_bits(array: Array, what: str) -> NDArray[np.uint16]:
     """Numbers of any shape to bfloat16's bits (``<u2``), rounding to nearest even.
 
-    Raises:
-        UnfitValueError: a finite number would become infinite, or the array is not of numbers.
+    UnfitValueError if a finite number would become infinite, or the array is not of numbers.
     """
     if array.dtype.name == "bfloat16":  # ml_dtypes' own type: the bits as they are
         return np.ascontiguousarray(array).view("<u2").reshape(array.shape)

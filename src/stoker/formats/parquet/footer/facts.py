@@ -1,6 +1,6 @@
-"""Row groups of Parquet files as shards: the facts that are kept of each, so that no footer is read again, and what they tell.
+"""Row groups of Parquet files as shards: the facts of each that are kept, so that no footer is read again.
 
-That is what a shard is read from, and how many tokens a column has.
+They tell what a shard is read from, and how many tokens a column has.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class FileFacts:
 
     Attributes:
         key: the file, relative to the dataset's root.
-        size: bytes of the file.
         version: see :class:`~stoker.formats.base.FilePart`.
         schema: the columns that are read, in the file's order.
         numbers: index of each row group in the file; int64, shape ``(row groups,)``.
@@ -121,18 +120,14 @@ def describe_row_groups(
     in_place: bool,
     apart: bool = False,
 ) -> Iterator[ShardInfo]:
-    """A description of each row group that may be read.
+    """A description of each row group that may be read. CorruptDataError if chunks of a file overlap.
 
     Args:
-        files: the files.
         kinds: names and types of the columns to read.
         encodings: names and encodings of those whose values are decoded.
         partitions: what the folders of each file tell, by its key.
         in_place: whether the files are mapped where they lie.
         apart: fetch each row group by itself, however small.
-
-    Raises:
-        CorruptDataError: chunks of a file overlap.
     """
     spec: dict[str, Any] = {"columns": dict(kinds), "layout": ("parquet", tuple(kinds.items()))}
     if encodings:
@@ -228,12 +223,8 @@ class _Shards(Protocol):
 def token_column(index: _Shards, name: str | None = None) -> str:
     """Name of the token column of a Parquet dataset.
 
-    Args:
-        index: the dataset's index.
-        name: its name, if it is known.
-
-    Raises:
-        ConfigError: there is none, or it does not hold lists of integers; says what there is.
+    ``name``: its name, if it is known. ConfigError if there is none, or it does not hold lists of integers; says what there
+    is.
     """
     columns: dict[str, str] = dict(index.shards[0].spec["columns"]) if len(index.shards) else {}
     described = ", ".join(f"{column} ({kind})" for column, kind in columns.items()) or "no columns, for it has no rows"
@@ -254,11 +245,7 @@ def token_column(index: _Shards, name: str | None = None) -> str:
 
 
 def token_counts(index: _Shards, column: str) -> Ids:
-    """Tokens of each row group, from footers alone.
-
-    Args:
-        index: the dataset's index.
-        column: a column of lists of numbers.
+    """Tokens of each row group, from footers alone. ``column``: a column of lists of numbers.
 
     Returns:
         int64, shape ``(shards,)``. The count is exact: numbers of the column's leaf that are not null (a null or empty

@@ -45,7 +45,6 @@ class FooterBounds:
     on some that are damaged, and it knows how writers have erred.
 
     Args:
-        footer: the footer.
         groups: its row groups that have rows.
         schema: the file's columns.
         constants: values that the file's directory tells, which hide columns of the file.
@@ -63,8 +62,7 @@ class FooterBounds:
     def of(self, number: int, name: str) -> Bounds | None:
         """Bounds of a column in row group ``number``; ``None`` where they are not known.
 
-        Raises:
-            ConfigError: there is no such column, or none that has an order.
+        ConfigError if there is no such column, or none that has an order.
         """
         if name in self._constants:
             value = self._constants[name]
@@ -174,10 +172,7 @@ _VALUES: Final = 2
 class KnownSchema:
     """A schema that was met.
 
-    Attributes:
-        whole: of all columns.
-        chosen: of those that are read.
-        spec: the chosen one in JSON values.
+    ``whole``: of all columns. ``chosen``: of those that are read. ``spec``: the chosen one in JSON values.
     """
 
     whole: FileSchema
@@ -188,10 +183,8 @@ class KnownSchema:
 def read_footer(source: ByteSource) -> bytes:
     """The footer of a file, without its length and the magic.
 
-    Raises:
-        CorruptDataError: it is no Parquet file, or it is cut off.
-        FormatError: the footer is encrypted.
-        StorageError: it can not be read.
+    CorruptDataError if it is no Parquet file, or it is cut off, FormatError if the footer is encrypted, StorageError if it
+    can not be read.
     """
     size = source.size
     if size == 0:
@@ -218,18 +211,16 @@ def read_facts(
 ) -> HeaderFacts:
     """Reads of a footer what an index needs; ``spans`` are the row groups with rows.
 
+    CorruptDataError if the footer contradicts itself or the file's size; names row group and column. FormatError if the file
+    needs what is not supported. ConfigError if the predicate does not fit the file's columns, or a file with rows lacks a
+    column.
+
     Args:
         footer: the footer without its tail.
-        size: bytes of the file.
         columns: columns to read; ``None`` for all.
         predicate: which row groups to read; ``None`` for all.
         partition: values that the file's folders tell, which hide columns of the file.
         schemas: schemas that were met, which equal ones are taken from.
-
-    Raises:
-        CorruptDataError: the footer contradicts itself or the file's size; names row group and column.
-        FormatError: the file needs what is not supported.
-        ConfigError: the predicate does not fit the file's columns, or a file with rows lacks a column.
     """
     needed = None if columns is None else {*columns, *(predicate.columns if predicate is not None else ())}
     parsed = parse.parse_footer(footer, partial(leaves_below, names=needed))
@@ -286,9 +277,7 @@ def read_facts(
 def _lengthen(chunks: Ids, end: int) -> None:
     """Let chunks end where the head of a dictionary's page, which their sizes leave out, may: where the next begins at most.
 
-    Args:
-        chunks: facts of all chunks.
-        end: of the file's data.
+    ``chunks``: facts of all chunks. ``end``: of the file's data.
     """
     starts = np.append(np.sort(chunks[:, START]), end)
     after = starts[np.searchsorted(starts[:-1], chunks[:, START], side="right")]

@@ -36,7 +36,6 @@ class SchemaElement:
     """One element of a Parquet schema: a column, or a group of columns.
 
     Attributes:
-        name: its name.
         children: number of its children, which follow it; 0 for a leaf.
         kind: the physical type of a leaf as ``parquet.thrift`` numbers them, -1 for a group.
         data: its bytes in the footer, a whole struct.
@@ -52,10 +51,7 @@ class SchemaElement:
 class Group:
     """One row group.
 
-    Attributes:
-        rows: its rows.
-        bytes: uncompressed bytes of all columns.
-        chunks: its column chunks, one a leaf of the schema.
+    ``bytes``: uncompressed bytes of all columns. ``chunks``: its column chunks, one a leaf of the schema.
     """
 
     rows: int
@@ -70,8 +66,6 @@ class Footer:
     Attributes:
         schema: elements of the schema: the root first, children after their parents.
         rows: rows of the file; -1 where it does not say.
-        groups: the row groups.
-        metadata: key-value metadata.
         created_by: what wrote the file; with :data:`HYBRID` and a time zone where Spark wrote times in the old calendar.
     """
 
@@ -85,8 +79,7 @@ class Footer:
 def parse_statistics(data: bytes) -> dict[int, bytes | int]:
     """Fields of a chunk's statistics by number: binary fields as bytes, booleans as 1 and 0, integers left out.
 
-    Raises:
-        CorruptDataError: the bytes are no such struct.
+    CorruptDataError if the bytes are no such struct.
     """
     reader = ThriftReader(data)
     found: dict[int, bytes | int] = {}
@@ -112,12 +105,8 @@ def _calendar(metadata: dict[bytes, bytes]) -> str:
 def parse_footer(data: bytes, choose: Callable[[list[SchemaElement]], Container[int]] | None = None) -> Footer:
     """Parse a footer.
 
-    Args:
-        data: the footer.
-        choose: which leaves of the schema to read column chunks of; the others' are empty. Default all.
-
-    Raises:
-        CorruptDataError: the bytes are no footer, or one whose data is encrypted or lies in other files.
+    ``choose``: which leaves of the schema to read column chunks of; the others' are empty. Default all. CorruptDataError if
+    the bytes are no footer, or one whose data is encrypted or lies in other files.
     """
     reader = _FooterReader(data)
     schema: list[SchemaElement] = []

@@ -111,8 +111,7 @@ class Predicate:
     def parse(cls, filters: Filters | None) -> Predicate | None:
         """The predicate of ``filters=``; ``None`` if there is none.
 
-        Raises:
-            ConfigError: it is not such a list, or an operator is unknown.
+        ConfigError if it is not such a list, or an operator is unknown.
         """
         if not filters:
             return None
@@ -127,8 +126,7 @@ class Predicate:
     def possible(self, bounds: Callable[[str], Bounds | None]) -> bool:
         """Whether a row group with these bounds can hold a row that fulfils the predicate.
 
-        Args:
-            bounds: bounds of a column by name; ``None`` where they are not known.
+        ``bounds``: bounds of a column by name; ``None`` where they are not known.
         """
         return any(all(one.possible(bounds(one.column)) for one in conditions) for conditions in self.alternatives)
 

@@ -31,7 +31,6 @@ class ColumnSchema:
     """One top-level column.
 
     Attributes:
-        name: its name.
         type: what values it holds, in Arrow's terms, without how they are laid out: see :func:`kind_of`; for arrays of one
             dtype and shape that lie in the file as bytes ``dtype[shape]``, such as ``float32[3, 4]``.
         arrow: a schema of this field alone in Arrow's IPC format; empty where the file tells no Arrow types.
@@ -66,9 +65,7 @@ class ColumnSchema:
 class FileSchema:
     """The columns of a file, in its order.
 
-    Attributes:
-        columns: top-level columns.
-        created_by: what wrote the file, as it says; readers know the faults of some writers by it.
+    ``created_by``: what wrote the file, as it says; readers know the faults of some writers by it.
     """
 
     columns: tuple[ColumnSchema, ...]
@@ -185,12 +182,7 @@ def _declared(field: Any) -> str:
 def read_schema(footer: Footer, arrow_schema: Any) -> FileSchema:
     """A file's schema.
 
-    Args:
-        footer: the footer.
-        arrow_schema: the file's Arrow schema, as pyarrow has it.
-
-    Raises:
-        CorruptDataError: the schema contradicts itself.
+    ``arrow_schema``: the file's Arrow schema, as pyarrow has it. CorruptDataError if the schema contradicts itself.
     """
     elements = footer.schema
     kept = _arrow_fields(footer.metadata, len(arrow_schema))

@@ -32,7 +32,6 @@ class ColumnPart:
     """A column in one row group.
 
     Attributes:
-        rows: rows of the row group.
         chunks: facts of the column's chunks, one a leaf, offsets counted from the start of the buffer that holds them.
         statistics: statistics of a column with one leaf, made by :func:`~stoker.formats.parquet.footer.thrift.struct`.
     """
@@ -48,13 +47,7 @@ def open_limits(length: int) -> dict[str, int]:
 
 
 def column_footer(column: ColumnSchema, parts: Sequence[ColumnPart], created_by: str) -> bytes:
-    """The end of a Parquet file with one column: footer, length and magic.
-
-    Args:
-        column: the column.
-        parts: its row groups.
-        created_by: what wrote the file.
-    """
+    """The end of a Parquet file with one column: footer, length and magic."""
     root = compact.struct((4, compact.binary(b"schema")), (5, compact.integer(1, wide=False)))
     arrow = None
     if column.arrow:

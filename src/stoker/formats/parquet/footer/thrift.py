@@ -100,14 +100,8 @@ class ThriftReader:
 def struct_numbers(data: bytes, at: int, inner: dict[int, dict[int, int]] | None = None) -> tuple[dict[int, int], int]:
     """Integers and booleans of the struct that begins at ``at``, by their fields, and its end.
 
-    Args:
-        data: where it lies.
-        at: where it begins.
-        inner: gets the same of the structs in it, by their fields.
-
-    Raises:
-        IndexError: it is cut off.
-        CorruptDataError: it is wrong.
+    IndexError if it is cut off, CorruptDataError if it is wrong. ``data``: where it lies. ``at``: where it begins. ``inner``:
+    gets the same of the structs in it, by their fields.
     """
     # This runs for each page: of small files, what a step of it takes is no small part of what reading one does.
     found: dict[int, int] = {}

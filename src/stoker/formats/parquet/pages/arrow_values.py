@@ -28,11 +28,8 @@ _MOST_SHARED: Final = 1 << 25
 def as_values(array: Any) -> ColumnValues:
     """A column, ready for rows to be taken from it.
 
-    Args:
-        array: a ``pyarrow.Array``, whose offsets were checked.
-
-    Raises:
-        ValueError: it can not be read: lists leave their values, or a struct has two fields of one name.
+    ``array``: a ``pyarrow.Array``, whose offsets were checked. ValueError if it can not be read: lists leave their values, or
+    a struct has two fields of one name.
     """
     types, kind = pyarrow().types, array.type
     if _is_tensor(kind):
@@ -63,10 +60,7 @@ def _is_tensor(kind: Any) -> bool:
 
 
 def flat_list(array: Any) -> tuple[Any, Ids]:
-    """The values of lists, end to end, and where each row's begin.
-
-    Args:
-        array: a ``pyarrow`` array of lists of any layout.
+    """The values of lists, end to end, and where each row's begin. ``array``: a ``pyarrow`` array of lists of any layout.
 
     Returns:
         An Arrow array of all rows' values and nothing else, without a copy where the layout allows; int64 offsets of shape
@@ -153,12 +147,7 @@ def _number_lists(array: Any) -> ColumnValues:
 
 
 class _Node(ColumnValues):
-    """Values of which some may be null: these are ``None``.
-
-    Args:
-        array: the values.
-        null: which are null; ``None``: none.
-    """
+    """Values of which some may be null: these are ``None``. ``null``: which are null; ``None``: none."""
 
     def __init__(self, array: Any, null: NDArray[np.bool_] | None) -> None:
         self.nbytes = array.nbytes

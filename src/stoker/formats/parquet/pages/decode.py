@@ -41,13 +41,7 @@ _BYTES: Final = re.compile(r"fixed_size_binary\[(\d+)\]")
 
 
 class _Bytes(ColumnValues):
-    """Bytes in the file.
-
-    Args:
-        buffer: the file; kept.
-        starts: where each row's value begins in it; int64, shape ``(rows,)``.
-        width: bytes of a value.
-    """
+    """Bytes in the file. ``starts``: where each row's value begins in it; int64, shape ``(rows,)``."""
 
     def __init__(self, buffer: Buffer, starts: Ids, width: int) -> None:
         self._view = memoryview(buffer).toreadonly()
@@ -62,10 +56,7 @@ class _Bytes(ColumnValues):
 class _Arrays(AddressedValues):
     """Arrays in the file.
 
-    Args:
-        buffer: the file; kept.
-        starts: where each row's value begins in it; int64, shape ``(rows,)``.
-        dtype, shape: of a value.
+    ``starts``: where each row's value begins in it; int64, shape ``(rows,)``. ``dtype``, ``shape``: of a value.
     """
 
     def __init__(self, buffer: Buffer, starts: Ids, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
@@ -88,14 +79,8 @@ class _Arrays(AddressedValues):
 def in_place(column: ColumnSchema, rows: int, facts: NDArray[np.int64], buffer: Buffer) -> ColumnValues:
     """The values of a column chunk, where they lie.
 
-    Args:
-        column: the column.
-        rows: rows of the row group.
-        facts: of the chunk, offsets counted from the buffer's start.
-        buffer: bytes that hold it; kept.
-
-    Raises:
-        OtherPagesError: they do not lie there as they are, or are damaged.
+    ``facts``: of the chunk, offsets counted from the buffer's start. OtherPagesError if they do not lie there as they are, or
+    are damaged.
     """
     found = _kind(column)
     if found is None or facts[CODEC] or facts[VALUES] != rows:
@@ -132,13 +117,7 @@ def in_place(column: ColumnSchema, rows: int, facts: NDArray[np.int64], buffer: 
 def as_arrays(column: ColumnSchema, array: Any, where: str) -> ColumnValues:
     """A decoded column, ready for rows to be taken from it; as arrays where it is declared so.
 
-    Args:
-        column: the column.
-        array: a ``pyarrow.Array`` of it.
-        where: names the row group in errors.
-
-    Raises:
-        CorruptDataError: an array is null.
+    CorruptDataError if an array is null.
     """
     found = _kind(column)
     width, dtype, shape = found or (0, None, ())
@@ -192,20 +171,11 @@ def decode_column(
 ) -> Any:
     """Decode a column of a row group.
 
-    Args:
-        column: the column.
-        rows: rows of the row group.
-        chunks: facts of the column's chunks, offsets counted from the buffer's start.
-        created_by: what wrote the file.
-        buffer: bytes that hold the chunks.
-        where: names the row group in errors.
+    CorruptDataError if the bytes are no such column; names ``where`` and the column. FormatError if they need what pyarrow
+    does not support. ``chunks``: facts of the column's chunks, offsets counted from the buffer's start.
 
     Returns:
         A ``pyarrow.Array`` of ``rows`` values; text and lists in their large layout.
-
-    Raises:
-        CorruptDataError: the bytes are no such column; names ``where`` and the column.
-        FormatError: they need what pyarrow does not support.
     """
     with _explained(column, where):
         # Several row groups are decoded at once by several threads, each with its own.
@@ -224,10 +194,8 @@ def decode_column(
 def _int96(micro: Any, nano: Any, here: str) -> Any:
     """Times of INT96 in microseconds, which is what Spark has; in nanoseconds where some are no whole microseconds.
 
-    Args:
-        micro, nano: the column decoded as either. pyarrow cuts the one, and in the other lets times before 1677 and after
-            2262 wrap.
-        here: names row group and column in errors.
+    ``micro``, ``nano``: the column decoded as either. pyarrow cuts the one, and in the other lets times before 1677 and after
+    2262 wrap.
     """
     far = cut = False
     for one, other in zip(_times(micro), _times(nano), strict=True):

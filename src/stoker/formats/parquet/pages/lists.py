@@ -85,14 +85,11 @@ def list_shape(column: ColumnSchema) -> ListShape | None:
 def decode_equal(shape: ListShape, rows: int, facts: NDArray[np.int64], buffer: Buffer) -> Array:
     """The lists of a column chunk that are all of one length.
 
-    Args:
-        shape, rows, facts, buffer: as of :func:`decode_lists`.
+    OtherPagesError: as of :func:`decode_lists`, or the lists are of several lengths, empty, or null. ``shape``, ``rows``,
+    ``facts``, ``buffer``: as of :func:`decode_lists`.
 
     Returns:
         Values of shape ``(rows, length)`` and the dtype that the column is declared with.
-
-    Raises:
-        OtherPagesError: as of :func:`decode_lists`, or the lists are of several lengths, empty, or null.
     """
     length, rest = divmod(int(facts[VALUES]), max(1, rows))
     if rest or not length or not rows:
@@ -128,18 +125,12 @@ def decode_lists(
 ) -> Iterator[tuple[Array, Ids, int]]:
     """The lists of a column chunk, about a page of them at a time.
 
-    Args:
-        shape: of the column.
-        rows: rows of the row group.
-        facts: of the chunk, offsets counted from the buffer's start.
-        buffer: bytes that hold it.
+    OtherPagesError if pages are made in another way or damaged, or a value is null. What was yielded before is right.
+    ``facts``: of the chunk, offsets counted from the buffer's start.
 
     Yields:
         Values, in an integer type that holds them, good until the next are asked for; int64 offsets from 0 on, one more than
         there are lists; and to where the buffer is done with. Null lists are empty.
-
-    Raises:
-        OtherPagesError: pages are made in another way or damaged, or a value is null. What was yielded before is right.
     """
     dictionary, pages = read_pages(buffer, facts)
     unpacker = Unpacker(buffer, int(facts[CODEC]))
@@ -183,8 +174,7 @@ def decode_lists(
 def last_lists(shape: ListShape, facts: NDArray[np.int64], buffer: Buffer) -> tuple[Array, Ids] | None:
     """The lists of a column chunk that begin behind its last damaged page.
 
-    Args:
-        shape, facts, buffer: as of :func:`decode_lists`.
+    ``shape``, ``facts``, ``buffer``: as of :func:`decode_lists`.
 
     Returns:
         Values and int64 offsets of the lists in them, the last of which ends with the chunk; ``None`` where no page is

@@ -68,8 +68,7 @@ class PageHead:
 def page_heads(buffer: Buffer | memoryview, start: int, size: int) -> Iterator[PageHead]:
     """The heads of the pages that follow each other in ``size`` bytes of a buffer, from ``start`` on.
 
-    Raises:
-        CorruptDataError: there is no page, or one that is cut off.
+    CorruptDataError if there is no page, or one that is cut off.
     """
     view, at, end = memoryview(buffer), start, start + size
     raw, head = b"", None
@@ -92,7 +91,6 @@ def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int)
     """Yields what is wrong with the pages of a chunk.
 
     Args:
-        buffer: bytes that hold the chunk.
         facts: of the chunk as :mod:`stoker.formats.parquet.footer.facts` has them, int64 of shape ``(FIELDS,)``; offsets are
             the file's.
         shift: byte of the file that the buffer begins with.
@@ -192,12 +190,8 @@ class Page:
 def read_pages(buffer: Buffer, facts: NDArray[np.int64]) -> tuple[Page | None, Sequence[Page]]:
     """The dictionary page of a chunk, if there is one, and its data pages.
 
-    Args:
-        buffer: bytes that hold the chunk.
-        facts: of the chunk, offsets counted from the buffer's start.
-
-    Raises:
-        OtherPagesError: pages are encoded or compressed in another way, or do not fill the chunk.
+    ``facts``: of the chunk, offsets counted from the buffer's start. OtherPagesError if pages are encoded or compressed in
+    another way, or do not fill the chunk.
     """
     view = memoryview(buffer)
     start = int(facts[START])
@@ -245,12 +239,7 @@ def _page_of(head: PageHead, *, packed: bool) -> Page:
 
 
 class Unpacker:
-    """Bytes of pages, decompressed into memory that is used again for the next.
-
-    Args:
-        buffer: bytes that hold the chunk.
-        codec: of the chunk.
-    """
+    """Bytes of pages, decompressed into memory that is used again for the next."""
 
     def __init__(self, buffer: Buffer, codec: int) -> None:
         self._view = memoryview(buffer)
@@ -260,8 +249,7 @@ class Unpacker:
     def __call__(self, page: Page) -> tuple[memoryview, memoryview, memoryview]:
         """Repetition levels, definition levels and values of a page; they hold until the next page is asked for.
 
-        Raises:
-            OtherPagesError: the bytes are not what the head says.
+        OtherPagesError if the bytes are not what the head says.
         """
         body = self._view[page.start : page.start + page.size]
         if page.crc is not None and zlib.crc32(body) != page.crc:
@@ -275,11 +263,7 @@ class Unpacker:
         return repetitions, definitions, data
 
     def values(self, page: Page) -> memoryview:
-        """The bytes of a dictionary page.
-
-        Raises:
-            OtherPagesError: they are not what the head says.
-        """
+        """The bytes of a dictionary page. OtherPagesError if they are not what the head says."""
         body = self._view[page.start : page.start + page.size]
         if page.crc is not None and zlib.crc32(body) != page.crc:
             raise OtherPagesError("a page's checksum is wrong")

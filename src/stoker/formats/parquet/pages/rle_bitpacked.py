@@ -31,19 +31,14 @@ _NO_VALUES: Final = np.zeros(0, dtype=np.uint8)
 
 
 def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Ids, Array]:
-    """Positions and values of the entries that differ from the usual value.
+    """Positions and values of the entries that differ from the usual value. OtherPagesError if the stream is damaged.
 
     Args:
-        data: the stream.
-        count: values in it.
         width: bits of a value, 1 to 8.
         usual: the value that most have; what differs is found without a step for each of these.
 
     Returns:
         Positions, rising; int64, shape ``(k,)``. Values there; uint8, shape ``(k,)``.
-
-    Raises:
-        OtherPagesError: the stream is damaged.
     """
     if _all_usual(data, count, usual):
         return _NO_POSITIONS, _NO_VALUES
@@ -116,18 +111,10 @@ def _short_exceptions(data: bytes, count: int, usual: int) -> tuple[Ids, Array] 
 
 
 def unpack(data: memoryview, count: int, width: int) -> Array:
-    """All values of a stream.
-
-    Args:
-        data: the stream.
-        count: values in it.
-        width: bits of a value, 0 to ``WIDEST``.
+    """All values of a stream. OtherPagesError if the stream is damaged. ``width``: bits of a value, 0 to ``WIDEST``.
 
     Returns:
         uint8, uint16 or uint32, shape ``(count,)``; perhaps a view of ``data``.
-
-    Raises:
-        OtherPagesError: the stream is damaged.
     """
     if not width:
         return np.zeros(count, dtype=np.uint8)
@@ -231,10 +218,7 @@ def _kind(width: int) -> np.dtype[Any]:
 def _unpack_groups(bodies: Sequence[Array], groups: int, width: int) -> Array:
     """Values of groups of eight, each as many bytes as a value has bits; the lowest bit comes first.
 
-    Args:
-        bodies: bytes of the groups, one after the other.
-        groups: how many there are.
-        width: bits of a value.
+    ``bodies``: bytes of the groups, one after the other. ``groups``: how many there are. ``width``: bits of a value.
 
     Returns:
         Of :func:`_kind`, shape ``(8 * groups,)``; perhaps where they lie.

@@ -47,15 +47,9 @@ class RleRuns:
 
 
 def parse_runs(data: memoryview, count: int, width: int) -> RleRuns:
-    """The runs of a stream, as many as hold ``count`` values.
+    """The runs of a stream, as many as hold ``count`` values. OtherPagesError if the stream is damaged.
 
-    Args:
-        data: the stream.
-        count: values in it, at least 1.
-        width: bits of a value, 1 to 24.
-
-    Raises:
-        OtherPagesError: the stream is damaged.
+    ``count``: values in it, at least 1. ``width``: bits of a value, 1 to 24.
     """
     flat = np.frombuffer(data, dtype=np.uint8)
     # How many values there are is counted afterwards.
@@ -143,12 +137,7 @@ def _short_runs(flat: Array, begin: int, width: int) -> tuple[RleRuns, int]:
 
 
 def parse_head(body: memoryview | bytes, at: int) -> tuple[int, int]:
-    """A run's head, and the bytes that it takes.
-
-    Raises:
-        IndexError: the stream ends in it.
-        OtherPagesError: it is too long.
-    """
+    """A run's head, and the bytes that it takes. IndexError if the stream ends in it, OtherPagesError if it is too long."""
     head = shift = length = 0
     while True:
         byte = body[at + length]

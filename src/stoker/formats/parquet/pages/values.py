@@ -46,12 +46,7 @@ class ColumnValues(ABC):
 
 
 class AddressedValues(ColumnValues):
-    """Values of one dtype and shape whose addresses in memory are known.
-
-    Attributes:
-        dtype: of a value.
-        shape: of a value; empty for numbers.
-    """
+    """Values of one dtype and shape whose addresses in memory are known. ``shape``: of a value; empty for numbers."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -71,11 +66,7 @@ class AddressedValues(ColumnValues):
 
 
 class Fixed(AddressedValues):
-    """Values of one width, end to end.
-
-    Attributes:
-        array: shape ``(rows, ...)``, C-contiguous, read-only.
-    """
+    """Values of one width, end to end. ``array``: shape ``(rows, ...)``, C-contiguous, read-only."""
 
     def __init__(self, array: Array) -> None:
         self.array = np.ascontiguousarray(array)
@@ -123,7 +114,6 @@ class RaggedLists(ColumnValues):
     """Lists of numbers, of any lengths.
 
     Args:
-        values: of all rows.
         starts: where the list of each row begins in them, checked to be inside; int64, shape ``(rows,)``.
         lengths: of the lists, 0 of those that are null.
         null: which rows are null; ``None``: none.
@@ -204,7 +194,6 @@ def gather(columns: Sequence[AddressedValues], which: Ids, rows: Ids) -> Array:
     """Values of rows of several columns of one dtype and shape, in one copy.
 
     Args:
-        columns: the columns.
         which: for each value, its column's index in ``columns``; int64, shape ``(n,)``.
         rows: its row there, checked to be inside; int64, shape ``(n,)``.
     """
@@ -224,11 +213,7 @@ def gather(columns: Sequence[AddressedValues], which: Ids, rows: Ids) -> Array:
 class EncodedValues(ColumnValues):
     """A column whose stored values are decoded when rows of it are taken. Nulls stay ``None``.
 
-    Args:
-        stored: the values as they are stored.
-        encoding: their encoding.
-        name: the column's name.
-        where: names the row group in errors.
+    ``stored``: the values as they are stored.
     """
 
     def __init__(self, stored: ColumnValues, encoding: Encoding, name: str, where: str) -> None:
