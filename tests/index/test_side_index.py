@@ -295,13 +295,13 @@ def test_an_encoding_that_is_unknown_today_is_refused_as_ever(
             raise FormatError("unknown encoding 'str'")
         return known(name, size)
 
-    from stoker.formats.mds import spec
+    from stoker.formats.common import checks
 
-    monkeypatch.setattr(spec, "mds_encoding", mds_encoding)
-    spec.mds_spec.cache_clear()
+    monkeypatch.setattr(checks, "mds_encoding", mds_encoding)
+    checks.mds_spec.cache_clear()
     with pytest.raises(FormatError, match="shard 0: column 'ý': unknown encoding 'str'"):
         read_index(store, side)
-    spec.mds_spec.cache_clear()
+    checks.mds_spec.cache_clear()
 
 
 def test_what_a_listing_tells_is_not_kept(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.entries import column_names
+from stoker.formats.parquet.arrow import FLOATS
 from stoker.formats.registry import get_format
 
 _DTYPE: Final = r"(?:u?int(?:8|16|32|64)|b?float16|float32|float64|bool)"
@@ -20,8 +21,6 @@ _LIST: Final = re.compile(
 _TENSOR: Final = re.compile(rf"(?P<dtype>{_DTYPE})\[(?P<shape>[0-9, ]*)\]")
 _ARRAY: Final = re.compile(rf"ndarray:(?P<dtype>{_DTYPE})(?::(?P<shape>[0-9,]+))?")
 _PLAIN: Final = re.compile(_DTYPE)
-_HALVES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
-"""Words for types of the items of Arrow's lists."""
 _TEXT: Final = frozenset(["str", "string", "large_string", "string_view"])
 _BYTES: Final = frozenset(["bytes", "binary", "large_binary", "binary_view"])
 _IMAGES: Final = frozenset(["jpeg", "png", "pil", "image"])
@@ -91,7 +90,7 @@ def _kind(form: str, word: str) -> ColumnKind:
     elif _PLAIN.fullmatch(word) or word == _ANYTHING:
         base = word
     elif match := _LIST.fullmatch(word):
-        base, shape = _HALVES.get(match["item"], match["item"]), None
+        base, shape = FLOATS.get(match["item"], match["item"]), None
         shape = (int(match["size"]),) if match["size"] else None
     elif match := _TENSOR.fullmatch(word):
         base = match["dtype"]

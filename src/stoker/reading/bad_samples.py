@@ -158,12 +158,10 @@ class BadSampleNotes:
         self.waiting: deque[tuple[int, SampleError]] = deque()
 
     def enter(self, samples: int) -> None:
-        """See :class:`BadSampleSink`."""
         self._before = self._read
         self._read += samples
 
     def note(self, number: int, error: SampleError) -> None:
-        """See :class:`BadSampleSink`."""
         self.waiting.append((self._before + number, error))
 
     def take(self, begin: int, end: int) -> list[tuple[int, SampleError]]:

@@ -10,7 +10,7 @@ from stoker.errors import DecodeError, SampleError
 from stoker.formats.common.rows.merge import check_types
 from stoker.formats.mds.encodings.images import last_left, loaded
 from stoker.reading.bad_samples import is_of_sample
-from stoker.reading.sample_errors import beside, decode_error, location_of, override_error
+from stoker.reading.sample_errors import beside, decode_error, located, location_of, override_error
 from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.samples import distinct_shards
 from stoker.types import Batch, Ids
@@ -144,12 +144,6 @@ class GoodRowReader:
             return beside(error, origin)
         if made and self._overridden and shard not in self._damaged:
             return override_error(error, origin)  # the sample can be read
-        told = DecodeError(
-            f"{origin}: {type(error).__name__}: {error}",
-            url=origin.url,
-            shard=shard,
-            row=row,
-            sample=origin.sample,
-        )
+        told = located(DecodeError, f"{origin}: {type(error).__name__}: {error}", origin)
         told.__cause__ = error
         return told

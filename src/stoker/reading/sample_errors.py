@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from stoker.errors import CorruptDataError, DatasetChangedError, DecodeError, Sa
 from stoker.formats.registry import get_format
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids, Sample, Transform
+
+_Error = TypeVar("_Error", bound=SampleError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,36 +152,20 @@ def returned_error(made: object, origin: SampleLocation) -> TransformError:
 def transform_error(
     what: str, origin: SampleLocation, function: str = "the transform", column: str | None = None
 ) -> TransformError:
-    """The error of a function of the user for a sample.
+    """The error of a function of the user, in words, for a sample. ``what``: what it did, such as ``returned None``."""
+    return located(TransformError, f"{origin}: {function} {what}", origin, column)
 
-    Args:
-        what: what it did, such as ``returned None``.
-        origin: where the sample comes from.
-        function: the function, in words.
-        column: that is to blame, where it is known.
-    """
-    return TransformError(
-        f"{origin}: {function} {what}",
-        url=origin.url,
-        shard=origin.shard,
-        row=origin.row,
-        column=column,
-        sample=origin.sample,
-    )
+
+def located(kind: type[_Error], text: str, origin: SampleLocation, column: str | None = None) -> _Error:
+    """An error that tells which sample it is of."""
+    return kind(text, url=origin.url, shard=origin.shard, row=origin.row, column=column, sample=origin.sample)
 
 
 def beside(error: SampleError, origin: SampleLocation) -> SampleError:
     """The error of a sample, of one that another dataset's sample beside it has; itself where it is that sample's own."""
     if (error.sample, error.url) == (origin.sample, origin.url):
         return error
-    told = type(error)(
-        f"{origin}: {error}",
-        url=origin.url,
-        shard=origin.shard,
-        row=origin.row,
-        column=error.column,
-        sample=origin.sample,
-    )
+    told = located(type(error), f"{origin}: {error}", origin, error.column)
     told.__cause__ = error
     return told
 
@@ -202,14 +188,7 @@ def decode_error(
             if _is_known(why):
                 return why, why.__cause__
             origin = location_of(pool, shard, row)
-            named = DecodeError(
-                _message(origin, column, why),
-                url=origin.url,
-                shard=shard,
-                row=row,
-                column=column,
-                sample=origin.sample,
-            )
+            named = located(DecodeError, _message(origin, column, why), origin, column)
             return named, (why.__cause__ or why) if isinstance(why, CorruptDataError) else why
     return error, error.__cause__
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from stoker.concurrency.spans.recorder import recorder
 from stoker.concurrency.spans.sample_clock import SampleClock
 from stoker.formats.unstacked import rows_of
-from stoker.reading.sample_errors import apply_transform, location_at
-from stoker.reading.samples import SampleRun, iterate_samples, list_samples, read_sample, read_samples
+from stoker.reading.sample_errors import SampleLocation, apply_transform, location_at
+from stoker.reading.samples import SampleRun, iterate_samples, list_samples, make_all, read_sample, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Sample, Transform
 
@@ -97,9 +97,13 @@ class SampleReader:
 
         ``timed``: whether a trace shows how long it takes. TransformError if the transform raised an error; names the sample.
         """
-        if samples.own is None:
-            return iterate_samples(self.pool, samples.shards, samples.rows, self.columns, transform, timed=timed)
-        return self.transformed(SampleRun.of(samples.own), samples, transform, self.clock() if timed else None)
+        clock = self.clock() if timed else None
+        if samples.own is not None:
+            return self.transformed(SampleRun.of(samples.own), samples, transform, clock)
+        if transform is None:
+            return iterate_samples(self.pool, samples.shards, samples.rows, self.columns, clock)
+        run = iterate_samples(self.pool, samples.shards, samples.rows, self.columns)
+        return self.transformed(run, samples, transform, clock)
 
     def clock(self) -> SampleClock | None:
         """A clock for samples that are made as they are asked for; ``None`` where no trace is made."""
@@ -113,10 +117,14 @@ class SampleReader:
 
         ``made`` is the list that they are added to, which keeps those before one that has an error; default, a new one.
         """
-        if samples.own is None:
-            return list_samples(self.pool, samples.shards, samples.rows, self.columns, transform, made)
         made = [] if made is None else made
-        made.extend(self.iterate(samples, transform).samples)
+        if samples.own is not None:
+            made.extend(self.iterate(samples, transform).samples)
+        elif transform is None:
+            list_samples(self.pool, samples.shards, samples.rows, self.columns, made)
+        else:
+            run = iterate_samples(self.pool, samples.shards, samples.rows, self.columns)
+            made.extend(make_all(run, transform, self._origin(samples)))
         return made
 
     def transformed(
@@ -132,8 +140,12 @@ class SampleReader:
             transform = None if transform is None else clock.transforming(transform)
         if transform is None:
             return run
-        origin = partial(location_at, self.pool, samples.shards, samples.rows)
-        return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
+        made = apply_transform(transform, run.samples, run.remaining, self._origin(samples))
+        return SampleRun(made, run.remaining)
+
+    def _origin(self, samples: SampleRows) -> Callable[[int], SampleLocation]:
+        """A function from the number of one of some samples to where it comes from."""
+        return partial(location_at, self.pool, samples.shards, samples.rows)
 
     def one(self, shard: int, row: int) -> Sample:
         """One sample, not transformed; see :func:`~stoker.reading.samples.read_sample`."""

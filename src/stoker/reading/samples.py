@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from stoker.concurrency.spans.sample_clock import SampleClock, StretchClock
 from stoker.formats.base import ShardReader
 from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.formats.registry import get_format
-from stoker.reading.sample_errors import SampleLocation, apply_transform, decode_error, location_at
+from stoker.reading.sample_errors import SampleLocation, apply_transform, decode_error
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Sample, Transform
 
@@ -107,53 +107,16 @@ def read_sample(pool: ShardPool, shard: int, row: int, columns: Sequence[str] | 
     return sample
 
 
-def iterate_samples(
-    pool: ShardPool,
-    shards: Ids,
-    rows: Ids,
-    columns: Sequence[str] | None = None,
-    transform: Transform | None = None,
-    *,
-    timed: bool = True,
-) -> SampleRun:
-    """The samples at ``(shards[i], rows[i])``, in that order, as dicts, each decoded when it is asked for.
-
-    Args and errors are those of :func:`read_samples`. Values of fixed-width array columns are views of larger arrays. With a
-    transform there is what it returns instead. ``timed``: whether a trace shows how long that takes. TransformError if the
-    transform raised an error; names the sample.
-    """
-    recording = recorder() if timed else None
-    clock = None if recording is None else SampleClock(recording, pool.short_samples)
-    if transform is None:
-        return _iterate(pool, shards, rows, columns, clock)
-    run = _iterate(pool, shards, rows, columns)
-    if clock is not None:
-        run = replace(run, samples=clock.decoded(run.samples, run.remaining))
-        transform = clock.transforming(transform)
-
-    origin = partial(location_at, pool, shards, rows)
-    return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
-
-
 def list_samples(
-    pool: ShardPool,
-    shards: Ids,
-    rows: Ids,
-    columns: Sequence[str] | None = None,
-    transform: Transform | None = None,
-    made: list[Any] | None = None,
+    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None, made: list[Any] | None = None
 ) -> list[Any]:
     """The samples of :func:`iterate_samples`, all of them; args and errors are the same.
 
     ``made`` is the list that they are added to, which keeps those before one that has an error; default, a new one.
     """
     made = [] if made is None else made
-    if transform is None:
-        with span(Stage.DECODE, len(rows)):
-            made.extend(_iterate(pool, shards, rows, columns).samples)
-        return made
-    run = _iterate(pool, shards, rows, columns)
-    made.extend(make_all(run, transform, partial(location_at, pool, shards, rows)))
+    with span(Stage.DECODE, len(rows)):
+        made.extend(iterate_samples(pool, shards, rows, columns).samples)
     return made
 
 
@@ -171,9 +134,15 @@ def make_all(run: SampleRun, transform: Transform | None, origin: Callable[[int]
     return run.samples if apply is None else apply(run.samples)
 
 
-def _iterate(
-    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None, clock: SampleClock | None = None
+def iterate_samples(
+    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None, clock: SampleClock | None = None
 ) -> SampleRun:
+    """The samples at ``(shards[i], rows[i])``, in that order, as dicts, each decoded when it is asked for.
+
+    Args and errors are those of :func:`read_samples`. Values of fixed-width array columns are views of larger arrays.
+    ``clock``: measures them, for a trace.
+    """
+
     def failed(number: int, error: Exception) -> tuple[Exception, BaseException | None]:
         return decode_error(pool, shards[number:], rows[number:], columns, error)
 

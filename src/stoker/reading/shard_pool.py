@@ -26,10 +26,8 @@ from stoker.index.concat_index import ConcatIndex
 from stoker.index.index import Index
 from stoker.policy import MOST_OPEN, SMALL_FILES_AT_ONCE, small_shards_held, spare_bytes
 from stoker.reading.fetch_width import FetchWidth
-from stoker.reading.opening.load_shard import Loaded, load_shard
-from stoker.reading.opening.open_readers import OpenReaders
-from stoker.reading.opening.small_files import AheadWindow, SmallShards
-from stoker.reading.opening.small_objects import ObjectGroup
+from stoker.reading.opening.load_shard import Loaded, OpenReaders, load_shard
+from stoker.reading.opening.small_files import AheadWindow, ObjectGroup, SmallShards
 from stoker.types import Ids
 
 _Opened = dict[int, ShardReader | Exception | None]
@@ -110,7 +108,6 @@ class ShardPool:
         ShardPool.__init__(self, index, caches, **state)
 
     def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`."""
         # Futures and threads of the parent are not ours; its open readers are (the maps are shared).
         self._reset()
 

@@ -155,7 +155,7 @@ class ArrayFormat(PackedFormat):
         )
 
 
-def _gather(shards: Sequence[ArrayShard], which: Ids, rows: Ids, name: str) -> Array | None:
+def _gather(shards: Sequence[ArrayShard], which: Ids, rows: Ids, name: str) -> Column | None:
     """Rows of a column of several shards in one copy; ``None`` where they do not lie so that this can be."""
     first = shards[0]
     if name in first.varying or first._arrays.get(name) is None:
@@ -170,7 +170,7 @@ def _gather(shards: Sequence[ArrayShard], which: Ids, rows: Ids, name: str) -> A
     taken = gather_rows(bases[which] + rows * steps[which], width)
     out: Array = taken.view(dtype).reshape(len(rows), *shape)
     del arrays  # mapped until here
-    return out
+    return first.finish(name, rows, out)
 
 
 def _all_characters(array: Array) -> bool:

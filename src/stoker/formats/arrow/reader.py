@@ -33,7 +33,7 @@ from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_
 from stoker.formats.common.records import BytesLike
 from stoker.formats.common.rows.merge import scatter
 from stoker.formats.mds.encodings import Encoding
-from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.arrow import FLOATS, pyarrow
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.formats.parquet.pages.arrow_values import as_values
 from stoker.formats.parquet.pages.values import ColumnValues, Fixed, gather
@@ -308,7 +308,7 @@ class ArrowFormat(PackedFormat):
     magic = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, a stream
     reader = ArrowShard
     views = "bytes"
-    types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
+    types = FLOATS
     suffixes = (".arrow", ".feather", ".ipc")
     settings = ("columns",)
 
@@ -346,7 +346,7 @@ class ArrowFormat(PackedFormat):
         return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
 
-def _gather(shards: Sequence[ArrowShard], which: Ids, rows: Ids, name: str) -> Array | None:
+def _gather(shards: Sequence[ArrowShard], which: Ids, rows: Ids, name: str) -> Column | None:
     """A fixed-width column of several files in one copy; ``None`` where it is none."""
     parts: list[Fixed] = []
     number, row_in_batch = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
@@ -362,7 +362,7 @@ def _gather(shards: Sequence[ArrowShard], which: Ids, rows: Ids, name: str) -> A
     first = parts[0].array
     if any(one.array.dtype != first.dtype or one.array.shape[1:] != first.shape[1:] for one in parts):
         return None
-    return gather(parts, number, row_in_batch) if parts[0].width else None
+    return shards[0].finish(name, rows, gather(parts, number, row_in_batch)) if parts[0].width else None
 
 
 class ArrowEncoder(PackedEncoder):

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.common.checks import DECODE_ERRORS, MAX_OFFSET, parse_files, parse_samples
+from stoker.formats.common.checks import DECODE_ERRORS, MAX_OFFSET, parse_columns, parse_files, parse_samples
 from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
 from stoker.formats.common.records import BytesLike
 from stoker.formats.common.rows.gather import address_of, gather_rows
@@ -33,7 +33,6 @@ from stoker.formats.common.rows.merge import read_each
 from stoker.formats.format import Format
 from stoker.formats.mds.encoder import MDSEncoder
 from stoker.formats.mds.encodings import Encoding, get_encoding
-from stoker.formats.mds.spec import parse_columns
 from stoker.formats.unstacked import Unstacked, scalars_of, spread
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
@@ -161,15 +160,15 @@ def read_gathered(
     which: Ids,
     rows: Ids,
     columns: Sequence[str] | None,
-    gather: Callable[[str], Array | None],
+    gather: Callable[[str], Column | None],
 ) -> Batch:
     """``read_many`` for formats that gather some columns of several shards at once. IndexError if a row is outside its shard.
 
     Args:
-        shards: with ``wanted`` and ``finish``, as :class:`~stoker.formats.arrays.array_shards.ArrayShard` has them.
+        shards: with ``wanted``, as :class:`PackedShard` has it.
         which, rows, columns: see :meth:`stoker.formats.format.Format.read_many`.
-        gather: the chosen rows of a column, shape ``(rows, ...)``; ``None`` where they are read shard by shard. It may read
-            memory by address: no row outside its shard reaches it.
+        gather: the chosen rows of a column; ``None`` where they are read shard by shard. It may read memory by address: no
+            row outside its shard reaches it.
     """
     if len(shards) == 1 or not len(rows):
         return read_each(shards, which, rows, columns)
@@ -180,7 +179,7 @@ def read_gathered(
     for name in names:
         taken = gather(name)
         if taken is not None:
-            batch[name] = shards[0].finish(name, rows, taken)
+            batch[name] = taken
     if rest := [name for name in names if name not in batch]:
         batch.update(read_each(shards, which, rows, rest))
     return {name: batch[name] for name in names}

@@ -29,14 +29,10 @@ _HASHLIB = (
 _XXHASH = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32")
 
 
-def _of_hashlib(name: str) -> Callable[[], Any]:
-    return partial(digest_of, name)
-
-
 # Cheapest first, as measured with the SHA instructions of current processors.
 _HASHES: Final[dict[str, Callable[[], Any]]] = {
     **{name: getattr(xxhash, name) for name in _XXHASH},
-    **{name: _of_hashlib(name) for name in _HASHLIB},
+    **{name: partial(digest_of, name) for name in _HASHLIB},
 }
 
 

@@ -78,7 +78,6 @@ class _ReadBefore:
         self._blocks: list[tuple[int, bytes]] = []
 
     def read(self, start: int, end: int) -> bytes:
-        """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
         check_range(self, start, end)
         for first, block in self._blocks:
             if first <= start and end <= first + len(block):

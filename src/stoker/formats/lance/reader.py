@@ -25,7 +25,7 @@ from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.common.rows.merge import iterate_rows, scatter
 from stoker.formats.format import Format
 from stoker.formats.lance.connection import LanceConnection, LanceFacts
-from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.arrow import FLOATS, pyarrow
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.formats.parquet.pages.arrow_values import as_values
 from stoker.formats.parquet.pages.values import ColumnValues, Fixed, gather
@@ -237,7 +237,7 @@ class LanceFormat(Format):
     name = NAME
     shard = "rows of a fragment"
     extra = "lance"
-    types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
+    types = FLOATS
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> NoReturn:  # noqa: ARG002
         """There are no entries of this format."""
@@ -254,7 +254,6 @@ class LanceFormat(Format):
         return LanceShard(info, where, options)
 
     def read_ahead(self, shard: LanceShard) -> None:
-        """See :class:`stoker.formats.format.Format`."""
         shard.read_ahead()
 
     def read_many(

@@ -78,26 +78,6 @@ class LitDataShard:
 
     format = "litdata"
 
-    __slots__ = (
-        "__weakref__",
-        "_block",
-        "_data",
-        "_frames",
-        "_items",
-        "_offsets",
-        "_packed",
-        "_rows",
-        "_shelf",
-        "_tokens",
-        "_tree",
-        "columns",
-        "layout",
-        "options",
-        "samples",
-        "unsafe",
-        "where",
-    )
-
     def __init__(
         self, info: ShardInfo, data: Buffer, tree: SampleTree, where: str, options: ReadOptions = ReadOptions()
     ) -> None:
@@ -132,7 +112,6 @@ class LitDataShard:
             raise CorruptDataError(f"{where}: the file holds {self._items} samples, the index says {info.samples}")
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        """See :class:`~stoker.formats.base.ShardReader`."""
         wanted = wanted_columns(columns, self.columns, self.where, self.options, self.unsafe)
         check_rows(rows, self.samples)
         if self._rows is not None:
@@ -351,14 +330,6 @@ def _joined(parts: Sequence[NDArray[np.uint8]]) -> Items:
     return Items(data, np.cumsum(sizes) - sizes, sizes)
 
 
-def iterate(batch: Batch) -> dict[str, Iterable[Any]]:
-    """The values of each column one by one; numbers as Python's own, blocks of tokens as arrays."""
-    return {
-        name: list(column) if isinstance(column, np.ndarray) and column.ndim > 1 else items_of(column)
-        for name, column in batch.items()
-    }
-
-
 class LitDataFormat(Format):
     """One file a shard, as litdata's ``optimize`` writes it; an entry of the index has what litdata's ``config`` has."""
 
@@ -367,7 +338,6 @@ class LitDataFormat(Format):
     implied = ("columns",)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        """See :class:`~stoker.formats.format.Format`."""
         samples = parse_samples(obj, where)
         raw, zipped, compression = parse_files(obj, self.roles, where)
         leaves = string_list(obj, "data_format", where)
@@ -409,4 +379,8 @@ class LitDataFormat(Format):
     def iterate_many(
         self, shards: Sequence[LitDataShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> dict[str, Iterable[Any]]:
-        return iterate(self.read_many(shards, which, rows, columns))
+        """See :class:`~stoker.formats.format.Format`: numbers are Python's own, blocks of tokens arrays."""
+        return {
+            name: list(column) if isinstance(column, np.ndarray) and column.ndim > 1 else items_of(column)
+            for name, column in self.read_many(shards, which, rows, columns).items()
+        }

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import DECODE_ERRORS, parse_files, parse_samples, refuse
+from stoker.formats.common.checks import DECODE_ERRORS, mds_spec, parse_columns, parse_files, parse_samples, refuse
 from stoker.formats.common.read_checks import check_rows, cut_error, unsafe_columns, wanted_columns
 from stoker.formats.common.rows.gather import address_of, gather_rows, gather_u32
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.mds.encodings.registry import UnknownEncoding, mds_encoding, registered
-from stoker.formats.mds.spec import mds_spec, parse_columns
 from stoker.types import Batch, Buffer, Column, Ids, Sample
 
 _NO_ROWS: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
@@ -91,22 +90,6 @@ class MDSShard:
 
     format = "mds"
 
-    __slots__ = (
-        "_fields",
-        "_offsets",
-        "address",
-        "addresses",
-        "array",
-        "columns",
-        "data",
-        "intact",
-        "layout",
-        "options",
-        "samples",
-        "unsafe",
-        "where",
-    )
-
     def __init__(
         self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions = ReadOptions(), *, cut: bool = False
     ) -> None:
@@ -133,7 +116,7 @@ class MDSShard:
         return read_many([self], np.zeros(len(rows), dtype=np.int64), rows, columns)
 
     def one(self, row: int, columns: Sequence[str] | None) -> Sample:
-        """One sample; see :func:`read_one`."""
+        """One sample."""
         fields = self._fields  # other threads may read other columns
         if fields is None or fields[0] is not columns:
             fields = self._fields = columns, _wanted(self.layout, columns, self)
@@ -197,19 +180,10 @@ class MDSShard:
 
 
 def read_many(shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-    """Decode samples of several open shards, in the order given, without a step for each shard.
+    """See :meth:`stoker.formats.format.Format.read_many`: there is no step for each shard.
 
-    CorruptDataError if sizes inside a sample contradict its length, or a value does not decode, UnsafeDataError for a pickled
-    column and no consent.
-
-    Args:
-        shards: open shards with the same columns and encodings.
-        which: for each sample, its shard's index in ``shards``; int64, shape ``(n,)``.
-        rows: for each sample, its row in that shard; int64, shape ``(n,)``, checked to be inside.
-
-    Returns:
-        Column name to column, in the shards' column order: fixed-width columns as arrays of shape ``(n, ...)``, fresh
-        and writable, the others as lists.
+    Columns of fixed width are arrays of shape ``(n, ...)``, fresh and writable, the others lists. CorruptDataError if sizes
+    inside a sample contradict its length, or a value does not decode, UnsafeDataError for a pickled column and no consent.
     """
     layout = shards[0].layout
     wanted = _wanted(layout, columns, shards[0])
@@ -256,11 +230,6 @@ def iterate_many(
         else:
             values[name] = _variable_items(shards, which, rows, layout.encodings[k], name, begins[k], lengths[k])
     return values
-
-
-def read_one(shard: MDSShard, row: int, columns: Sequence[str] | None = None) -> Sample:
-    """One sample, as :func:`iterate_many` gives it, several times as fast."""
-    return shard.one(row, columns)
 
 
 def _fixed_items(
@@ -425,7 +394,6 @@ class MDSFormat(Format):
         return ShardInfo(self.name, samples, raw, zipped, compression, spec)
 
     def least_bytes(self, spec: Mapping[str, Any]) -> tuple[int, int]:
-        """See :class:`~stoker.formats.format.Format`."""
         columns = (spec["column_names"], spec["column_encodings"], spec["column_sizes"])
         _, width = mds_spec(*columns, spec["hashes"], spec["size_limit"])
         return _HEADER, _OFFSET + width
@@ -442,4 +410,7 @@ class MDSFormat(Format):
 
     read_many = staticmethod(read_many)
     iterate_many = staticmethod(iterate_many)
-    read_one = staticmethod(read_one)
+
+    def read_one(self, shard: MDSShard, row: int, columns: Sequence[str] | None = None) -> Sample:
+        """See :class:`~stoker.formats.format.Format`: several times as fast as :func:`iterate_many`."""
+        return shard.one(row, columns)

@@ -41,7 +41,6 @@ class BytesInMemory:
         self.where = f"{what} of {self.size} bytes"
 
     def read(self, start: int, end: int) -> bytes:
-        """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
         check_range(self, start, end)
         return bytes(self.data[start:end])
 
@@ -75,7 +74,6 @@ class BytesOfFile:
         return BytesOfFile(self._store, self._key, self._version, self._start + start, size, name)
 
     def read(self, start: int, end: int) -> bytes:
-        """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
         check_range(self, start, end)
         begin = self._start + start
         return bytes(self._store.get_ranges(self._key, [begin], [self._start + end], version=self._version)[0])
@@ -215,7 +213,6 @@ class SharedRanges:
         self._lock = threading.Lock()
 
     def read(self, start: int, end: int) -> bytes:
-        """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
         check_range(self, start, end)
         with self._lock:
             self._file.at = start

@@ -158,7 +158,6 @@ class _Decoder:
         )
 
     def close(self) -> None:
-        """See :class:`~stoker.formats.media.open_decoders.Closable`."""
         self._file.close()
 
     @property

@@ -15,12 +15,13 @@ from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import check_memory
+from stoker.formats.common.container import encodings_of, read_gathered
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import HeaderFacts, Partition, only_settings
 from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
-from stoker.formats.common.rows.merge import iterate_rows, read_each
+from stoker.formats.common.rows.merge import iterate_rows
 from stoker.formats.format import Format
-from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.arrow import FLOATS, pyarrow
 from stoker.formats.parquet.footer.facts import (
     COMPRESSED,
     DATA_PAGE,
@@ -56,21 +57,6 @@ class ParquetReader:
         file: the bytes of its chunks; kept, never closed here.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_constants",
-        "_group",
-        "_part",
-        "_shelf",
-        "columns",
-        "encodings",
-        "layout",
-        "options",
-        "samples",
-        "unsafe",
-        "where",
-    )
-
     def __init__(self, info: ShardInfo, file: Buffer, where: str, options: ReadOptions) -> None:
         group = info.detail
         if not isinstance(group, RowGroup):
@@ -88,8 +74,6 @@ class ParquetReader:
         self.options = options
         self.encodings: Mapping[str, Encoding] = {}
         if "encodings" in info.spec:
-            from stoker.formats.common.container import encodings_of  # loads all encodings
-
             self.encodings = encodings_of(info.spec)
         self.unsafe = unsafe_columns(self.encodings)
         self._group = group
@@ -265,7 +249,7 @@ class ParquetFormat(Format):
     suffixes = (".parquet", ".parq", ".pq")
     row_groups = True
     settings = ("filters", "hive")
-    types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
+    types = FLOATS
 
     def __init__(self) -> None:
         self._schemas: dict[Any, KnownSchema] = {}
@@ -333,19 +317,7 @@ class ParquetFormat(Format):
     def read_many(
         self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        if len(shards) == 1:
-            return shards[0].read(rows, columns)
-        batch: Batch = {}
-        rest: list[str] = []
-        for name in shards[0].wanted(columns):
-            gathered = _gather(shards, which, rows, name)
-            if gathered is None:
-                rest.append(name)
-            else:
-                batch[name] = gathered
-        if rest:
-            batch.update(read_each(shards, which, rows, rest))
-        return {name: batch[name] for name in shards[0].columns if name in batch}
+        return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
     def iterate_many(
         self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
@@ -359,14 +331,10 @@ def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -
     first = shards[0].values(name)
     if not isinstance(first, AddressedValues) or first.nbytes * len(shards) > shards[0].options.decoded_bytes:
         return None
-    if len(rows) and int(rows.min()) < 0:
-        raise IndexError("row outside its shard")
     columns: list[AddressedValues] = [first]
     for shard in shards[1:]:
         values = shard.values(name)
         if not isinstance(values, AddressedValues) or values.dtype != first.dtype or values.shape != first.shape:
             return None
         columns.append(values)
-    if (np.array([len(column) for column in columns])[which] <= rows).any():
-        raise IndexError("row outside its shard")
     return gather(columns, which, rows)

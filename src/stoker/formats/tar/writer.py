@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.formats.common.container import PackedEncoder, Slices
-from stoker.formats.common.records import BytesLike, Records
+from stoker.formats.common.records import BytesLike, Records, blame
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.tar.reader import DIGITS, KEY, is_number
 from stoker.types import Ids
@@ -80,7 +80,7 @@ class TarEncoder(PackedEncoder):
                     self._check_key(key)
                 except UnfitValueError as error:
                     self._last = last
-                    raise self.explain_key(first + row, error) from error
+                    raise blame(KEY, first + row, error) from error
                 self._last = key
             return records
         count = (
@@ -90,12 +90,6 @@ class TarEncoder(PackedEncoder):
         records = super().encode_batch({**columns, KEY: [_numbered(number + row) for row in range(count)]}, first)
         self._next = number + count
         return records
-
-    def explain_key(self, number: int, error: UnfitValueError) -> Exception:
-        """The error for a key that can not be."""
-        from stoker.formats.common.records import blame
-
-        return blame(KEY, number, error)
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
         slices = self.slices(body, ends)

@@ -43,8 +43,6 @@ class CSVFileShard(LineShard):
     Python reads as that type.
     """
 
-    __slots__ = ("_names", "_quote", "_readers", "_separator")
-
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
         spec = info.spec
         self._separator: str = spec["separator"]
@@ -303,8 +301,6 @@ _INDEXED_READERS: Final[dict[str, Callable[[str], Any]]] = {"str": str, "int": i
 class XSVShard(LineShard):
     """An open shard of separated values."""
 
-    __slots__ = ("_separator",)
-
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
         spec = info.spec
         self._separator: str = spec["separator"]
@@ -427,8 +423,8 @@ class XSVEncoder(LineEncoder):
         self._newline = newline
         self._separator = separator
 
-    def convert(self, column: str, value: Any) -> str:
-        text = str(super().convert(column, value))
+    def encode_column_value(self, column: str, value: Any) -> str:
+        text = str(super().encode_column_value(column, value))
         if self._separator in text or self._newline in text:
             raise UnfitValueError(
                 f"expected text without the separator {self._separator!r} and the newline {self._newline!r}, for shards with "

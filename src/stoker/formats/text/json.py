@@ -182,8 +182,6 @@ def _with_remedy(said: str, line: str) -> str:
 class JSONFileShard(LineShard):
     """An open span of a file of JSON lines. Columns of the kind ``json`` hold whatever is there, and ``None``."""
 
-    __slots__ = ("_inferred",)
-
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
         kinds = info.spec["columns"]
         self._inferred: bool = info.spec.get("inferred", False)
@@ -309,8 +307,6 @@ def _fits(kind: str, value: Any, *, exact: bool) -> bool:
 
 class JSONShard(LineShard):
     """An open shard of JSON lines."""
-
-    __slots__ = ()
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
         kinds, newline = info.spec["columns"], info.spec["newline"]

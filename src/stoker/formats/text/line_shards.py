@@ -51,21 +51,6 @@ class LineShard(ABC):
     """
 
     unsafe: ClassVar[Mapping[str, str]] = {}
-    __slots__ = (
-        "_begins",
-        "_between",
-        "_cut",
-        "_data",
-        "_ends",
-        "_kinds",
-        "_newline",
-        "columns",
-        "format",
-        "layout",
-        "samples",
-        "together",
-        "where",
-    )
 
     def __init__(
         self,
@@ -279,7 +264,7 @@ class LineEncoder(RecordEncoder):
     def columns(self) -> Sequence[str]:
         return list(self._plain)
 
-    def convert(self, column: str, value: Any) -> Any:
+    def encode_column_value(self, column: str, value: Any) -> Any:
         """The value as the line's text is made of it."""
         return self._plain[column](value)
 
@@ -288,10 +273,7 @@ class LineEncoder(RecordEncoder):
         """The line, newline included, of converted values."""
 
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
-        return self.line({name: self.convert(name, sample[name]) for name in self._plain}).encode()
-
-    def encode_column_value(self, column: str, value: Any) -> Any:
-        return self.convert(column, value)
+        return self.line({name: self.encode_column_value(name, sample[name]) for name in self._plain}).encode()
 
     def encode_batch(self, columns: Mapping[str, Any], first: int) -> Records:
         count = batch_length(columns, self.columns, first)

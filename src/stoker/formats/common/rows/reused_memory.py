@@ -85,7 +85,6 @@ class ReusedBlocks:
         reset_in_children(self)
 
     def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`."""
         # A block may come back inside of any allocation, also one made under this lock: by garbage collection.
         self._lock = threading.RLock()
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import CorruptDataError
-from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.arrow import FLOATS, pyarrow
 from stoker.formats.parquet.footer.parse import Footer, SchemaElement
 
 ARROW_KEY = b"ARROW:schema"
@@ -22,7 +22,6 @@ ARROW_KEY = b"ARROW:schema"
 DECLARED_KEY: Final = b"stoker"
 """Key in a footer of a JSON object whose ``columns`` are the names and encodings of the columns that stoker wrote."""
 
-_NUMPY: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
 _DTYPE: Final = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
@@ -140,7 +139,7 @@ def kind_of(kind: Any) -> str:
         return kind_of(kind.value_type)
     if isinstance(kind, pyarrow().FixedShapeTensorType):
         sizes = (str(kind.shape[axis]) for axis in tensor_order(kind))
-        return f"{_NUMPY.get(str(kind.value_type), kind.value_type)}[{', '.join(sizes)}]"
+        return f"{FLOATS.get(str(kind.value_type), kind.value_type)}[{', '.join(sizes)}]"
     if isinstance(kind, pyarrow().Bool8Type):
         return "bool"
     if isinstance(kind, pyarrow().BaseExtensionType):
