@@ -91,12 +91,10 @@ class ShardDetail(Protocol):
     @property
     def bytes(self) -> int:
         """Bytes of this shard alone, of files that it shares with others."""
-        ...
 
     @property
     def identity(self) -> str:
         """Tells the shard from others, wherever the dataset lies and whatever columns are read."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,32 +237,26 @@ class ShardReader(Protocol):
     @property
     def format(self) -> str:
         """Name of the shard's format."""
-        ...
 
     @property
     def layout(self) -> Hashable:
         """Equal for shards that ``Format.read_many`` can read together: same format, same columns and encodings."""
-        ...
 
     @property
     def samples(self) -> int:
         """Number of samples in the shard."""
-        ...
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of all columns, in the shard's order."""
-        ...
 
     @property
     def unsafe(self) -> Mapping[str, str]:
         """Columns whose decoding can run code from the data, and the names of their encodings."""
-        ...
 
     @property
     def where(self) -> str:
         """The name of the shard in errors."""
-        ...
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """Decode ``rows`` (int64, each in ``[0, samples)``, any order, repeats allowed) of ``columns`` (default all).
@@ -273,4 +265,3 @@ class ShardReader(Protocol):
             CorruptDataError: bytes contradict themselves; names the shard, the column and the row.
             UnsafeDataError: a pickled column and no consent.
         """
-        ...

@@ -25,8 +25,6 @@ _WIDTH = 8
 class IndexedBinaryShard(PackedShard):
     """The three open files of a data file."""
 
-    __slots__ = ("_begins", "_data", "_sizes")
-
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
         begins, sizes = (

@@ -137,10 +137,8 @@ def _read_part(data: NDArray[np.uint8], document: bool, first: int, count: int, 
 def index_bytes(dtype: np.dtype[Any], lengths: Ids, borders: Ids) -> list[bytes]:
     """An ``.idx`` of sequences that lie end to end, as spans.
 
-    Args:
-        dtype: of the tokens, one of :data:`DTYPES`.
-        lengths: tokens in each sequence.
-        borders: sequence with which each document begins, and their number.
+    ``dtype``: of the tokens, one of :data:`DTYPES`. ``lengths``: tokens in each sequence. ``borders``: sequence with which
+    each document begins, and their number.
     """
     code = next(code for code, name in DTYPES.items() if name == dtype.name)
     byte_offsets = (np.cumsum(lengths) - lengths) * dtype.itemsize
@@ -178,8 +176,6 @@ def _samples_of(index: MegatronIndex, document: bool, where: str, start: int = 0
 
 class MegatronShard(PackedShard):
     """An open pair of files, or a span of their data."""
-
-    __slots__ = ("_begins", "_dtype", "_ends", "_tokens")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)

@@ -135,7 +135,6 @@ class SyntheticShard:
     """A run of samples that are made when they are read."""
 
     unsafe: ClassVar[Mapping[str, str]] = {}
-    __slots__ = ("_spec", "columns", "first", "format", "layout", "options", "samples", "where")
 
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
         self._spec = info.spec

@@ -76,10 +76,8 @@ class SampleIdentity:
 class EpochChain:
     """Applies a chain to the samples of an epoch, each with random numbers of its own.
 
-    Args:
-        steps: of the chain, none of them of batches.
-        identity: what random numbers belong to.
-        later: whether other steps come before, which may have left samples out or made several of one.
+    ``steps``: of the chain, none of them of batches. ``identity``: what random numbers belong to. ``later``: whether other
+    steps come before, which may have left samples out or made several of one.
     """
 
     def __init__(self, steps: Sequence[Step], identity: SampleIdentity, epoch: int, *, later: bool = False) -> None:

@@ -139,18 +139,15 @@ class BadSampleSink(Protocol):
 
     def enter(self, samples: int) -> None:
         """So many samples, bad ones counted, come next."""
-        ...
 
     def note(self, number: int, error: SampleError) -> None:
         """A bad sample: its number among those that were entered last, rising from call to call, and its error."""
-        ...
 
 
 class BadSampleNotes:
     """Bad samples of a run that is read ahead, until the samples beside them are taken.
 
-    Attributes:
-        waiting: those that were not taken: number in the run, and error.
+    ``waiting``: those that were not taken: number in the run, and error.
     """
 
     def __init__(self) -> None:
@@ -311,11 +308,8 @@ def _list_of(path: str) -> _BadSampleList:  # noqa: ARG001
 def _append(file: str | os.PathLike[str], error: SampleError | None = None) -> None:
     """Append a bad sample to a list of them, unless it is there: a whole line, or nothing. Others may append, too.
 
-    ConfigError if it can not be written to.
-
-    Args:
-        file: the list; made where there is none.
-        error: of the bad sample; ``None`` only sees that the list can be written to.
+    ConfigError if it can not be written to. ``file``: the list; made where there is none. ``error``: of the bad sample;
+    ``None`` only sees that the list can be written to.
     """
     try:
         with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666), "rb") as opened:

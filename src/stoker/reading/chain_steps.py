@@ -50,31 +50,25 @@ class Other(Protocol):
     @property
     def name(self) -> str:
         """Its name, if none is given."""
-        ...
 
     @property
     def columns(self) -> tuple[str, ...] | None:
         """Names of its columns; ``None`` where functions make them."""
-        ...
 
     @property
     def samples(self) -> int:
         """Number of its samples."""
-        ...
 
     @property
     def draws(self) -> bool:
         """Whether its own chain draws random numbers."""
-        ...
 
     @property
     def about(self) -> list[dict[str, Any]]:
         """The entries that identify its data in a state."""
-        ...
 
     def prepare(self, column: str) -> None:
         """Have its samples found by the values of a column."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,8 @@ class GoodRowReader:
     ) -> tuple[list[tuple[Ids, Batch]], dict[int, SampleError]]:
         """The good samples as columns, in parts with their numbers, and the errors of the bad ones, by number.
 
-        StokerError if something is wrong that is not the samples' fault, such as storage.
-
-        Args:
-            samples: where they are. A sample's number is its index in them.
-            whole: whether all may be good, and are read together first.
+        StokerError if something is wrong that is not the samples' fault, such as storage. ``samples``: where they are. A
+        sample's number is its index in them. ``whole``: whether all may be good, and are read together first.
         """
         shards, rows = samples.shards, samples.rows
         parts: list[tuple[Ids, Batch]] = []

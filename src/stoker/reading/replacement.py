@@ -37,10 +37,8 @@ class Replacements:
     ) -> tuple[Any, int] | None:
         """The first good sample among the :func:`~stoker.order.left_out.candidates`, and its position.
 
-        Args:
-            position: of the sample that is to be replaced.
-            read: reads the sample at a position; raises a ``SampleError`` where it is bad, too.
-            fits: whether what was read may take the place.
+        ``position``: of the sample that is to be replaced. ``read``: reads the sample at a position; raises a ``SampleError``
+        where it is bad, too. ``fits``: whether what was read may take the place.
 
         Returns:
             ``None`` where none of those that were tried is good.

@@ -309,9 +309,8 @@ class ShardPool:
     def expect(self, shards: Collection[int], at_once: int = 0) -> None:
         """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest.
 
-        Args:
-            shards: their numbers. None for now: what was needed before is closed, where it takes memory.
-            at_once: bytes of shards that are needed at the same time. So many are read ahead at least.
+        ``shards``: their numbers. None for now: what was needed before is closed, where it takes memory. ``at_once``: bytes
+        of shards that are needed at the same time. So many are read ahead at least.
         """
         self._open.needed = shards
         if not shards:

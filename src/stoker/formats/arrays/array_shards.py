@@ -39,8 +39,6 @@ _TEXT: Final = re.compile(r"(?P<kind>str|bytes)(?P<bits>[0-9]+)")
 class ArrayShard(PackedShard):
     """An open shard of arrays."""
 
-    __slots__ = ("__weakref__", "_arrays", "_shelf", "varying")
-
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions, arrays: Mapping[str, Array | None]) -> None:
         super().__init__(info, where, options)
         self._shelf = Shelf()

@@ -113,8 +113,6 @@ def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 class NPYShard(ArrayShard):
     """An open NPY file. Fields of a structured array are columns."""
 
-    __slots__ = ()
-
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         read_offsets(info, files, where)
         data = files[0]

@@ -186,8 +186,6 @@ _CHUNK: Final = 1 << 20
 class NPZShard(ArrayShard):
     """An open NPZ file."""
 
-    __slots__ = ("_data", "_last", "_members")
-
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         read_offsets(info, files, where)
         self._data = files[0]

@@ -75,8 +75,6 @@ class ArrowShard(PackedShard):
     ``compressed``: whether batches are decoded into memory. ``firsts``: first row of each batch, and the end of the last.
     """
 
-    __slots__ = ("__weakref__", "_buffer", "_kinds", "_layout", "_schema", "_shelf", "_source", "compressed", "firsts")
-
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
         read_offsets(info, files, where)

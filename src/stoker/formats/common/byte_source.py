@@ -33,7 +33,6 @@ class ByteSource(Protocol):
             CorruptDataError: that is not inside the file.
             StorageError: it can not be read.
         """
-        ...
 
 
 class MappedSource:

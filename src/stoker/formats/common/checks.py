@@ -169,12 +169,8 @@ def most_unpacked(stored: int) -> int:
 def check_memory(size: int, stored: int, limit: int, where: str) -> None:
     """Refuse to decode what few bytes make much of: up to 1 GiB, or 16 times what is stored, is decoded always.
 
-    CorruptDataError if it is too much.
-
-    Args:
-        size: bytes that would be decoded at once.
-        stored: bytes that they are stored as.
-        limit: bytes that may be decoded all the same: ``decoded_limit``.
+    CorruptDataError if it is too much. ``size``: bytes that would be decoded at once. ``stored``: bytes that they are stored
+    as. ``limit``: bytes that may be decoded all the same: ``decoded_limit``.
     """
     most = max(limit, _ALWAYS_DECODED, stored * _DECODED_RATIO)
     if size > most:

@@ -141,10 +141,8 @@ class Compression:
     def decompress_in(self, data: bytes | bytearray | memoryview, size: int, memory: Callable[[int], _B]) -> _B:
         """Decompress a whole file to exactly ``size`` bytes. CorruptDataError if the data is damaged, or is not of that size.
 
-        Args:
-            data: the compressed file.
-            size: bytes that must come out.
-            memory: gives a writable buffer of so many bytes.
+        ``data``: the compressed file. ``size``: bytes that must come out. ``memory``: gives a writable buffer of so many
+        bytes.
         """
         # Refuse an absurd claim before allocating for it; 64 bytes are for headers.
         if size > (len(data) + 64) * _CODECS[self.extension].max_ratio:

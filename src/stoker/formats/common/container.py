@@ -256,8 +256,6 @@ class PackedShard(ABC):
         unsafe: see :class:`~stoker.formats.base.ShardReader`.
     """
 
-    __slots__ = ("columns", "encodings", "format", "layout", "options", "samples", "unsafe", "where")
-
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
         self.format = info.format
         self.where = where

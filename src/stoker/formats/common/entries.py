@@ -69,10 +69,8 @@ def identity_text(shard: ShardInfo) -> str:
 def identity_line(files: str, samples: int | str, kind: int) -> str:
     """The text of a fingerprint for one shard.
 
-    Args:
-        files: name and bytes of each raw file.
-        samples: how many it holds, or what stands for it in a template.
-        kind: number of its :func:`identity_text` among those before it.
+    ``files``: name and bytes of each raw file. ``samples``: how many it holds, or what stands for it in a template. ``kind``:
+    number of its :func:`identity_text` among those before it.
     """
     return f"{files}\0{samples}\0{kind}\n"
 

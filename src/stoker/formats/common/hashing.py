@@ -13,18 +13,8 @@ from stoker.display import unknown_name
 from stoker.errors import FormatError
 
 _HASHLIB = (
-    "sha1",
-    "sha256",
-    "sha224",
-    "blake2b",
-    "sha512",
-    "sha384",
-    "md5",
-    "blake2s",
-    "sha3_224",
-    "sha3_256",
-    "sha3_384",
-    "sha3_512",
+    *("sha1", "sha256", "sha224", "blake2b", "sha512", "sha384"),
+    *("md5", "blake2s", "sha3_224", "sha3_256", "sha3_384", "sha3_512"),
 )
 _XXHASH = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32")
 

@@ -84,11 +84,9 @@ class RecordEncoder(ABC):
     def encode_batch(self, columns: Mapping[str, Any], first: int) -> Records:
         """The records of a batch: column name to n values.
 
-        EncodingError if a column is missing or of another length, or a value does not fit.
-
-        Args:
-            columns: arrays or lists of equal length; columns that the writer does not know are ignored.
-            first: number of the batch's first sample, for messages.
+        EncodingError if a column is missing or of another length, or a value does not fit. ``columns``: arrays or lists of
+        equal length; columns that the writer does not know are ignored. ``first``: number of the batch's first sample, for
+        messages.
         """
 
     @abstractmethod

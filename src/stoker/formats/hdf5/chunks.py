@@ -74,11 +74,8 @@ def find_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, tru
     """The chunks of a dataset, checked against its file.
 
     CorruptDataError if a chunk leaves the file, or is not one of the dataset's, UnsafeDataError for a filter that only
-    libhdf5 decodes, and the file is not trusted.
-
-    Args:
-        dataset: an open ``h5py.Dataset`` whose size was found possible.
-        trusted: let libhdf5 decode what only it can, though it trusts the file.
+    libhdf5 decodes, and the file is not trusted. ``dataset``: an open ``h5py.Dataset`` whose size was found possible.
+    ``trusted``: let libhdf5 decode what only it can, though it trusts the file.
 
     Returns:
         The chunks; ``None`` where h5py has to read the dataset, and may.

@@ -164,8 +164,6 @@ def _describe(h5py: ModuleType, item: Any) -> _Dataset:
 class HDF5Shard(ArrayShard):
     """An open HDF5 file."""
 
-    __slots__ = ("_data",)
-
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         read_offsets(info, files, where)
         self._data = files[0]

@@ -141,8 +141,7 @@ class Skeleton(SeekableFile):
     def around(self, located: Sequence[tuple[int, Part]]) -> list[bytearray | Part]:
         """The file's bytes as consecutive chunks, with the values inserted.
 
-        Args:
-            located: where values begin, and what stands for them: its length is their bytes.
+        ``located``: where values begin, and what stands for them: its length is their bytes.
         """
         chunks: list[bytearray | Part] = []
         at = 0

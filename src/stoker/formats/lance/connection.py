@@ -151,9 +151,8 @@ class LanceConnection:
     def scan(self, path: str, fragment: int, first: int, count: int, columns: Sequence[str]) -> int:
         """Write consecutive rows of a fragment to a file, as :meth:`take` does.
 
-        Args:
-            first: number of the first row among those of the fragment that are not deleted.
-            columns: their columns, none of them of blobs.
+        ``first``: number of the first row among those of the fragment that are not deleted. ``columns``: their columns, none
+        of them of blobs.
         """
         self.facts()
         try:

@@ -151,7 +151,6 @@ class LanceShard:
     """A span of a fragment."""
 
     unsafe: ClassVar[Mapping[str, str]] = {}
-    __slots__ = ("__weakref__", "_cost", "_shelf", "columns", "format", "layout", "options", "samples", "span", "where")
 
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
         assert isinstance(info.detail, LanceSpan)

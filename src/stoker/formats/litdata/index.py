@@ -28,11 +28,9 @@ def shards_of(index: Mapping[str, Any], where: str, sizes: Sizes, block_size: in
     """The index of stoker's own kind that says the same.
 
     IndexFileError if it is not valid, FormatError if the chunks are encrypted, or of a loader that is not read, ConfigError
-    for a block size, and chunks that are not of tokens.
-
-    Args:
-        sizes: asked for the bytes of files that are compressed whole, which litdata's index does not tell.
-        block_size: tokens of a sample, of chunks that ``TokensLoader`` reads. ``None``: a sample is what was written.
+    for a block size, and chunks that are not of tokens. ``sizes``: asked for the bytes of files that are compressed whole,
+    which litdata's index does not tell. ``block_size``: tokens of a sample, of chunks that ``TokensLoader`` reads. ``None``:
+    a sample is what was written.
     """
     config = require(index, "config", dict, where)
     chunks = require(index, "chunks", list, where)

@@ -42,20 +42,8 @@ FIXED: Final = {"int": "<i8", "float": "<f8", "bool": "|u1"}
 _IMAGES: Final = ("jpeg", "image", "pil")
 _FILES: Final = ("bytes", "file", "video", "audio", "nifti", "mesh", "pdf", "tifffile")
 _WORDS: Final = {"str": "str", "text": "str", "json": "json"} | dict.fromkeys(_IMAGES, "image")
-_KNOWN: Final = frozenset(
-    [
-        *FIXED,
-        *_WORDS,
-        *_FILES,
-        "jpeg_array",
-        "numpy",
-        "tensor",
-        "no_header_numpy",
-        "no_header_tensor",
-        "pickle",
-        "graph",
-    ]
-)
+_ARRAYS: Final = ("numpy", "tensor", "no_header_numpy", "no_header_tensor")
+_KNOWN: Final = frozenset([*FIXED, *_WORDS, *_FILES, *_ARRAYS, "jpeg_array", "pickle", "graph"])
 
 
 def _serializer(leaf: str) -> str:
@@ -295,12 +283,8 @@ def sample_tree(leaves: tuple[str, ...], spec: str | None, types: str) -> Sample
     """Read the shape of samples.
 
     A dict's keys are the columns; those of a list or tuple are ``0``, ``1``, ...; a value by itself is ``data``. ValueError
-    if it is not valid; says why.
-
-    Args:
-        leaves: ``data_format`` of litdata's index.
-        spec: ``data_spec``: the tree, as JSON text; ``None`` for a single leaf.
-        types: ``types``, as JSON text.
+    if it is not valid; says why. ``leaves``: ``data_format`` of litdata's index. ``spec``: ``data_spec``: the tree, as JSON
+    text; ``None`` for a single leaf. ``types``: ``types``, as JSON text.
     """
     try:
         root = {"type": None, "children_spec": []} if spec is None else json.loads(spec)[1]

@@ -194,18 +194,15 @@ class _Decoder(Protocol):
 
     def read_all(self, most: int) -> NDArray[np.float32] | None:
         """All samples; ``None`` where there are more than ``most``."""
-        ...
 
     def read(self, first: int, end: int) -> NDArray[np.float32]:
         """Samples ``[first, end)``; shape ``(end - first, channels)``. ClipError if they reach beyond the end."""
-        ...
 
     def read_around(self, first: int, end: int, needed: int) -> NDArray[np.float32]:
         """The same with zeros for samples before the beginning and beyond the end.
 
         ClipError if the sound has less than ``needed`` samples.
         """
-        ...
 
     def close(self) -> None: ...
 

@@ -111,11 +111,7 @@ def media_source(data: MediaData, what: str, storage_options: StorageOptions | N
     """The source of bytes that a user gives, or names.
 
     ConfigError if the path or URL makes no sense, ObjectNotFoundError or StorageError if there is no such file, or it can not
-    be asked for.
-
-    Args:
-        data: the bytes, or a path or URL.
-        what: they are, for errors: ``"a video"``.
+    be asked for. ``data``: the bytes, or a path or URL. ``what``: they are, for errors: ``"a video"``.
     """
     if isinstance(data, bytes | bytearray | memoryview):
         return BytesInMemory(data, what)

@@ -33,7 +33,6 @@ class Sized(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it holds."""
-        ...
 
 
 class Shelf:
@@ -49,8 +48,7 @@ class Shelf:
 class DecodedMemory:
     """Keeps what was decoded, of all readers that share it. Thread-safe; a forked process continues with what is there.
 
-    Args:
-        limit: bytes to keep; of the reader that decoded last, all is kept whatever its size: each batch needs it again.
+    ``limit``: bytes to keep; of the reader that decoded last, all is kept whatever its size: each batch needs it again.
     """
 
     def __init__(self, limit: int) -> None:

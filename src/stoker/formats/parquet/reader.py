@@ -52,9 +52,8 @@ _MOST_SCHEMAS: Final = 256
 class ParquetReader:
     """An open row group: decodes a column when it is first asked for, and keeps it while there is room.
 
-    Args:
-        info: the index's entry; its detail is a :class:`~stoker.formats.parquet.footer.facts.RowGroup`.
-        file: the bytes of its chunks; kept, never closed here.
+    ``info``: the index's entry; its detail is a :class:`~stoker.formats.parquet.footer.facts.RowGroup`. ``file``: the bytes
+    of its chunks; kept, never closed here.
     """
 
     def __init__(self, info: ShardInfo, file: Buffer, where: str, options: ReadOptions) -> None:

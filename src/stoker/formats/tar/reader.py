@@ -161,8 +161,6 @@ def _text(name: bytes) -> str:
 class TarShard(PackedShard):
     """An open archive."""
 
-    __slots__ = ("_data", "_digits", "_media", "_members", "_own", "_source", "_url")
-
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
         read_offsets(info, files, where)

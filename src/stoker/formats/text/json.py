@@ -346,10 +346,8 @@ class JSONFormat(LineFormat):
 class JSONEncoder(LineEncoder):
     """Samples to JSON lines. ConfigError for no columns, an unknown kind of column, or a newline that JSON would not skip.
 
-    Args:
-        columns: column name to ``str``, ``int`` or ``float``.
-        settings: ``compression``, ``hashes`` and ``size_limit`` as the index holds them.
-        newline: what ends a line: JSON's white space, or nothing.
+    ``columns``: column name to ``str``, ``int`` or ``float``. ``settings``: ``compression``, ``hashes`` and ``size_limit`` as
+    the index holds them. ``newline``: what ends a line: JSON's white space, or nothing.
     """
 
     format = "json"

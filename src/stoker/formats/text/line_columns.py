@@ -233,10 +233,8 @@ def _schema(kinds: tuple[tuple[str, str], ...]) -> Any:
 def _values(column: Any, exact: bytes, *, empty: bool = False) -> Column | None:
     """A column as line by line reading gives it; ``None`` where that may be otherwise.
 
-    Args:
-        column: a ``pyarrow.ChunkedArray``.
-        exact: the text, if a float may stand for no whole number that it does not hold.
-        empty: whether null stands for a NaN.
+    ``column``: a ``pyarrow.ChunkedArray``. ``exact``: the text, if a float may stand for no whole number that it does not
+    hold. ``empty``: whether null stands for a NaN.
     """
     types, kind, nulls = pyarrow().types, column.type, column.null_count
     if nulls and not (empty and types.is_floating(kind)):

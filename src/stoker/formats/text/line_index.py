@@ -146,10 +146,8 @@ LookAt = Callable[[NDArray[np.uint8], Ids], None]
 def find_lines(data: NDArray[np.uint8], quote: int | None, newline: int = NEWLINE) -> tuple[Ids, Ids]:
     """Finds where lines begin and end, without their newlines; the last may have none.
 
-    Args:
-        data: whole lines; uint8, shape ``(n,)``.
-        quote: the character that quotes, if any.
-        newline: the character that ends a line.
+    ``data``: whole lines; uint8, shape ``(n,)``. ``quote``: the character that quotes, if any. ``newline``: the character
+    that ends a line.
 
     Returns:
         Two arrays of int64, shape ``(lines,)``.
@@ -218,12 +216,9 @@ def _newline_of(data: NDArray[np.uint8], quote: int | None, *, whole: bool) -> i
 def first_lines(source: ByteSource, quote: int | None, count: int, least: int) -> FirstLines:
     """Reads the first lines of a file.
 
-    CorruptDataError if these are of more than 256 MiB, or the file is compressed or UTF-16.
-
-    Args:
-        quote: the character that quotes, if any.
-        count: how many lines to read, at most.
-        least: how many to read also where they end behind the first MiB, which is all that is looked at else.
+    CorruptDataError if these are of more than 256 MiB, or the file is compressed or UTF-16. ``quote``: the character that
+    quotes, if any. ``count``: how many lines to read, at most. ``least``: how many to read also where they end behind the
+    first MiB, which is all that is looked at else.
     """
     head, size = b"", min(source.size, _HEAD)
     while True:

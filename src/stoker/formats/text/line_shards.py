@@ -150,9 +150,8 @@ class LineShard(ABC):
     def cut(shards: Sequence[LineShard], which: Ids, rows: Ids) -> LineText | None:
         """Copies of lines of several shards, in this order; ``None`` where not each ends with its shard's newline.
 
-        Args:
-            shards: shards that end their lines alike.
-            which, rows: see :meth:`stoker.formats.format.Format.read_many`; checked.
+        ``shards``: shards that end their lines alike. ``which``, ``rows``: see
+        :meth:`stoker.formats.format.Format.read_many`; checked.
         """
         newline = shards[0]._newline
         begins: Ids
@@ -241,10 +240,8 @@ class LineFormat(Format):
 class LineEncoder(RecordEncoder):
     """Samples to lines of text. ConfigError for no columns, or an unknown kind of column.
 
-    Args:
-        columns: column name to ``str``, ``int`` or ``float``, in the order of the line.
-        settings: the keys that all shards' entries share, but for ``format`` and ``version``.
-        header: what the data file begins with.
+    ``columns``: column name to ``str``, ``int`` or ``float``, in the order of the line. ``settings``: the keys that all
+    shards' entries share, but for ``format`` and ``version``. ``header``: what the data file begins with.
     """
 
     roles = ("data", "meta")

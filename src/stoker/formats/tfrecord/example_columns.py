@@ -83,10 +83,8 @@ def find_features(
 ) -> dict[str, Features]:
     """Finds features of records, each of which has each of them. OtherRecordsError if the records are to be read one by one.
 
-    Args:
-        begins, ends: where each record begins and ends; int64, shape ``(n,)``.
-        kinds: the features to find, and the kind of each.
-        whole: whether these are all that a record may have.
+    ``begins``, ``ends``: where each record begins and ends; int64, shape ``(n,)``. ``kinds``: the features to find, and the
+    kind of each. ``whole``: whether these are all that a record may have.
     """
     octets = np.frombuffer(text, np.uint8)
     keys = {name: np.frombuffer(name.encode(), np.uint8) for name in kinds}

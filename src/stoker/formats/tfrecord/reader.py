@@ -110,8 +110,6 @@ def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids
 class TFRecordShard(PackedShard):
     """An open TFRecord file."""
 
-    __slots__ = ("_crc", "_data", "_inferred", "_kinds", "_lists", "_offsets", "_own", "_raw")
-
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
         self._data = files[0]

@@ -255,10 +255,8 @@ class OpenReaders:
     def trim(self, most_open: int, newest: int, opened: int) -> None:
         """Drop readers beyond a number. Those that are needed soon only go where the process can not map more.
 
-        Args:
-            most_open: the number.
-            newest: a shard that stays.
-            opened: how many were opened, which is how many more there may be.
+        ``most_open``: the number. ``newest``: a shard that stays. ``opened``: how many were opened, which is how many more
+        there may be.
         """
         for _ in range(len(self.used)):
             shard = self.used.popleft()

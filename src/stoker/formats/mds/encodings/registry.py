@@ -148,11 +148,8 @@ class UnknownEncoding(Encoding):
 def mds_encoding(name: str, size: int | EllipsisType | None = ...) -> Encoding:
     """The encoding of a column of MDS, where one that was registered in the place of a built-in one goes first.
 
-    FormatError: see :func:`get_encoding`.
-
-    Args:
-        name: as :func:`get_encoding` takes it.
-        size: width of its values by the index, which tells it from another one of that name; without it, it is to be written.
+    FormatError: see :func:`get_encoding`. ``name``: as :func:`get_encoding` takes it. ``size``: width of its values by the
+    index, which tells it from another one of that name; without it, it is to be written.
     """
     base, _, config = name.partition(":")
     if base in _replaced:

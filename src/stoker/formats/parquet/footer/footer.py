@@ -41,13 +41,9 @@ _WIDTHS: Final = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 class FooterBounds:
     """Bounds of columns in row groups.
 
-    Statistics are taken out of the footer and checked, and handed to pyarrow in a footer of their own: it ends the process
-    on some that are damaged, and it knows how writers have erred.
-
-    Args:
-        groups: its row groups that have rows.
-        schema: the file's columns.
-        constants: values that the file's directory tells, which hide columns of the file.
+    Statistics are taken out of the footer and checked, and handed to pyarrow in a footer of their own: it ends the process on
+    some that are damaged, and it knows how writers have erred. ``groups``: its row groups that have rows. ``schema``: the
+    file's columns. ``constants``: values that the file's directory tells, which hide columns of the file.
     """
 
     def __init__(

@@ -272,10 +272,8 @@ def plain_layout(kind: Any, *, large: bool) -> Any:
     """The layout of a type that all of pyarrow knows: text and lists one after the other, values instead of runs of them,
     and dates of milliseconds, as JavaScript has them, as times: Parquet would leave out the time of day.
 
-    Args:
-        kind: a ``pyarrow.DataType``.
-        large: to decode to: no dictionaries either, and offsets of 64 bits, which reach everywhere. Otherwise to write: what
-            extension types are stored as, but for tensors, whose shape that would lose.
+    ``kind``: a ``pyarrow.DataType``. ``large``: to decode to: no dictionaries either, and offsets of 64 bits, which reach
+    everywhere. Otherwise to write: what extension types are stored as, but for tensors, whose shape that would lose.
     """
     pa, types = pyarrow(), pyarrow().types
 

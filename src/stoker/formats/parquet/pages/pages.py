@@ -90,10 +90,8 @@ def page_heads(buffer: Buffer | memoryview, start: int, size: int) -> Iterator[P
 def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int) -> Iterator[str]:
     """Yields what is wrong with the pages of a chunk.
 
-    Args:
-        facts: of the chunk as :mod:`stoker.formats.parquet.footer.facts` has them, int64 of shape ``(FIELDS,)``; offsets are
-            the file's.
-        shift: byte of the file that the buffer begins with.
+    ``facts``: of the chunk as :mod:`stoker.formats.parquet.footer.facts` has them, int64 of shape ``(FIELDS,)``; offsets are
+    the file's. ``shift``: byte of the file that the buffer begins with.
     """
     view = memoryview(buffer)
     begin, size = int(facts[START]) - shift, int(facts[COMPRESSED])

@@ -196,9 +196,8 @@ _NO_VALUES: Final = np.zeros(0, dtype=np.uint8)
 def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Ids, Array]:
     """Positions and values of the entries that differ from the usual value. OtherPagesError if the stream is damaged.
 
-    Args:
-        width: bits of a value, 1 to 8.
-        usual: the value that most have; what differs is found without a step for each of these.
+    ``width``: bits of a value, 1 to 8. ``usual``: the value that most have; what differs is found without a step for each of
+    these.
 
     Returns:
         Positions, rising; int64, shape ``(k,)``. Values there; uint8, shape ``(k,)``.

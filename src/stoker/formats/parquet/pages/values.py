@@ -193,9 +193,8 @@ def run_of(rows: Ids) -> slice | None:
 def gather(columns: Sequence[AddressedValues], which: Ids, rows: Ids) -> Array:
     """Values of rows of several columns of one dtype and shape, in one copy.
 
-    Args:
-        which: for each value, its column's index in ``columns``; int64, shape ``(n,)``.
-        rows: its row there, checked to be inside; int64, shape ``(n,)``.
+    ``which``: for each value, its column's index in ``columns``; int64, shape ``(n,)``. ``rows``: its row there, checked to
+    be inside; int64, shape ``(n,)``.
     """
     first = columns[0]
     starts = [column.address for column in columns if isinstance(column, Fixed)]
