@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, BinaryIO, Final, Literal, Protocol, TypeAlias, cast, get_args
+from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast, get_args
 
 import xxhash
 
@@ -134,16 +134,6 @@ def _is_of_machine(error: BaseException) -> bool:
     return isinstance(error, others)
 
 
-class BadSampleSink(Protocol):
-    """Takes note of bad samples, in the order in which they are read."""
-
-    def enter(self, samples: int) -> None:
-        """So many samples, bad ones counted, come next."""
-
-    def note(self, number: int, error: SampleError) -> None:
-        """A bad sample: its number among those that were entered last, rising from call to call, and its error."""
-
-
 class BadSampleNotes:
     """Bad samples of a run that is read ahead, until the samples beside them are taken.
 
@@ -155,10 +145,12 @@ class BadSampleNotes:
         self.waiting: deque[tuple[int, SampleError]] = deque()
 
     def enter(self, samples: int) -> None:
+        """Say that so many samples, bad ones counted, come next."""
         self._before = self._read
         self._read += samples
 
     def note(self, number: int, error: SampleError) -> None:
+        """Add a bad sample: its number among those that were entered last, rising from call to call, and its error."""
         self.waiting.append((self._before + number, error))
 
     def take(self, begin: int, end: int) -> list[tuple[int, SampleError]]:
@@ -255,6 +247,10 @@ class BadSampleLog:
             if total > settings.max_bad:
                 return f"{counted(total, 'bad sample')}, and max_bad={settings.max_bad}"
         return None
+
+
+BadSampleSink: TypeAlias = BadSampleNotes | BadSampleLog
+"""Takes note of bad samples, in the order in which they are read."""
 
 
 def as_dict(error: SampleError) -> dict[str, Any]:

@@ -76,24 +76,32 @@ class SeekableFile(io.RawIOBase):
 class ByteSourceFile(SeekableFile):
     """A source as a file object, for libraries that want one. Reading past the end gives what there is.
 
-    ``failure``: what the source failed with. Libraries tend to take any error of a file for a damaged one.
+    ``quiet``: at an error of the source, read nothing instead of raising it, for libraries that can not pass it on.
+
+    Attributes:
+        failure: what the source failed with. Libraries tend to take any error of a file for a damaged one.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, *, quiet: bool = False) -> None:
         super().__init__(source.size)
         self.failure: StokerError | None = None
+        self._quiet = quiet
         self._source = source
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        view = memoryview(buffer).cast("B")
+        try:
+            return self._fill(memoryview(buffer).cast("B"))
+        except StokerError as error:
+            self.failure = error
+            if self._quiet:
+                return 0
+            raise
+
+    def _fill(self, view: memoryview) -> int:
         end = min(self.at + len(view), self.size)
         count = max(0, end - self.at)
         if count:
-            try:
-                view[:count] = self._source.read(self.at, end)
-            except StokerError as error:
-                self.failure = error
-                raise
+            view[:count] = self._source.read(self.at, end)
             self.at = end
         return count
 

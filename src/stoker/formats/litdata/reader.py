@@ -67,11 +67,6 @@ class Items:
     begins: Ids
     sizes: Ids
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, as decoded memory counts them."""
-        return self.data.nbytes + self.begins.nbytes + self.sizes.nbytes
-
 
 class LitDataShard:
     """An open chunk: its directory checked against the index and against itself. ``tree``: the columns of its samples."""
@@ -224,14 +219,14 @@ class LitDataShard:
         frame_of = np.searchsorted(self._frames["first"], rows, side="right") - 1
         memory = memory_of(self.options.decoded_bytes)
         for number in np.unique(frame_of).tolist():
-            frame: Items = memory.get(self._shelf, str(number), partial(self._frame, number))
+            frame: NDArray[np.uint8] = memory.get(self._shelf, str(number), partial(self._frame, number))
             first = int(self._offsets[int(self._frames["first"][number])])
             for index in np.flatnonzero(frame_of == number).tolist():
                 begin, end = self._offsets[rows[index]] - first, self._offsets[rows[index] + 1] - first
-                parts[index] = frame.data[begin:end]
+                parts[index] = frame[begin:end]
         return _joined(parts)
 
-    def _frame(self, number: int) -> Items:
+    def _frame(self, number: int) -> NDArray[np.uint8]:
         at, stored, size = (int(self._frames[name][number]) for name in ("at", "stored", "size"))
         here = f"{self.where}: batch {number}"
         check_memory(size, stored, self.options.decoded_bytes, here)
@@ -239,8 +234,7 @@ class LitDataShard:
             data = _ZSTD.decompress(self._data[at : at + stored].data, size)
         except CorruptDataError as error:
             raise CorruptDataError(f"{here}: {error}") from error
-        nothing: Ids = np.zeros(0, np.int64)
-        return Items(np.frombuffer(data, np.uint8), nothing, nothing)
+        return np.frombuffer(data, np.uint8)
 
     # -- values ----------------------------------------------------------------------------------------------------
 

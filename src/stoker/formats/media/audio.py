@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,7 +125,7 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
         """
         _check_rate(rate)
         limit = parse_bytes(decoded_limit)
-        with self._decoder.used() as decoder:
+        with self._used() as decoder:
             facts = decoder.facts
             out = facts.rate if rate is None else rate
             # So that neither the samples that are stored nor those of the other rate take more.
@@ -172,7 +172,7 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
         if not (math.isfinite(seconds) and seconds > 0):
             raise ConfigError(f"seconds={seconds!r}: a clip lasts a number of seconds above 0")
         _check_rate(rate)
-        with self._decoder.used() as decoder:
+        with self._used() as decoder:
             stored = decoder.facts.rate
             first = round(start * stored)
             end = first + round(seconds * stored)
@@ -185,26 +185,6 @@ class Audio(MediaHandle["_Decoder", AudioFacts]):
 def _check_rate(rate: int | None) -> None:
     if rate is not None and rate < 1:
         raise ConfigError(f"rate={rate!r}: a number of samples a second, or None for the sound's own")
-
-
-class _Decoder(Protocol):
-    """An open sound."""
-
-    facts: AudioFacts
-
-    def read_all(self, most: int) -> NDArray[np.float32] | None:
-        """All samples; ``None`` where there are more than ``most``."""
-
-    def read(self, first: int, end: int) -> NDArray[np.float32]:
-        """Samples ``[first, end)``; shape ``(end - first, channels)``. ClipError if they reach beyond the end."""
-
-    def read_around(self, first: int, end: int, needed: int) -> NDArray[np.float32]:
-        """The same with zeros for samples before the beginning and beyond the end.
-
-        ClipError if the sound has less than ``needed`` samples.
-        """
-
-    def close(self) -> None: ...
 
 
 def _open(source: MediaSource) -> _Decoder:
@@ -284,9 +264,11 @@ class _SndFile:
         self._open.close()
 
     def read_all(self, most: int) -> NDArray[np.float32] | None:
+        """All samples; ``None`` where there are more than ``most``."""
         return self.read(0, self.samples) if self.samples <= most else None
 
     def read(self, first: int, end: int) -> NDArray[np.float32]:
+        """Samples ``[first, end)``; shape ``(end - first, channels)``. ClipError if they reach beyond the end."""
         if end > self.samples:
             raise _too_short(self._where, end, self.samples, self.facts.rate)
         return self._read(first, end) if self._whole is None else self._whole[first:end].copy()
@@ -302,6 +284,7 @@ class _SndFile:
         return found
 
     def read_around(self, first: int, end: int, needed: int) -> NDArray[np.float32]:
+        """As :meth:`read`, with zeros before the beginning and beyond the end. ClipError for less than ``needed`` samples."""
         if needed > self.samples:
             raise _too_short(self._where, needed, self.samples, self.facts.rate)
         begin, stop = max(0, first), min(end, self.samples)
@@ -389,3 +372,7 @@ class _FFmpeg:
             raise CorruptDataError(f"{file.where}: a sound whose rate or channels change within")
         number: int = round((frame.pts * Fraction(frame.time_base or file.tick) - file.origin * file.tick) * facts.rate)
         return number
+
+
+_Decoder: TypeAlias = _SndFile | _FFmpeg
+"""An open sound."""

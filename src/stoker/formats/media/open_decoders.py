@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from functools import partial
 from typing import Any, Final, Generic, Literal, NoReturn, Protocol, Self, TypeVar
 
 from stoker.concurrency.forks import reset_in_children
@@ -222,7 +221,6 @@ class MediaDecoder(Closable, Protocol[_F]):
     facts: _F
 
 
-_D = TypeVar("_D", bound=Closable)
 _M = TypeVar("_M", bound=MediaDecoder[Any])
 
 
@@ -266,36 +264,13 @@ OPEN: Final = _OpenDecoders()
 _NUMBERS: Final = itertools.count()
 
 
-class DecoderOf(Generic[_D]):
-    """The decoder of a handle: open from its first use on, as long as it is among the most recently used of the process.
+class MediaHandle(Generic[_M, _F]):
+    """A video or a sound that is opened when it is first used. May be used by several threads, and pickled.
 
-    ``handle``: whose it is; the decoder is closed with it. ``make``: opens one.
+    Its decoder stays open from then on, as long as it is among the most recently used of the process, and is closed with it.
     """
 
-    __slots__ = ("_make", "_number")
-
-    def __init__(self, handle: object, make: Callable[[], _D]) -> None:
-        self._make = make
-        self._number = next(_NUMBERS)
-        weakref.finalize(handle, OPEN.drop, self._number).atexit = False
-
-    @contextmanager
-    def used(self) -> Iterator[_D]:
-        """The decoder, for this thread alone. One that fails is closed."""
-        found = OPEN.take(self._number)
-        decoder: _D = self._make() if found is None else found  # type: ignore[assignment]
-        try:
-            yield decoder
-        except BaseException:
-            decoder.close()
-            raise
-        OPEN.put(self._number, decoder)
-
-
-class MediaHandle(Generic[_M, _F]):
-    """A video or a sound that is opened when it is first used. May be used by several threads, and pickled."""
-
-    __slots__ = ("__weakref__", "_decoder", "_facts", "_source")
+    __slots__ = ("__weakref__", "_facts", "_make", "_number", "_source")
 
     @classmethod
     def of(cls, source: MediaSource) -> Self:
@@ -309,13 +284,26 @@ class MediaHandle(Generic[_M, _F]):
 
     def _open_by(self, make: Callable[[MediaSource], _M], source: MediaSource) -> None:
         """Have ``make`` open the source on first use."""
-        self._source = source
+        self._source, self._make = source, make
         self._facts: _F | None = None
-        self._decoder: DecoderOf[_M] = DecoderOf(self, partial(make, source))
+        self._number = next(_NUMBERS)
+        weakref.finalize(self, OPEN.drop, self._number).atexit = False
+
+    @contextmanager
+    def _used(self) -> Iterator[_M]:
+        """The decoder, for this thread alone. One that fails is closed."""
+        found = OPEN.take(self._number)
+        decoder: _M = self._make(self._source) if found is None else found  # type: ignore[assignment]
+        try:
+            yield decoder
+        except BaseException:
+            decoder.close()
+            raise
+        OPEN.put(self._number, decoder)
 
     def _read_facts(self) -> _F:
         if self._facts is None:
-            with self._decoder.used() as decoder:
+            with self._used() as decoder:
                 self._facts = decoder.facts
         return self._facts
 

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from stoker.errors import ConfigError, StokerError
-from stoker.formats.common.byte_source import SeekableFile, check_range
+from stoker.errors import ConfigError
+from stoker.formats.common.byte_source import ByteSourceFile, check_range
 from stoker.storage import Store, is_local, open_store
 from stoker.types import StorageOptions
 
@@ -124,38 +124,17 @@ def media_source(data: MediaData, what: str, storage_options: StorageOptions | N
     return BytesOfFile(store, name, found.version, 0, found.size)
 
 
-class RangedFile(SeekableFile):
-    """A source as a file object that keeps what it has read, reads ahead, and fetches announced ranges by one request.
-
-    Args:
-        source: what is read.
-        quiet: at an error of the source, read nothing instead of raising it: for libraries that can not pass it on.
-
-    Attributes:
-        failure: what the source failed with. Libraries take any error of a file for a damaged one.
-    """
+class RangedFile(ByteSourceFile):
+    """A source as a file object that keeps what it has read, reads ahead, and fetches announced ranges by one request."""
 
     def __init__(self, source: MediaSource, *, quiet: bool = False) -> None:
-        super().__init__(source.size)
-        self.failure: StokerError | None = None
-        self._quiet = quiet
-        self._source = source
+        super().__init__(source, quiet=quiet)
         self._memory = source.data if isinstance(source, BytesInMemory) else None
         self._held: OrderedDict[int, bytes] = OrderedDict()
         self._kept = _KEPT
         self._ahead, self._follows = _FIRST, -1
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        try:
-            return self._fill(buffer)
-        except StokerError as error:
-            self.failure = error
-            if self._quiet:
-                return 0
-            raise
-
-    def _fill(self, buffer: memoryview) -> int:
-        view = memoryview(buffer).cast("B")
+    def _fill(self, view: memoryview) -> int:
         done, count = 0, min(len(view), max(0, self.size - self.at))
         while done < count:
             first, held = (0, self._memory) if self._memory is not None else self._holding(self.at)

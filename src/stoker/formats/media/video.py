@@ -132,7 +132,7 @@ class Video(MediaHandle["_Decoder", VideoFacts]):
             raise ConfigError(f"frames={frames!r}: a clip has at least 1 frame")
         if fps is not None and not (math.isfinite(fps) and fps > 0):
             raise ConfigError(f"fps={fps!r}: a number above 0, or None for the video's own frames")
-        with self._decoder.used() as decoder:
+        with self._used() as decoder:
             return decoder.clip(Fraction(start), frames, None if fps is None else Fraction(fps))
 
 

@@ -76,12 +76,10 @@ class FixedArray(Encoding):
         self.what = f"a {dtype} array of shape {shape}"
 
     def encode(self, value: Any) -> bytes:
-        # The identity test is the fast one: NumPy's own dtypes are singletons.
-        if type(value) is np.ndarray and value.dtype is self.dtype and value.shape == self.shape:
-            return value.tobytes()
-        return self._checked(value, self.shape).tobytes()
+        return bytes(self.encode_view(value))
 
     def encode_view(self, value: Any) -> BytesLike:
+        # The identity test is the fast one: NumPy's own dtypes are singletons.
         if type(value) is np.ndarray and value.dtype is self.dtype and value.shape == self.shape:
             try:
                 return value.data.cast("B")

@@ -15,6 +15,7 @@ import numpy as np
 from stoker.errors import CorruptDataError
 from stoker.formats.parquet.arrow import FLOATS, pyarrow
 from stoker.formats.parquet.footer.parse import Footer, SchemaElement
+from stoker.formats.parquet.footer.thrift import ThriftReader
 
 ARROW_KEY = b"ARROW:schema"
 """Key of the Arrow types in a footer, as Parquet's types do not tell them in full."""
@@ -58,6 +59,20 @@ class ColumnSchema:
     def leaves(self) -> range:
         """Numbers of its leaves in the file."""
         return range(self.first, self.first + len(self.paths))
+
+    def repetitions(self) -> list[int]:
+        """The repetition of each element, as ``parquet.thrift`` numbers them; -1 of all where they can not be read."""
+        reader, found = ThriftReader(self.elements), [-1] * self.count
+        try:
+            for number in range(self.count):
+                for field, kind in reader.fields():
+                    if field == 3:
+                        found[number] = reader.integer(kind)
+                    else:
+                        reader.skip(kind)
+        except (IndexError, CorruptDataError):
+            return [-1] * self.count
+        return found
 
 
 @dataclass(frozen=True, slots=True)

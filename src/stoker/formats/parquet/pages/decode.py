@@ -27,7 +27,6 @@ from stoker.formats.parquet.footer.facts import CODEC, VALUES
 from stoker.formats.parquet.footer.parse import HYBRID
 from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer, open_limits
-from stoker.formats.parquet.footer.thrift import ThriftReader
 from stoker.formats.parquet.pages.arrow_values import as_values
 from stoker.formats.parquet.pages.pages import OtherPagesError, read_pages
 from stoker.formats.parquet.pages.rle_bitpacked import exceptions
@@ -146,15 +145,7 @@ def _kind(column: ColumnSchema) -> tuple[int, np.dtype[Any] | None, tuple[int, .
 
 def _optional(column: ColumnSchema) -> bool:
     """Whether values may be null, and so have levels."""
-    reader, repetition = ThriftReader(column.elements), -1
-    try:
-        for field, kind in reader.fields():
-            if field == 3:
-                repetition = reader.integer(kind)
-            else:
-                reader.skip(kind)
-    except (IndexError, CorruptDataError):
-        repetition = -1
+    (repetition,) = column.repetitions()  # of one element, as :func:`_kind` has seen
     if repetition not in (_REQUIRED, _OPTIONAL):
         raise OtherPagesError("values of no level")
     return repetition == _OPTIONAL

@@ -19,12 +19,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import CorruptDataError
 from stoker.formats.common.rows.reused_memory import empty
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, START, VALUES
 from stoker.formats.parquet.footer.schema import ColumnSchema
-from stoker.formats.parquet.footer.thrift import ThriftReader
 from stoker.formats.parquet.pages.pages import OtherPagesError, Page, Unpacker, read_pages
 from stoker.formats.parquet.pages.rle_bitpacked import WIDEST, exceptions, unpack
 from stoker.types import Array, Buffer, Ids
@@ -63,22 +61,13 @@ def list_shape(column: ColumnSchema) -> ListShape | None:
         return None
     if logical.itemsize == dtype.itemsize:
         dtype = logical
-    reader, levels, entry = ThriftReader(column.elements), 0, -1
-    try:
-        for _ in range(column.count):
-            repetition = -1
-            for field, kind in reader.fields():
-                if field == 3:
-                    repetition = reader.integer(kind)
-                else:
-                    reader.skip(kind)
-            levels += repetition != _REQUIRED
-            if repetition == _REPEATED:
-                if entry >= 0:
-                    return None
-                entry = levels
-    except (IndexError, CorruptDataError):
-        return None
+    levels, entry = 0, -1
+    for repetition in column.repetitions():
+        levels += repetition != _REQUIRED
+        if repetition == _REPEATED:
+            if entry >= 0:
+                return None
+            entry = levels
     return None if entry < 0 else ListShape(levels, entry, dtype, logical)
 
 
