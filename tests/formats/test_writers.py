@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker import StokerError, StreamingDataset, convert, verify
-from stoker.formats.parquet.footer.facts import COMPRESSED, START
-from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer
+from stoker.formats.parquet.footer.facts import COMPRESSED, START, ColumnPart, column_footer
 from stoker.formats.parquet.pages.pages import page_heads
 from support import open_parquet
 

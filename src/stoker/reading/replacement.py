@@ -38,10 +38,8 @@ class Replacements:
         """The first good sample among the :func:`~stoker.order.left_out.candidates`, and its position.
 
         ``position``: of the sample that is to be replaced. ``read``: reads the sample at a position; raises a ``SampleError``
-        where it is bad, too. ``fits``: whether what was read may take the place.
-
-        Returns:
-            ``None`` where none of those that were tried is good.
+        where it is bad, too. ``fits``: whether what was read may take the place. Gives ``None`` where none of those that were
+        tried is good.
         """
         unfit = self._unfit
         if len(unfit) > _REMEMBERED:

@@ -56,15 +56,7 @@ class SampleRows:
 
     def after(self, first: int) -> SampleRows:
         """Those from a number on, of samples that are known one by one."""
-        if not first:
-            return self
-        own, others = self.own, self.others
-        return SampleRows(
-            self.shards[first:],
-            self.rows[first:],
-            None if own is None else own[first:],
-            None if others is None else tuple(ids[first:] for ids in others),
-        )
+        return self.at(np.arange(first, len(self))) if first else self
 
 
 def one_row(shard: int, row: int) -> SampleRows:

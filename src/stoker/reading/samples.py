@@ -55,9 +55,6 @@ def read_samples(
     FormatError if the shards differ in columns, or in the type of one. ``shards``: shard numbers, int64, shape ``(n,)``, n ≥
     1. ``rows``: rows in those shards, int64, shape ``(n,)``. ``named``: whether an error of a decoder says which sample it is
     of, which takes reading each again.
-
-    Returns:
-        Column name to column of n values.
     """
     readers, which = _open(pool, shards)
     try:

@@ -20,8 +20,7 @@ from patience import PATIENCE
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import ReadOptions
 from stoker.formats.parquet.footer import thrift as compact
-from stoker.formats.parquet.footer.facts import token_column, token_counts
-from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer
+from stoker.formats.parquet.footer.facts import ColumnPart, column_footer, token_column, token_counts
 from stoker.formats.parquet.memory import DecodedMemory, Shelf
 from stoker.formats.registry import get_format
 from stoker.reading.samples import iterate_samples, read_samples

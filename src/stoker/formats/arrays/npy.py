@@ -68,10 +68,8 @@ def parse_header(
 ) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """The header of an NPY file, which is text of Python's literals.
 
-    CorruptDataError if it is none, FormatError if it holds pickled objects. ``size``: the file's bytes.
-
-    Returns:
-        Dtype, shape, whether the first axis varies fastest, and where the values begin.
+    CorruptDataError if it is none, FormatError if it holds pickled objects. ``size``: the file's bytes. Gives dtype, shape,
+    whether the first axis varies fastest, and where the values begin.
     """
     head = read(0, min(size, 12))
     if len(head) < 10 or not head.startswith(_MAGIC) or head[6] not in (1, 2, 3):

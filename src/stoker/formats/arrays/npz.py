@@ -81,9 +81,8 @@ class _Entry(NamedTuple):
 def _directory(source: ByteSource) -> list[_Entry] | None:
     """The directory of a plain archive, as NumPy writes it: many times as fast as :mod:`zipfile` reads it.
 
-    Returns:
-        ``None`` where it is damaged, has a comment or entries of 4 GiB or more: then zipfile reads it, or says what is wrong.
-        Source: PKWARE's APPNOTE.TXT 6.3, sections 4.3.12 and 4.3.16.
+    Gives ``None`` where it is damaged, has a comment or entries of 4 GiB or more: then zipfile reads it, or says what is
+    wrong. Source: PKWARE's APPNOTE.TXT 6.3, sections 4.3.12 and 4.3.16.
     """
     size = source.size
     if size < _END.size:

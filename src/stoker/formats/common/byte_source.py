@@ -77,9 +77,7 @@ class ByteSourceFile(SeekableFile):
     """A source as a file object, for libraries that want one. Reading past the end gives what there is.
 
     ``quiet``: at an error of the source, read nothing instead of raising it, for libraries that can not pass it on.
-
-    Attributes:
-        failure: what the source failed with. Libraries tend to take any error of a file for a damaged one.
+    ``failure``: what the source failed with. Libraries tend to take any error of a file for a damaged one.
     """
 
     def __init__(self, source: ByteSource, *, quiet: bool = False) -> None:

@@ -14,17 +14,7 @@ from stoker.formats.mds.encodings.registry import UnknownEncoding, get_encoding,
 from stoker.storage.files.own import PRIVATE
 
 # What decoders may raise on bytes that are not what they expect. Missing packages are not among them.
-DECODE_ERRORS: Final = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    OverflowError,
-    ArithmeticError,
-    SyntaxError,
-    EOFError,
-    OSError,
-)
+DECODE_ERRORS: Final = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, SyntaxError, EOFError, OSError)
 
 MAX_OFFSET: Final = (1 << 32) - 1
 """Largest offset that a shard's header can hold, and so the largest raw file, in bytes."""

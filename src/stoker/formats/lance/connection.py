@@ -121,8 +121,7 @@ class LanceConnection:
     def take(self, path: str, numbers: Ids, columns: Sequence[str]) -> int:
         """Write rows to a file, as an Arrow stream. ``numbers``: of the rows in the version, rising; int64, shape ``(n,)``.
 
-        Returns:
-            Bytes of the file.
+        Gives bytes of the file.
         """
         import pyarrow as pa
 

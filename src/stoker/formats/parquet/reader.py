@@ -148,10 +148,7 @@ class ParquetReader:
         """A column of lists of integers, about a page at a time; see :mod:`stoker.formats.parquet.pages.lists`.
 
         OtherPagesError if what has not been yielded yet is for :meth:`batches`. FormatError if there is no such column in the
-        file.
-
-        Yields:
-            Values end to end, good until the next are asked for, and int64 offsets of the lists in them.
+        file. Gives values end to end, good until the next are asked for, and int64 offsets of the lists in them.
         """
         column, chunks = self._find(name)
         shape = list_shape(column)

@@ -193,10 +193,8 @@ def _extended(body: bytes, where: str, at: int) -> dict[bytes, bytes]:
 def _parts_of_header(data: Buffer | HeadView, head: bytes, begin: int) -> tuple[list[int], int, int]:
     """Parts of a sparse file as GNU tar's own format has them, in its header and blocks behind it.
 
-    ValueError if they can not be read.
-
-    Returns:
-        Offset and length of each part in turn; where they begin in the archive; the length of the file.
+    ValueError if they can not be read. Gives offset and length of each part in turn; where they begin in the archive; the
+    length of the file.
     """
     if head[508:] == b"tar\0":
         raise ValueError("it is as star writes them: pack the archive again without holes")

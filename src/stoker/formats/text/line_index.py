@@ -147,10 +147,7 @@ def find_lines(data: NDArray[np.uint8], quote: int | None, newline: int = NEWLIN
     """Finds where lines begin and end, without their newlines; the last may have none.
 
     ``data``: whole lines; uint8, shape ``(n,)``. ``quote``: the character that quotes, if any. ``newline``: the character
-    that ends a line.
-
-    Returns:
-        Two arrays of int64, shape ``(lines,)``.
+    that ends a line. Gives two arrays of int64, shape ``(lines,)``.
     """
     found: list[Ids] = []
     quotes = 0

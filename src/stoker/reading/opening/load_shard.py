@@ -100,9 +100,6 @@ def load_shard(
     StokerError if it can not be fetched, or is corrupt twice over.
 
     Args:
-        cache: where its files are to be.
-        counts: where repeated fetches are counted.
-        width: how many are fetched at once, for traces.
         demanded: whether somebody waits for it; otherwise it is read ahead.
         repeated: whether it came once, and was corrupt: then it is not fetched again.
         may_hold: whether a small one that is fetched may be held as it came, and not mapped in the cache on disk.

@@ -208,10 +208,8 @@ class SmallShards:
     def open(self, shards: Sequence[int], threads: int) -> tuple[dict[int, ShardReader], int]:
         """Open those of some small shards that pass all checks.
 
-        ``threads``: how many threads of this process do so at the same time.
-
-        Returns:
-            Their readers, and the bytes of all of them. The others are to be opened alone, which says what is wrong.
+        ``threads``: how many threads of this process do so at the same time. Gives their readers, and the bytes of all of
+        them. The others are to be opened alone, which says what is wrong.
         """
         groups: dict[int, list[int]] = {}
         for shard in shards:

@@ -19,7 +19,16 @@ from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer import parse
 from stoker.formats.parquet.footer import thrift as compact
-from stoker.formats.parquet.footer.facts import COMPRESSED, FIELDS, GROUP_FIELDS, MAGIC, START
+from stoker.formats.parquet.footer.facts import (
+    COMPRESSED,
+    FIELDS,
+    GROUP_FIELDS,
+    MAGIC,
+    START,
+    ColumnPart,
+    column_footer,
+    open_limits,
+)
 from stoker.formats.parquet.footer.predicate import Bounds, Predicate
 from stoker.formats.parquet.footer.schema import (
     ARROW_KEY,
@@ -29,7 +38,6 @@ from stoker.formats.parquet.footer.schema import (
     leaves_below,
     read_schema,
 )
-from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer, open_limits
 from stoker.types import Ids
 
 # Fields of Statistics. The first two are from before orders were defined, and pyarrow knows when they can be relied on.

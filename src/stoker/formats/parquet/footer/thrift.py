@@ -35,11 +35,6 @@ class ThriftReader:
         self._data = data
         self._at = 0
 
-    @property
-    def at(self) -> int:
-        """Offset of the next value."""
-        return self._at
-
     def fields(self) -> Iterator[tuple[int, int]]:
         """Number and type of each field of the struct that begins here. The caller reads or skips each value."""
         field = 0
@@ -52,7 +47,9 @@ class ThriftReader:
         """As many as there are structs in the list that begins here."""
         if kind != _LIST:
             raise CorruptDataError("its footer has no list where one should be")
-        count, item = self._list_head()
+        head = self._byte()
+        count, item = head >> 4, head & 15
+        count = self._varint() if count == 15 else count
         if (item != STRUCT and count) or count > len(self._data):
             raise CorruptDataError("its footer has no list of structs where one should be")
         return range(count)
@@ -90,11 +87,6 @@ class ThriftReader:
     def _signed(self) -> int:
         value = self._varint()
         return (value >> 1) ^ -(value & 1)
-
-    def _list_head(self) -> tuple[int, int]:
-        head = self._byte()
-        count = head >> 4
-        return (self._varint() if count == 15 else count), head & 15
 
 
 def struct_numbers(data: bytes, at: int, inner: dict[int, dict[int, int]] | None = None) -> tuple[dict[int, int], int]:

@@ -62,9 +62,8 @@ def _is_tensor(kind: Any) -> bool:
 def flat_list(array: Any) -> tuple[Any, Ids]:
     """The values of lists, end to end, and where each row's begin. ``array``: a ``pyarrow`` array of lists of any layout.
 
-    Returns:
-        An Arrow array of all rows' values and nothing else, without a copy where the layout allows; int64 offsets of shape
-        ``(rows + 1,)`` that begin at 0. A null row is empty.
+    Gives an Arrow array of all rows' values and nothing else, without a copy where the layout allows; int64 offsets of shape
+    ``(rows + 1,)`` that begin at 0. A null row is empty.
     """
     starts, lengths = _list_rows(array)
     offsets = np.zeros(len(starts) + 1, dtype=np.int64)

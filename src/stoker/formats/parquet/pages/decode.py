@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.common.rows.gather import address_of
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.footer.facts import CODEC, VALUES
+from stoker.formats.parquet.footer.facts import CODEC, VALUES, ColumnPart, column_footer, open_limits
 from stoker.formats.parquet.footer.parse import HYBRID
 from stoker.formats.parquet.footer.schema import ColumnSchema
-from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer, open_limits
 from stoker.formats.parquet.pages.arrow_values import as_values
 from stoker.formats.parquet.pages.pages import OtherPagesError, read_pages
 from stoker.formats.parquet.pages.rle_bitpacked import exceptions
@@ -63,9 +62,6 @@ class _Arrays(AddressedValues):
         self._addresses = starts + address_of(self._file)
         self.dtype, self.shape = dtype, shape
         self.nbytes = starts.nbytes
-
-    def __len__(self) -> int:
-        return len(self._addresses)
 
     def addresses(self, rows: Ids) -> Ids:
         found: Ids = self._addresses[rows]
@@ -163,10 +159,8 @@ def decode_column(
     """Decode a column of a row group.
 
     CorruptDataError if the bytes are no such column; names ``where`` and the column. FormatError if they need what pyarrow
-    does not support. ``chunks``: facts of the column's chunks, offsets counted from the buffer's start.
-
-    Returns:
-        A ``pyarrow.Array`` of ``rows`` values; text and lists in their large layout.
+    does not support. ``chunks``: facts of the column's chunks, offsets counted from the buffer's start. Gives a
+    ``pyarrow.Array`` of ``rows`` values; text and lists in their large layout.
     """
     with _explained(column, where):
         # Several row groups are decoded at once by several threads, each with its own.

@@ -75,10 +75,8 @@ def decode_equal(shape: ListShape, rows: int, facts: NDArray[np.int64], buffer: 
     """The lists of a column chunk that are all of one length.
 
     OtherPagesError: as of :func:`decode_lists`, or the lists are of several lengths, empty, or null. ``shape``, ``rows``,
-    ``facts``, ``buffer``: as of :func:`decode_lists`.
-
-    Returns:
-        Values of shape ``(rows, length)`` and the dtype that the column is declared with.
+    ``facts``, ``buffer``: as of :func:`decode_lists`. Gives values of shape ``(rows, length)`` and the dtype that the column
+    is declared with.
     """
     length, rest = divmod(int(facts[VALUES]), max(1, rows))
     if rest or not length or not rows:
@@ -115,11 +113,9 @@ def decode_lists(
     """The lists of a column chunk, about a page of them at a time.
 
     OtherPagesError if pages are made in another way or damaged, or a value is null. What was yielded before is right.
-    ``facts``: of the chunk, offsets counted from the buffer's start.
-
-    Yields:
-        Values, in an integer type that holds them, good until the next are asked for; int64 offsets from 0 on, one more than
-        there are lists; and to where the buffer is done with. Null lists are empty.
+    ``facts``: of the chunk, offsets counted from the buffer's start. Gives values, in an integer type that holds them, good
+    until the next are asked for; int64 offsets from 0 on, one more than there are lists; and to where the buffer is done
+    with. Null lists are empty.
     """
     dictionary, pages = read_pages(buffer, facts)
     unpacker = Unpacker(buffer, int(facts[CODEC]))
@@ -163,11 +159,9 @@ def decode_lists(
 def last_lists(shape: ListShape, facts: NDArray[np.int64], buffer: Buffer) -> tuple[Array, Ids] | None:
     """The lists of a column chunk that begin behind its last damaged page.
 
-    ``shape``, ``facts``, ``buffer``: as of :func:`decode_lists`.
-
-    Returns:
-        Values and int64 offsets of the lists in them, the last of which ends with the chunk; ``None`` where no page is
-        damaged, or the chunk's heads are, so that it is not known where pages begin.
+    ``shape``, ``facts``, ``buffer``: as of :func:`decode_lists`. Gives values and int64 offsets of the lists in them, the
+    last of which ends with the chunk; ``None`` where no page is damaged, or the chunk's heads are, so that it is not known
+    where pages begin.
     """
     try:
         dictionary, pages = read_pages(buffer, facts)

@@ -197,10 +197,7 @@ def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Id
     """Positions and values of the entries that differ from the usual value. OtherPagesError if the stream is damaged.
 
     ``width``: bits of a value, 1 to 8. ``usual``: the value that most have; what differs is found without a step for each of
-    these.
-
-    Returns:
-        Positions, rising; int64, shape ``(k,)``. Values there; uint8, shape ``(k,)``.
+    these. Gives positions, rising; int64, shape ``(k,)``. Values there; uint8, shape ``(k,)``.
     """
     if _all_usual(data, count, usual):
         return _NO_POSITIONS, _NO_VALUES
@@ -275,8 +272,7 @@ def _short_exceptions(data: bytes, count: int, usual: int) -> tuple[Ids, Array] 
 def unpack(data: memoryview, count: int, width: int) -> Array:
     """All values of a stream. OtherPagesError if the stream is damaged. ``width``: bits of a value, 0 to ``WIDEST``.
 
-    Returns:
-        uint8, uint16 or uint32, shape ``(count,)``; perhaps a view of ``data``.
+    Gives uint8, uint16 or uint32, shape ``(count,)``; perhaps a view of ``data``.
     """
     if not width:
         return np.zeros(count, dtype=np.uint8)
@@ -301,10 +297,8 @@ def _all_usual(data: memoryview, count: int, usual: int) -> bool:
 def _unpack_alike(data: memoryview, count: int, width: int) -> tuple[Array, int, int]:
     """Values of the first runs, as far as they are bit-packed and of one size, as those are that most writers make.
 
-    The run behind them is taken, too, where it is bit-packed and the last.
-
-    Returns:
-        Room for all values, of which the first were filled; their number; and where the next run begins.
+    The run behind them is taken, too, where it is bit-packed and the last. Gives room for all values, of which the first were
+    filled; their number; and where the next run begins.
     """
     kind = _kind(width)
     head, length = _run_head(data, 0)
@@ -381,9 +375,7 @@ def _unpack_groups(bodies: Sequence[Array], groups: int, width: int) -> Array:
     """Values of groups of eight, each as many bytes as a value has bits; the lowest bit comes first.
 
     ``bodies``: bytes of the groups, one after the other. ``groups``: how many there are. ``width``: bits of a value.
-
-    Returns:
-        Of :func:`_kind`, shape ``(8 * groups,)``; perhaps where they lie.
+    Gives values of :func:`_kind`, shape ``(8 * groups,)``; perhaps where they lie.
     """
     kind, size = _kind(width), groups * width
     if not groups:

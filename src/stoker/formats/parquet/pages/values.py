@@ -52,10 +52,6 @@ class AddressedValues(ColumnValues):
     shape: tuple[int, ...]
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Number of values."""
-
-    @abstractmethod
     def addresses(self, rows: Ids) -> Ids:
         """Addresses of the values of rows, checked to be inside; int64. They are valid as long as this object lives."""
 
@@ -72,9 +68,6 @@ class Fixed(AddressedValues):
         self.array = np.ascontiguousarray(array)
         self.nbytes = array.nbytes
         self.dtype, self.shape = array.dtype, array.shape[1:]
-
-    def __len__(self) -> int:
-        return len(self.array)
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:
         run = run_of(rows)
