@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import find_command, main
+from stoker.cli import CommandParser, find_command, main
 from stoker.cli.running import arguments_of
 
 
@@ -29,8 +29,8 @@ def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 
 
 def check_usage(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """``--help`` and a wrong flag show the usage of the command or action that was asked for."""
-    top = argparse.ArgumentParser(prog="stoker")
+    """``--help``, a wrong flag and an abbreviated one show the usage of the command or action that was asked for."""
+    top = CommandParser(prog="stoker")
     find_command(name).add(top.add_subparsers())
     found = parsers(top)
     assert found
@@ -43,14 +43,15 @@ def check_usage(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         for action in needed:
             choice = next(iter(action.choices or ["1"]))
             given += [*action.option_strings[:1], str(choice)]
-        said = stoker(capsys, *words, *given, "--hepl", code=2)
-        assert said.startswith(f"usage: {parser.prog} "), said
-        assert f"{parser.prog}: error: unrecognized arguments: --hepl; did you mean '--help'?" in said
+        for wrong in ("--hepl", "--hel"):
+            said = stoker(capsys, *words, *given, wrong, code=2)
+            assert said.startswith(f"usage: {parser.prog} "), said
+            assert f"{parser.prog}: error: unrecognized arguments: {wrong}; did you mean '--help'?" in said
 
 
 def check_options(name: str, library: list[str], own: set[str]) -> None:
     """Each option of a command but its ``own`` is an argument of a function of the ``library``."""
-    top = argparse.ArgumentParser(prog="stoker")
+    top = CommandParser(prog="stoker")
     find_command(name).add(top.add_subparsers())
     (parser,) = parsers(top)
     options = argparse.Namespace(**{action.dest: None for action in parser._actions})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import subprocess
@@ -83,7 +82,7 @@ def check_commands(page: Path) -> None:
     for given in commands(page):
         if any(one.startswith("--help") for one in given) or (given[0] in cli.OF_BENCH and not _has_bench()):
             continue
-        parser = argparse.ArgumentParser(exit_on_error=False)
+        parser = cli.CommandParser(exit_on_error=False)
         cli.find_command(given[0]).add(parser.add_subparsers())
         cli._parse(parser, given)
 

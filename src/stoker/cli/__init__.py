@@ -20,7 +20,7 @@ from stoker.display import nearest, unknown_name
 from stoker.errors import ConfigError, MissingPackageError, StokerError
 from stoker.lazy import load_plugin, package_of, plugins
 
-__all__ = ["COMMANDS", "GROUP", "OF_BENCH", "find_command", "main"]
+__all__ = ["COMMANDS", "GROUP", "OF_BENCH", "CommandParser", "find_command", "main"]
 
 COMMANDS: Final[dict[str, str]] = {
     "cache": "list, prune or clear the caches of this machine",
@@ -43,6 +43,16 @@ GROUP: Final = "stoker.commands"
 """Group of entry points of other packages' commands: modules with ``add`` and ``run``."""
 
 
+class CommandParser(argparse.ArgumentParser):
+    """A parser that takes options by their whole names only; parsers of its commands are of this class, too.
+
+    ``argparse`` would read ``--step 3``, an option of another command, as ``--step-time 3``.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -52,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         can not be read end the process with 2, as ``argparse`` does it.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="stoker",
         description="Writes, checks and streams sharded training data to any cluster in one deterministic order.",
     )
