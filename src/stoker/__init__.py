@@ -56,7 +56,7 @@ Jobs, as on the command line:
 Pictures are decoded by ``stoker.image``. Columns of videos and sounds are in ``stoker.media``, partitions in
 ``stoker.partitions``, token sources in ``stoker.tokens``, errors in ``stoker.errors``, and tests for formats, loaders and
 engines of one's own in ``stoker.testing``. ``generate`` and ``DatasetSpec``, for synthetic datasets, come with the package
-stoker-bench: ``pip install 'stoker[bench]'``.
+stoker-bench: ``pip install . ./packages/stoker-bench`` in a clone of the repository.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.lazy import lazy_names
+from stoker.lazy import lazy_names, no_attribute
 from stoker.version import __version__
 
 if TYPE_CHECKING:
@@ -210,23 +210,20 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return import_module(f"stoker.{name}")
     if name in _MOVED:
-        raise AttributeError(f"module 'stoker' has no attribute {name!r}: it is in {_MOVED[name]}")
-    return _of_bench(name) if name in _OF_BENCH else _get(name)
+        raise no_attribute(f"module 'stoker' has no attribute {name!r}: it is in {_MOVED[name]}")
+    if name not in _OF_BENCH:
+        return _get(name)
+    from stoker.lazy import INSTALL_BENCH, load_plugin, plugins
+
+    found = plugins("stoker.names").get(name)
+    if found is None:
+        raise no_attribute(f"stoker.{name} is of the package stoker-bench, which is not installed: {INSTALL_BENCH}")
+    return load_plugin(found, f"stoker.{name}")
 
 
 def __dir__() -> list[str]:
     names: list[str] = __getattr__("__all__")
     return names
-
-
-def _of_bench(name: str) -> Any:
-    from stoker.errors import MissingPackageError
-    from stoker.lazy import load_plugin, plugins
-
-    found = plugins("stoker.names").get(name)
-    if found is None:
-        raise MissingPackageError(f"stoker.{name} is of the package stoker-bench: pip install 'stoker[bench]'")
-    return load_plugin(found, f"stoker.{name}")
 
 
 def _has_torch() -> bool:

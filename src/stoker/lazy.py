@@ -5,14 +5,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Container, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError, MissingPackageError, StokerError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["cached_property", "lazy_names", "load_plugin", "package_of", "plugins", "shadowed", "told"]
+__all__ = [
+    "INSTALL_BENCH",
+    "cached_property",
+    "lazy_names",
+    "load_plugin",
+    "no_attribute",
+    "package_of",
+    "plugins",
+    "shadowed",
+    "told",
+]
+
+INSTALL_BENCH: Final = "pip install . ./packages/stoker-bench, in a clone of stoker's repository"
+"""How to install the package stoker-bench, in errors: it is in no index of packages yet."""
 
 _T = TypeVar("_T")
 
@@ -86,6 +99,17 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
         return value
 
     return get
+
+
+def no_attribute(message: str) -> Exception:
+    """The error for a name that a package does not have, raised by its ``__getattr__``; says where to find it.
+
+    ``hasattr`` needs an AttributeError. Of that, ``from package import name`` would drop the message.
+    """
+    asks = sys._getframe(2).f_code
+    if asks.co_name == "_handle_fromlist" and asks.co_filename.startswith("<frozen importlib"):
+        return MissingPackageError(message)
+    return AttributeError(message)
 
 
 def plugins(group: str, own: Container[str] = ()) -> dict[str, EntryPoint]:

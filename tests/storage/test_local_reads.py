@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,10 @@ import pytest
 from page_cache import resident_pages
 from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError, StorageError
+from stoker.lazy import INSTALL_BENCH
 from stoker.storage import open_store
 from stoker.storage.transfer.file_reads import ALIGNED, aligned_memory, fill_direct
+from stoker.storage.transfer.settings import OBJECT_CLIENTS
 
 SIZE = (2 << 20) + 1234
 
@@ -122,7 +126,16 @@ def test_settings_of_files_that_make_no_sense_are_refused() -> None:
             open_store("/tmp/x", given)
     with pytest.raises(ConfigError, match="mean nothing for s3://b"):
         open_store("s3://b", {"read_by": "direct"})
-    with pytest.raises(
-        ConfigError, match=r"library in storage_options.* 'mini' is unknown.*pip install 'stoker.bench.'"
-    ):
+
+
+def test_an_unknown_library_is_told_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [EntryPoint("minio", "of.another:package", OBJECT_CLIENTS)]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: EntryPoints(found))
+    with pytest.raises(ConfigError) as raised:
+        open_store("s3://b", {"library": "mini"})
+    assert str(raised.value) == (
+        "storage_options['library'] is 'mini': expected 'obstore' or 'minio'; did you mean 'minio'?"
+    )
+    found.clear()
+    with pytest.raises(ConfigError, match=rf"expected 'obstore'; others come with .*: {re.escape(INSTALL_BENCH)}$"):
         open_store("s3://b", {"library": "mini"})

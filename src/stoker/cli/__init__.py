@@ -18,7 +18,7 @@ from stoker.cli.running import ExitCode
 from stoker.cli.terminal import escaped_output
 from stoker.display import nearest, unknown_name
 from stoker.errors import ConfigError, MissingPackageError, StokerError
-from stoker.lazy import load_plugin, package_of, plugins
+from stoker.lazy import INSTALL_BENCH, load_plugin, package_of, plugins
 
 __all__ = ["COMMANDS", "GROUP", "OF_BENCH", "CommandParser", "find_command", "main"]
 
@@ -83,7 +83,9 @@ def find_command(name: str) -> Any:
         return importlib.import_module(f"stoker.cli.{name}")
     found = plugins(GROUP, own=COMMANDS).get(name)
     if found is None and name in OF_BENCH:
-        raise MissingPackageError("it is a command of the package stoker-bench: pip install 'stoker[bench]'")
+        raise MissingPackageError(
+            f"this command is of the package stoker-bench, which is not installed: {INSTALL_BENCH}"
+        )
     module = None if found is None else load_plugin(found, f"the command {name!r}")
     if found is not None and not (hasattr(module, "add") and hasattr(module, "run")):
         raise ConfigError(f"the command {name!r}, {found.value} of {package_of(found)}, has no add and run")
@@ -97,15 +99,13 @@ def _run(parser: argparse.ArgumentParser, commands: Any, given: Sequence[str]) -
         if not name.startswith("-"):
             module = find_command(name)
         if module is None:  # which argparse answers with help or an error
-            known = dict(
-                sorted(
-                    {
-                        **dict.fromkeys(plugins(GROUP, own=COMMANDS), "of another package"),
-                        **COMMANDS,
-                        **OF_BENCH,
-                    }.items()
-                )
-            )
+            known = {**dict.fromkeys(plugins(GROUP, own=COMMANDS), "of another package"), **COMMANDS}
+            missing = {
+                command: f"{said} (needs stoker-bench)" for command, said in OF_BENCH.items() if command not in known
+            }
+            if missing:
+                parser.epilog = f"stoker-bench is not installed: {INSTALL_BENCH}"
+            known = dict(sorted({**known, **OF_BENCH, **missing}.items()))
             for command, said in known.items():
                 commands.add_parser(command, help=said)
             if not name.startswith("-"):

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from stoker.concurrency.threads import Threads
-from stoker.display import unknown_name
+from stoker.display import nearest
 from stoker.errors import ConfigError
-from stoker.lazy import plugins
+from stoker.lazy import INSTALL_BENCH, plugins
 from stoker.storage.transfer.stream import PART
 from stoker.storage.url import Location
 from stoker.units import parse_bytes, parse_count
@@ -164,8 +164,11 @@ def _library(name: str, value: Any) -> str | None:
         return None
     known = object_clients()
     if value not in known:
-        unknown = unknown_name(f"library in storage_options[{name!r}]", str(value), ("obstore", *sorted(known)))
-        raise ConfigError(unknown if known else f"{unknown}; stoker-bench brings others: pip install 'stoker[bench]'")
+        names = ("obstore", *sorted(known))
+        others = "" if known else f"; others come with the package stoker-bench: {INSTALL_BENCH}"
+        raise ConfigError(
+            f"storage_options[{name!r}] is {value!r}: expected {' or '.join(map(repr, names))}{nearest(value, names)}{others}"
+        )
     return str(value)
 
 
