@@ -7,6 +7,7 @@ import random
 import re
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,3 +140,21 @@ def test_an_unknown_library_is_told_with_those_that_there_are(monkeypatch: pytes
     found.clear()
     with pytest.raises(ConfigError, match=rf"expected 'obstore'; others come with .*: {re.escape(INSTALL_BENCH)}$"):
         open_store("s3://b", {"library": "mini"})
+
+
+@pytest.mark.parametrize(
+    "source", [{"local": "mds"}, {"remote": "mds"}, {"remote": "mds", "local": "cache"}, {"remote": "x.npy"}]
+)
+def test_what_fetches_objects_is_refused_for_a_directory(
+    source: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MDSWriter(out=str(tmp_path / "mds"), columns={"x": "int"}) as writer:
+        writer.write({"x": 1})
+    np.save(tmp_path / "x.npy", np.arange(3))
+    places: dict[str, Any] = {name: tmp_path / path for name, path in source.items()}
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda **_: EntryPoints([EntryPoint("boto3", "of.another:package", OBJECT_CLIENTS)]),
+    )
+    with pytest.raises(ConfigError, match=r"storage_options \['library'\] mean nothing for /.*: leave them out"):
+        StreamingDataset(**places, storage_options={"library": "boto3"})

@@ -166,6 +166,9 @@ def locate(
         raise ConfigError(
             "storage_options['read_by'] is for files that are fetched into memory: give the directory as remote="
         )
+    if storage_options and storage_options.get("library") and (source is None or directory is not None):
+        # What reads a dataset in place makes no store with these options, which would refuse it.
+        open_store(source or str(root), {"library": storage_options["library"]})
     if root is None:
         root = directory if directory is not None and mapped else default_cache(str(source), storage_options)
     root = root.absolute()
