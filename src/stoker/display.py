@@ -8,6 +8,7 @@ from typing import Final
 from stoker.errors import StokerError
 
 __all__ = [
+    "byte_unit",
     "counted",
     "decimal_bytes_text",
     "digits",
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 _SECRET: Final = ("secret", "token", "password", "passwd", "key", "credential", "signature", "sas")
+_BYTES: Final = ((10**15, "PB"), (10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
 _AZURE: Final = ("az", "azure", "abfs", "abfss", "adl")
 # Comparisons as they are written elsewhere.
 _OPERATORS: Final[Mapping[str, str]] = {
@@ -54,13 +56,15 @@ def digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def byte_unit(size: float) -> tuple[int, str]:
+    """The largest unit of bytes that ``size``, with three digits, has at least one of."""
+    return next((unit for unit in _BYTES if size >= 0.9995 * unit[0]), _BYTES[-1])
+
+
 def decimal_bytes_text(size: float) -> str:
-    """A size by powers of 1000, as benchmarks of storage have it: ``1.52 GB``."""
-    for name in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{digits(size)} {name}"
-        size /= 1000
-    return f"{digits(size)} TB"
+    """A size by powers of 1000, as makers of storage have it: ``1.52 GB``. Sizes are shown by no others."""
+    unit, name = byte_unit(size)
+    return f"{digits(size / unit)} {name}"
 
 
 def with_article(noun: str) -> str:

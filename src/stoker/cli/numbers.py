@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from stoker.display import digits
+from stoker.display import byte_unit, digits
+from stoker.display import decimal_bytes_text as bytes_text
 
-_BYTES = ((1 << 50, "PB"), (1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"), (1, "B"))
+__all__ = ["byte_unit", "bytes_text", "count_text", "seconds_text", "time_unit"]
+
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-
-
-def byte_unit(size: float) -> tuple[int, str]:
-    """The largest unit, a power of 1024 as everywhere in stoker, that ``size`` has at least one of."""
-    return next((unit for unit in _BYTES if size >= unit[0]), _BYTES[-1])
-
-
-def bytes_text(size: float) -> str:
-    """A size with three digits: ``1.52 GB``."""
-    unit, name = byte_unit(size)
-    return f"{digits(size / unit)} {name}"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

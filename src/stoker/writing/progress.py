@@ -50,7 +50,7 @@ class ProgressBar:
         columns: list[Any] = [progress.TextColumn("{task.description}", markup=False)]
         columns += [progress.BarColumn(), progress.TaskProgressColumn()] if total is not None or not counts else []
         if unit == "bytes":
-            columns.append(progress.DownloadColumn(binary_units=True))
+            columns.append(progress.DownloadColumn())
         else:
             columns += [progress.MofNCompleteColumn(), progress.TextColumn(unit)]
         columns += [progress.TextColumn(f"{{task.fields[{name}]:,}} {name}") for name in counts]
