@@ -267,7 +267,15 @@ def test_a_node_is_predicted_from_sizes_alone(data: Path) -> None:
     assert as_json("--size", *sizes, "--nodes", 2) == by_url
     for wrong, said in (
         (["--size", "1", "x", "1"], "'x' is not a count"),
-        (["--size", *sizes, "--html", "a.html"], "not for predictions"),
+        (["--size", *sizes, "--html", "a.html"], "--html: of no meaning with --size"),
+        (["--size", *sizes, "--split", "train", "--predict"], "--split: of no meaning with --size"),
+        (
+            [data, "--predict", "--step-time", 1, "--bandwidth", "1gb"],
+            "--bandwidth, --step-time: of no meaning with --predict",
+        ),
+        ([data, "--predict", "--latency", 0], "--latency: of no meaning"),
+        ([data, "--predict", "--epoch", 1, "--quarantine", "q.jsonl"], "--epoch, --quarantine: of no meaning"),
+        ([data / "train", "--list-shards"], "--list-shards is for --json"),
         (["--size", *sizes, "--shuffle", "py1e"], "predictions are for none"),
     ):
         assert said in stoker("simulate", *wrong, code=1)[1]

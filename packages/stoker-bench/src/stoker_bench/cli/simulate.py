@@ -30,6 +30,10 @@ from stoker_bench.simulate.footprint import Footprint, ReadAhead, TotalSizes, pr
 
 _CONNECTIONS = 8
 """Downloads that each process has under way, as ``ReadOptions(download_threads=)`` has it."""
+_TIMES = {"bandwidth": float(1 << 30), "latency": 0.05, "step_time": 0.25}
+"""What takes how long, where it is not given."""
+_NOT_PREDICTED = (*_TIMES, "epoch", "resume", "quarantine", "html", "list_shards")
+"""Options without a meaning for a prediction, which is of an average epoch, and of amounts alone."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,11 +51,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_run(parser)
 
     model = parser.add_argument_group("what takes how long")
-    model.add_argument(
-        "--bandwidth", type=byte_size, default=1 << 30, metavar="SIZE", help="bytes a second of a node; default: 1gb"
-    )
-    model.add_argument("--latency", type=seconds(False), default=0.05, metavar="S", help="of a request; default: 0.05")
-    model.add_argument("--step-time", type=seconds(True), default=0.25, metavar="S", help="of a batch; default: 0.25")
+    model.add_argument("--bandwidth", type=byte_size, metavar="SIZE", help="bytes a second of a node; default: 1gb")
+    model.add_argument("--latency", type=seconds(False), metavar="S", help="of a request; default: 0.05")
+    model.add_argument("--step-time", type=seconds(True), metavar="S", help="of a batch; default: 0.25")
     model.add_argument("--cache-limit", type=byte_size, metavar="SIZE", help="of a node, such as 100gb; default: none")
     model.add_argument(
         "--predownload", type=integer(0), metavar="SAMPLES", help="ahead of each process; default: 1 GiB's worth a node"
@@ -74,14 +76,14 @@ def run(chosen: argparse.Namespace) -> None:
     if chosen.size is not None or chosen.predict:
         predict_run(chosen)
         return
+    if chosen.list_shards and not chosen.json:
+        raise ConfigError("--list-shards is for --json: add that, or leave it out")
     opened = open_run(RunArgs(**arguments_of(RunArgs, chosen)))
     lookahead = _lookahead(chosen, opened.index)
     settings = {**opened.settings, "predownload": lookahead}
     cluster = Cluster(chosen.nodes, chosen.ranks)
     model = CostModel(
-        step_time=chosen.step_time,
-        bandwidth=float(chosen.bandwidth),
-        latency=chosen.latency,
+        **{name: usual if (given := getattr(chosen, name)) is None else given for name, usual in _TIMES.items()},
         connections=_CONNECTIONS * chosen.ranks * max(1, chosen.workers),
         lookahead=lookahead,
         cache_limit=chosen.cache_limit,
@@ -118,8 +120,17 @@ def predict_run(chosen: argparse.Namespace) -> None:
     Raises:
         StokerError: there is no such dataset, or the arguments do not go together.
     """
-    if chosen.resume or chosen.html or chosen.list_shards:
-        raise ConfigError("--resume, --html and --list-shards are not for predictions: leave them out")
+    useless = [
+        name for name in _NOT_PREDICTED if getattr(chosen, name) or (name in _TIMES and getattr(chosen, name) == 0)
+    ]
+    if chosen.size is not None and chosen.split is not None:
+        useless.append("split")
+    if useless:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
+        with_size = "--predict" if chosen.size is None else "--size"
+        raise ConfigError(
+            f"{options}: of no meaning with {with_size}, which predicts amounts of an epoch: leave it out"
+        )
     args = RunArgs(**arguments_of(RunArgs, chosen))
     if chosen.size is None:
         index = open_location(args)[1].index
