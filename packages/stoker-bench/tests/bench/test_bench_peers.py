@@ -313,3 +313,15 @@ def test_a_client_that_can_not_read_there_or_is_missing_is_an_error(tmp_path: Pa
         if name not in ("buffered", "direct", "mmap") and importlib.util.find_spec(name) is None:
             with pytest.raises(MissingPackageError, match=f"pip install {name}"):
                 check_client(workload("torch", f"storage.client={name}"), "s3://b/x")
+
+
+def test_missing_packages_are_told_with_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = {"streaming", "torch"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else object())
+    said = r"mosaicml-streaming and torch are not installed: pip install mosaicml-streaming torch$"
+    with pytest.raises(MissingPackageError, match=said):
+        get_loader("mosaicml")
+    missing.clear()
+    missing.add("torch")
+    with pytest.raises(MissingPackageError, match=r"torch is not installed: pip install 'stoker\[torch\]'$"):
+        get_loader("torch")

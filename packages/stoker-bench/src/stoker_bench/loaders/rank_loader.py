@@ -77,9 +77,12 @@ class RankLoader(OpenLoader):
     @classmethod
     def available(cls) -> str | None:
         """See :class:`~stoker_bench.loaders.base.LoaderUnderTest`."""
-        absent = [package for module, package in cls.packages if not importlib.util.find_spec(module)]
-        absent = list(dict.fromkeys(absent))
-        return f"{', '.join(absent)} is not installed: pip install {' '.join(absent)}" if absent else None
+        absent = {module: package for module, package in cls.packages if not importlib.util.find_spec(module)}
+        if not absent:
+            return None
+        names = " and ".join(module if "[" in package else package for module, package in absent.items())
+        are = "is" if len(absent) == 1 else "are"
+        return f"{names} {are} not installed: pip install {' '.join(dict.fromkeys(absent.values()))}"
 
     @classmethod
     def open(cls, job: LoaderJob) -> Self:
