@@ -353,6 +353,11 @@ def test_names_tell_split_folder_and_number() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ({"stdev": -1}, "stdev=-1"),
+        ({"record_bytes": 100, "stdev": 101}, r"sizes of 100 bytes with stdev=101: expected 0 to the mean"),
+        ({"stdev": 100_000}, "sizes of 65,536 bytes with stdev=100,000"),
+        ({"content": "text", "stdev": 1001}, "sizes of 1,000 bytes with stdev=1,001"),
+        ({"format": "npy", "dims": (2, 3), "dtype": "int16", "stdev": 13}, "sizes of 12 bytes with stdev=13"),
         ({"format": "parket"}, "did you mean 'parquet'"),
         ({"files": 0}, "files=0"),
         ({"files": True}, "files must be an integer, got True"),

@@ -25,6 +25,16 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _LARGEST: Final = (1 << 31) - 64
 
 
+def check_stdev(where: str, mean: int, stdev: int) -> None:
+    """See that sizes of this mean may deviate so: those below 1 become 1, which would make the mean another.
+
+    Raises:
+        ConfigError: they may not; says ``where`` they are given.
+    """
+    if not 0 <= stdev <= mean:
+        raise ConfigError(f"{where}: sizes of {mean:,} bytes with stdev={stdev:,}: expected 0 to the mean")
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column.
@@ -34,7 +44,7 @@ class Column:
         dtype: a NumPy type of numbers (``float32``), ``bytes``, ``str``, ``jpeg`` or ``png``.
         shape: of one value of numbers, ``()`` for a scalar; height and width at most of an image.
         size: bytes of one value of ``bytes`` or ``str``, on average.
-        stdev: standard deviation of that size; sizes are at least 1.
+        stdev: standard deviation of that size, at most the size; sizes are at least 1.
         tokens: whether these integers are token ids by Zipf's law.
     """
 
@@ -89,10 +99,9 @@ class Column:
             raise ConfigError(f"{where}: unknown type {self.dtype!r}; known: {known}, and tokens")
         if any(type(n) is not int or n < 1 for n in self.shape):
             raise ConfigError(f"{where}: shape {self.shape}: expected integers of at least 1")
-        if self.dtype in _SIZED and (self.size < 1 or self.stdev < 0 or self.shape):
-            raise ConfigError(
-                f"{where}: {self.dtype} of {self.size} bytes, stdev {self.stdev}: expected a size of at least 1"
-            )
+        if self.dtype in _SIZED and (self.size < 1 or self.shape):
+            raise ConfigError(f"{where}: {self.dtype} of {self.size} bytes: expected a size of at least 1")
+        check_stdev(where, self.size, self.stdev)
         if self.dtype in IMAGES and (len(self.shape) != 2 or not all(16 <= n <= 8192 for n in self.shape)):
             raise ConfigError(f"{where}: an image of {self.shape}: expected height and width, 16 to 8192 each")
         if (self.width or self.size + 8 * self.stdev) > _LARGEST:

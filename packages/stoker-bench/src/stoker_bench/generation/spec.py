@@ -17,7 +17,7 @@ from stoker.errors import ConfigError
 from stoker.formats.common.hashing import hash_names
 from stoker.formats.format import Format
 from stoker.formats.registry import format_name, get_format
-from stoker_bench.generation.columns import IMAGES, NUMBERS, Column
+from stoker_bench.generation.columns import IMAGES, NUMBERS, Column, check_stdev
 from stoker_bench.generation.files import GENERATED, GeneratedFiles
 
 Content = Literal["random", "tokens", "text", "images"]
@@ -40,7 +40,7 @@ class DatasetSpec:
         samples_per_file: 1 for ``jpeg``, ``png`` and ``files``.
         columns: the columns, as :class:`Column` or as text for :meth:`Column.parse`. Default: one, of ``content``.
         record_bytes: bytes of a sample where there are no columns; default what ``dims`` and ``dtype`` give.
-        stdev: standard deviation of ``record_bytes``. In formats of arrays all samples of a file have the same size.
+        stdev: standard deviation of ``record_bytes``, at most that. In formats of arrays samples of a file have one size.
         dims: shape of a sample where there are no columns; of an image, the most height and width.
         dtype: NumPy type of a sample where there are no columns.
         content: ``random`` bytes (floating-point numbers are finite, below 2), ``tokens`` (ids of Zipf's law), ``text``
@@ -225,6 +225,8 @@ class DatasetSpec:
                 )
         if self.stdev and form.arrays and self.columns:
             raise ConfigError("stdev is of record_bytes, not of columns")
+        for column in self.fields if form.arrays else ():
+            check_stdev(f"column {column.name!r}", column.width or 0, self.stdev)
 
 
 def generated_formats() -> tuple[str, ...]:
