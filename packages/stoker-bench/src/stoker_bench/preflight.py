@@ -12,8 +12,10 @@ from stoker.storage.files.regular import existing_path
 from stoker_bench.checkpoint.layout import checkpoint_layout
 from stoker_bench.checkpoint.saver import check_checkpoint_space, open_checkpoint_store
 from stoker_bench.kv_cache.stage import check_capacity, check_kv_cache
-from stoker_bench.loaders import check_client, find_loader, get_loader
+from stoker_bench.loaders import LoaderJob, check_client, find_loader, get_loader, reads_files
+from stoker_bench.loaders.base import Split
 from stoker_bench.loaders.decode import suffixes
+from stoker_bench.loaders.listing import find_files
 from stoker_bench.measure.generation import check_space, check_spec, spec_of
 from stoker_bench.measure.page_cache import file_system
 from stoker_bench.mlperf.verdict import foreseen_findings
@@ -76,6 +78,22 @@ def check_packages(plan: RunPlan) -> None:
         check_spec(workload)
     if "vectors" in workload.stages:
         check_vectors(url)
+
+
+def check_data(plan: RunPlan) -> None:
+    """See that the files that are read are there, unless the run makes them, before it leaves anything of its own.
+
+    Raises:
+        ObjectNotFoundError: there are fewer than the workload says; says how to make them.
+        StorageError: the storage can not be read.
+    """
+    workload = plan.workload
+    stages = workload.stages
+    if "train" not in stages or "generate" in stages or not reads_files(workload.reader.loader):
+        return
+    splits: tuple[Split, ...] = ("train", "valid") if "evaluate" in stages else ("train",)
+    for split in splits:
+        find_files(LoaderJob(workload, split, plan.url, World(), 0, 1))
 
 
 def check_room(plan: RunPlan, world: World) -> None:

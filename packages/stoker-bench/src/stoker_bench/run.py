@@ -22,7 +22,7 @@ from stoker.storage import is_local
 from stoker.storage.files.file_errors import file_errors
 from stoker_bench.clients import reads_objects
 from stoker_bench.loaders import saves_objects
-from stoker_bench.preflight import check_packages, check_room, check_settings
+from stoker_bench.preflight import check_data, check_packages, check_room, check_settings
 from stoker_bench.ranks.abort import clear_unfinished, finish_without
 from stoker_bench.ranks.control.client import Link, RankFailedError
 from stoker_bench.ranks.control.server import Server
@@ -74,6 +74,7 @@ def run_benchmark(
 
     Raises:
         ConfigError: the settings do not fit together, or the directory holds results.
+        ObjectNotFoundError: data that is not generated is not there; nothing is written.
         MissingPackageError: the loader or launcher that was asked for can not be used here.
         RankFailedError: a rank has failed; what was measured until then is in the results, marked as invalid.
         StorageError: the results can not be written.
@@ -127,6 +128,8 @@ def run_benchmark(
     if world is None:
         if launcher is None:
             check_room(plan, World(0, ranks, ranks))
+        if launcher is None or is_local(data_url) is None:  # a directory may be on the cluster's nodes alone
+            check_data(plan)
         launch = LocalRanks(ranks) if launcher is None else _on_ray(ranks, workload, folder)
         with sigterm_interrupts(), _claimed(folder):
             return _run_started(plan, folder, ranks, launch, unsaved)
@@ -315,6 +318,7 @@ def _agree(plan: RunPlan, folder: Path, world: World, link: Link) -> list[dict[s
         check_packages(plan)
         if world.rank == 0:
             _check_free(folder)
+            check_data(plan)
         if world.rank % world.local_world_size == 0:
             check_room(plan, world)
     except StokerError as error:

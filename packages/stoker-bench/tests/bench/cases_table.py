@@ -374,7 +374,7 @@ CASES: Final = (
     Case(
         "fewer files than asked for",
         _remote("dataset.files=30"),
-        *("invalid", 1, "results without epochs", "has 24 of the workload's 30 files"),
+        *("error", 1, "nothing", "has 24 of the workload's 30 files"),
     ),
     Case(
         "more files: the first ones are read",
@@ -420,7 +420,7 @@ CASES: Final = (
     Case(
         "wrong bucket",
         lambda place: ["--data=s3://no-such-bucket-of-ours/x", place.store.options, "--accelerators=2"],
-        *("invalid", 1, "results without epochs", r"rank \d.*s3://no-such-bucket-of-ours"),
+        *("error", 1, "nothing", "s3://no-such-bucket-of-ours"),
     ),
     Case(
         "too little room for the data",

@@ -29,6 +29,7 @@ __all__ = [
     "find_loader",
     "get_loader",
     "loader_names",
+    "reads_files",
     "saves_objects",
 ]
 
@@ -90,6 +91,11 @@ def find_loader(name: str) -> LoaderUnderTest:
     if not isinstance(loader, LoaderUnderTest):
         raise ConfigError(f"{name!r} is no loader: it needs name, available() and open(job)")
     return loader
+
+
+def reads_files(name: str) -> bool:
+    """Whether a loader reads the files of the workload; one of another package may read what it likes."""
+    return name in _OWN and name != "synthetic"
 
 
 def saves_objects(workload: Workload, url: str | None) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from typing import Final
 
 from stoker.errors import ObjectNotFoundError
 from stoker.formats.registry import get_format
@@ -12,6 +14,27 @@ from stoker_bench.loaders.base import LoaderJob, SplitListing
 from stoker_bench.loaders.decode import FORMAT_NAMES, suffixes
 from stoker_bench.settings.extent import check_batches
 from stoker_bench.settings.workload import Workload
+
+_LOOKED_AT: Final = 10_000
+"""Files that are looked for before a run: more would take long, and the run lists them again to measure that."""
+
+
+def find_files(job: LoaderJob) -> None:
+    """See before a run, by a look that does not take long, that a split has what the workload says.
+
+    Raises:
+        ObjectNotFoundError: as :func:`check_listing`.
+        StorageError: the storage can not be read.
+    """
+    store, ends = _store(job), suffixes(job.workload.dataset.format)
+    if store.exists(INDEX_NAME):
+        index = load_index(store)
+        check_listing(job, SplitListing(len(index), len(index), index.samples, 0, 0, 0, 0.0))
+        return
+    most = min(job.files, _LOOKED_AT)
+    found = sum(1 for _ in itertools.islice((one for one in store.list() if _is_data(one.key, ends)), most))
+    if found < most:
+        check_listing(job, SplitListing(found, found, None, 0, 0, 0, 0.0))
 
 
 def list_split(job: LoaderJob) -> SplitListing:
@@ -46,8 +69,9 @@ def check_listing(job: LoaderJob, found: SplitListing) -> None:
     said = too_few(found, job.files, job.workload.dataset.samples_per_file)
     if said is not None:
         setting = "dataset.files" if job.split == "train" else "dataset.files_eval"
+        other = f"set {setting} to what is there" if found.files else f"give by --data what has them in {job.split}/"
         raise ObjectNotFoundError(
-            f"{job.split_url} has {said}: generate them first (--stages generate), or set {setting} to what is there",
+            f"{job.split_url} has {said}: generate them first (--stages generate), or {other}",
             url=job.split_url,
         )
 
@@ -98,8 +122,10 @@ def _of_format(job: LoaderJob, listed: dict[str, ObjectInfo]) -> list[ObjectInfo
     """In the order of their names; folders do not count, as in DLIO."""
     ends = suffixes(job.workload.dataset.format)
     return [
-        listed[path]
-        for path in sorted(listed, key=lambda one: (one.rpartition("/")[2], one))
-        # Names that begin so are the generator's own notes, and what other programs leave.
-        if not path.rpartition("/")[2].startswith(("_", ".")) and (not ends or path.lower().endswith(ends))
+        listed[path] for path in sorted(listed, key=lambda one: (one.rpartition("/")[2], one)) if _is_data(path, ends)
     ]
+
+
+def _is_data(path: str, ends: tuple[str, ...]) -> bool:
+    # Names that begin so are the generator's own notes, and what other programs leave.
+    return not path.rpartition("/")[2].startswith(("_", ".")) and (not ends or path.lower().endswith(ends))
