@@ -13,6 +13,8 @@ from bench_faults import small_disk
 from stoker.cli import main
 from stoker.errors import ConfigError, StorageFullError
 from stoker_bench.measure.generation import check_space
+from stoker_bench.results.report_files import read_run
+from stoker_bench.results.verdict import verdict
 from stoker_bench.settings.extent import SMOKE_BYTES, SMOKE_SECONDS, extent, scaled
 from stoker_bench.settings.sources import Resolved, read_workload, shipped
 from stoker_bench.settings.workload import Workload
@@ -168,11 +170,14 @@ def test_a_smoke_test_is_called_so_and_exits_with_0(tmp_path: Path, capsys: pyte
         [*command, "--data", str(tmp_path / "d"), "dataset.record_bytes=4096", "dataset.record_bytes_stdev=0", *chosen]
     )
     result = json.loads((tmp_path / "r" / "results.json").read_text())
-    assert result["verdict"] == ("smoke test" if result["valid"] else "invalid")
-    assert result["passed"] is False
-    assert code == (0 if result["valid"] else 3)
-    if result["valid"]:
-        assert "smoke test: a small run" in capsys.readouterr().out
+    assert not result["valid"]  # the loader reads nothing
+    assert (result["verdict"], result["passed"], code) == ("smoke test", False, 0)
+    said = capsys.readouterr()
+    assert "It is not a valid result" in " ".join(said.out.split())
+    assert "invalid: " not in said.out + said.err
+    assert read_run(tmp_path / "r")["verdict"] == "smoke test"
+    result["findings"].append({"rule": "complete", "invalid": True, "reason": "a rank failed"})
+    assert verdict(result, read_workload(None, ["metric.smoke=true"], environ={}, dotenv=None).workload) == "invalid"
 
 
 @pytest.mark.processes

@@ -15,7 +15,7 @@ from stoker_bench.mlperf.verdict import mlperf_findings
 from stoker_bench.results.bytes_read import bytes_findings
 from stoker_bench.results.counts import count_findings
 from stoker_bench.results.requests import request_findings
-from stoker_bench.results.verdict import LEAST_STEPS, least_counted_steps
+from stoker_bench.results.verdict import COMPLETE, LEAST_STEPS, least_counted_steps
 from stoker_bench.settings.sources import as_published
 from stoker_bench.settings.workload import Workload
 from stoker_bench.vectors.outcome import vector_findings
@@ -66,10 +66,10 @@ def _training(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _complete(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
     if result["failure"] is not None:
-        yield Finding("complete", True, f"the run did not finish: {result['failure']}")
+        yield Finding(COMPLETE, True, f"the run did not finish: {result['failure']}")
     elif not result["complete"]:
         yield Finding(
-            "complete", True, f"{result['world']['reported']} of {counted(result['world']['ranks'], 'rank')} reported"
+            COMPLETE, True, f"{result['world']['reported']} of {counted(result['world']['ranks'], 'rank')} reported"
         )
     if "train" in workload.stages and result["failure"] is None:
         if not _training(result):

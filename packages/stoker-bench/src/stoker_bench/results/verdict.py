@@ -11,11 +11,16 @@ from stoker_bench.settings.workload import Workload
 LEAST_STEPS: Final = 10
 """Steps of each rank's epoch that have to count for a pass."""
 
+COMPLETE: Final = "complete"
+"""The rule that a run breaks which did not finish."""
+
 Verdict = Literal["invalid", "smoke test", "not passed", "passed", "valid"]
 
 
 def verdict(result: Mapping[str, Any], workload: Workload) -> Verdict:
     """The verdict on a result of which the rules have been asked; ``valid`` where nothing was trained that could pass.
+
+    A smoke test that was asked for ends as one, whatever rules its few bytes break, unless a rank failed.
 
     Example:
         >>> from stoker_bench.settings.workload import Workload
@@ -25,10 +30,11 @@ def verdict(result: Mapping[str, Any], workload: Workload) -> Verdict:
         >>> verdict({"valid": True, "train": {"au": au, "au_nominal": au}, "epochs": [epoch]}, Workload())
         'smoke test'
     """
+    broken = {one["rule"] for one in result.get("findings", ()) if one["invalid"]}
+    if workload.metric.smoke and COMPLETE not in broken:
+        return "smoke test"
     if not result["valid"]:
         return "invalid"
-    if workload.metric.smoke:
-        return "smoke test"
     au = None if result["train"] is None else deciding_au(result["train"])
     if au is None:
         return "valid"

@@ -123,7 +123,8 @@ def _tell_foreseen(resolved: Resolved, chosen: argparse.Namespace) -> None:
     workload = resolved.workload
     if chosen.stages is not None:
         workload = replace(workload, stages=tuple(chosen.stages))
-    sys.stderr.writelines(f"will be invalid: {one}\n" for one in foreseen(workload, chosen.url))
+    if not workload.metric.smoke:  # which no rule judges
+        sys.stderr.writelines(f"will be invalid: {one}\n" for one in foreseen(workload, chosen.url))
 
 
 def _init(chosen: argparse.Namespace) -> None:

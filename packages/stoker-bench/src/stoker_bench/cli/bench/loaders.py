@@ -13,7 +13,7 @@ from stoker.cli.running import arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table, print_table
 from stoker.errors import ConfigError
 from stoker_bench.cli.bench.show import read_scaled, show_notes
-from stoker_bench.cli.bench.tables.verdicts import exit_code
+from stoker_bench.cli.bench.tables.verdicts import exit_code, is_smoke_test
 from stoker_bench.cli.render.rates import percent_text
 
 _COLUMNS = ("loader", "format", "decoded", "AU", "samples/s", "MB/s", "to step", "first", "p99", "CPU s/GB", "verdict")
@@ -87,7 +87,7 @@ def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
     )
     for name, result in found.items():
         for finding in result["findings"]:
-            if finding["invalid"]:
+            if finding["invalid"] and not is_smoke_test(result):
                 console.print(Text.assemble((f"{name} invalid: ", "bold red"), finding["reason"]))
 
 

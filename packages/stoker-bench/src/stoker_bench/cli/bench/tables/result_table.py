@@ -16,7 +16,7 @@ from stoker.cli.terminal import make_console, make_table, print_table
 from stoker.display import counted, decimal_bytes_text
 from stoker_bench.cli.bench.datum import epoch_name
 from stoker_bench.cli.bench.tables.requests_table import show_requests
-from stoker_bench.cli.bench.tables.verdicts import verdict_text
+from stoker_bench.cli.bench.tables.verdicts import is_smoke_test, verdict_text
 from stoker_bench.cli.render.rates import percent_text, time_text
 
 
@@ -130,8 +130,9 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     for finding in result["findings"]:
         if finding["reason"] in told:
             continue  # where the verdict is
-        style = "bold red" if finding["invalid"] else "yellow"
-        console.print(Text.assemble(("invalid: " if finding["invalid"] else "note: ", style), finding["reason"]))
+        invalid = finding["invalid"] and not is_smoke_test(result)
+        style = "bold red" if invalid else "yellow"
+        console.print(Text.assemble(("invalid: " if invalid else "note: ", style), finding["reason"]))
     if told:
         console.print(Text(told, style="bold"))
 
