@@ -20,7 +20,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from stoker.catalog.unindexed import header_walk as stepping
+from stoker.catalog.unindexed import inspect_headers as stepping
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.storage import Store, open_store
 from stoker_bench.generation import DatasetSpec, generate

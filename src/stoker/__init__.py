@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from stoker.formats.media.audio import Audio
     from stoker.formats.media.video import Video
     from stoker.index.merge import merge_index
-    from stoker.index.rebuild import rebuild_index
+    from stoker.index.shard_files import rebuild_index
     from stoker.inspection import inspect, verify
     from stoker.loaders.dataloader import StreamingDataLoader
     from stoker.loaders.dataset import StreamingDataset
@@ -177,7 +177,7 @@ _MODULES: Final = {
     "inspect": "stoker.inspection",
     "merge_index": "stoker.index.merge",
     "open_writer": "stoker.writers",
-    "rebuild_index": "stoker.index.rebuild",
+    "rebuild_index": "stoker.index.shard_files",
     "tokenize": "stoker.tokens.tokenize.tokenize",
     "train_validation_split": "stoker.streams.subsets",
     "verify": "stoker.inspection",

@@ -17,7 +17,7 @@ import pytest
 
 from patience import PATIENCE
 from stoker import StreamingDataset
-from stoker.cache.disk.claims import Claims
+from stoker.cache.disk.small_fetches import Claims
 from stoker.cache.origin import read_origin
 from stoker.catalog.location import caches_home
 from stoker.concurrency.shared.counters import Count
@@ -506,7 +506,7 @@ def test_claims_end_with_an_error_and_with_a_fetch(tmp_path: Path) -> None:
 def test_a_small_shard_that_another_process_has_fetched_since_is_not_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("stoker.cache.disk.claims.file_system_of", lambda _: kind)
+    monkeypatch.setattr("stoker.cache.disk.small_fetches.file_system_of", lambda _: kind)
     write(tmp_path / "remote")
     mine, theirs = open_pool(tmp_path), open_pool(tmp_path)
     infos = mine.index.shards
@@ -522,7 +522,7 @@ def test_a_small_shard_that_another_process_has_fetched_since_is_not_fetched_aga
 def test_claims_of_small_shards_hold_on_any_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("stoker.cache.disk.claims.file_system_of", lambda _: kind)
+    monkeypatch.setattr("stoker.cache.disk.small_fetches.file_system_of", lambda _: kind)
     one, two = Claims(str(tmp_path), 60.0), Claims(str(tmp_path), 60.0)
     assert one.take("a")
     assert not one.take("a")

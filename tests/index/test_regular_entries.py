@@ -17,7 +17,7 @@ from stoker.index import index as index_module
 from stoker.index import merge
 from stoker.index.columnar_shards import to_columnar
 from stoker.index.index import INDEX_NAME, Index
-from stoker.index.regular_entries import framed, pattern_of, read_regular_entries
+from stoker.index.parse_index import framed, pattern_of, read_regular_entries
 
 COLUMNS = {"column_names": ["id", "text"], "column_encodings": ["int", "str"], "column_sizes": [8, None]}
 HEX = st.text("0123456789abcdef", min_size=1, max_size=16)

@@ -18,8 +18,7 @@ from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset, Where
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.inspection import inspect, verify
-from stoker.inspection.facts import shape_of
-from stoker.inspection.render import show
+from stoker.inspection.facts import shape_of, show
 from stoker.storage import open_store
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from stoker import MDSWriter, StreamingDataset
+from stoker.cache.disk.small_fetches import FILE_CALLS, HELD_CALLS, FileCalls, exists_at_once
 from stoker.errors import ConfigError
-from stoker.storage.files.calls import FILE_CALLS, HELD_CALLS, FileCalls, exists_at_once
 from support import write_samples
 
 

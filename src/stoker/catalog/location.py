@@ -23,9 +23,8 @@ from stoker.digests import sha256
 from stoker.display import redact_url
 from stoker.errors import CacheError, ConfigError, StokerError, StorageTimeoutError
 from stoker.index.index import INDEX_NAME, Index, load_index
-from stoker.index.listed_versions import ListedVersions
 from stoker.index.side_index import SideIndex
-from stoker.index.version import IndexVersion, LoadedIndex, VersionWatch, opening_time, read_index
+from stoker.index.version import IndexVersion, ListedVersions, LoadedIndex, VersionWatch, opening_time, read_index
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files.regular import read_regular
 from stoker.storage.recorded_versions import describe_version, version_of_files
@@ -361,6 +360,46 @@ def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory, copy
     except (OSError, StokerError) as error:
         # A read-only cache may hold every shard all the same; a missing one gives its own error.
         logger.debug("can not keep the index in %s: %s", cache.root, error)
+
+
+def files_directory(base: Path, root: str, options: StorageOptions | None) -> CacheDirectory:
+    """The directory of a cache for files without an index. There is one for all versions: names of files tell these.
+
+    Args:
+        base: the directory of the caches.
+        root: directory or URL of the files.
+        options: as :func:`stoker.storage.open_store` has them.
+    """
+    return CacheDirectory(base, origin_of(root, options), "files")
+
+
+def side_directories(
+    root: str, cache_root: str | None, options: StorageOptions | None, *, beside: bool
+) -> tuple[Path, ...]:
+    """Directories for what was found out about files, the best first.
+
+    Args:
+        root: the files' directory or URL.
+        cache_root: the cache's directory, where one is named.
+        options: as :func:`stoker.storage.open_store` has them.
+        beside: whether it may lie among the files, where these are local.
+
+    Raises:
+        ConfigError: the cache's directory is a dataset.
+    """
+    directory = is_local(root)
+    default = default_cache(root, options) if directory is None else default_cache(os.path.realpath(directory), None)
+    first: list[Path] = []
+    if cache_root is not None:
+        base = Path(cache_root).absolute()
+        if directory is None or os.path.realpath(directory) != os.path.realpath(base):
+            refuse_dataset((base,), root)
+            first = [files_directory(base, root, options).path]
+        else:
+            first = [base]
+    elif beside and directory is not None:
+        first = [directory]
+    return tuple(dict.fromkeys([*first, default]))
 
 
 def caches_home() -> Path:

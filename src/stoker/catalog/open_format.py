@@ -11,11 +11,9 @@ from typing import Any, Final
 
 from stoker.cache.base import CacheSettings
 from stoker.cache.disk.disk_cache import DiskCache
-from stoker.catalog.detect import dataset_url, detect, refuse_shard_files
+from stoker.catalog.detect import dataset_url, detect, format_instead, refuse_shard_files
 from stoker.catalog.location import DatasetLocation, default_cache, open_indexed
-from stoker.catalog.missing import format_instead
-from stoker.catalog.split_files import files_of_split, hub_files, is_hub
-from stoker.catalog.splits import refuse_splits
+from stoker.catalog.splits import files_of_split, hub_files, is_hub, refuse_splits
 from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.unindexed.files_location import Files, is_pattern
 from stoker.catalog.unindexed.open_files import open_unindexed
@@ -35,9 +33,16 @@ from stoker.storage import RetryPolicy, Store, is_local, join_url
 from stoker.storage.unfinished import MARK, counted_files
 from stoker.types import StorageOptions
 
+logger = logging.getLogger(__name__)
+
 _SHARD_BYTES: Final = 1 << 26
 _MOST_SHARDS: Final = 1 << 20
 _NAME: Final = "synthetic"
+
+_MADE: Final = "synthetic"
+_INDEXED: Final = "mds"
+_CHUNKS: Final = "litdata"
+_NO_OPTIONS: Final = "format_options= go with a format= of files that are read as they are"
 
 
 class _NoFiles(DiskCache):
@@ -115,14 +120,6 @@ def index_or_headers(store: Store, side: SideIndex | None = None) -> LoadedIndex
         infos.append(info)
     index = Index(infos, where=store.url)
     return LoadedIndex(index, version_of_listing(index, listing))
-
-
-logger = logging.getLogger(__name__)
-
-_MADE: Final = "synthetic"
-_INDEXED: Final = "mds"
-_CHUNKS: Final = "litdata"
-_NO_OPTIONS: Final = "format_options= go with a format= of files that are read as they are"
 
 
 def refuse_options(where: str, options: Mapping[str, Any] | None) -> None:

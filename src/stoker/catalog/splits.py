@@ -2,17 +2,31 @@
 
 Reading them as one dataset would train on the test samples. A caller who names one directory with several splits in it is
 asked for one of them; a pattern or a list of files is read as given.
+
+The files of a split that has no folder of its own are found by the header of the dataset's README, else by their names. So
+datasets of the Hugging Face Hub are read, and copies of them elsewhere.
 """
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from stoker.errors import ConfigError
+from stoker.catalog.unindexed.files_location import Files, is_pattern, matching
+from stoker.display import counted
+from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError, StokerError, import_option
 from stoker.formats.common.compression import typed_name
+from stoker.index.index import INDEX_NAME
+from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
+from stoker.storage.unfinished import is_hidden
+from stoker.types import StorageOptions
+
+if TYPE_CHECKING:  # with its HTTP client it takes longer to import than most of the catalog
+    from stoker.storage.hub.hub_store import HubStore
 
 _SPLIT_OF: Final[Mapping[str, str]] = {
     "train": "train",
@@ -35,6 +49,18 @@ _FORM: Final = (
     r"(?P<before>.*[-_.])?(?P<word>{words})(?:[-_.]?[0-9].*)?(?:\.[a-z][a-z0-9]*){{1,2}}(?:-[0-9]+-of-[0-9]+)?"
 )
 _FILE: Final = re.compile(_FORM.format(words=_WORD), re.IGNORECASE)
+
+_DEFAULT: Final = "default"
+_MOST_NAMED: Final = 10
+_README: Final = "README.md"
+_MOST_README: Final = 16 << 20
+_HEADER: Final = re.compile(r"\A---[ \t]*\r?\n(?P<yaml>.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
+_TELLS: Final = re.compile(r"^configs[ \t]*:", re.MULTILINE)
+# Parts and sums of splits, as datasets writes them.
+_PART: Final = re.compile(r".+(?:\[.*\]|\+.+)")
+_WHOLE: Final = "A split is read whole: take a part by subset=, and several splits by streams="
+# Files that the Hub's repositories have beside data.
+_BESIDE: Final = re.compile(r"(?:.*/)?(?:README\.md|LICENSE[^/]*|\.git[^/]*|dataset_infos\.json)", re.IGNORECASE)
 
 
 def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False, whole: str = "") -> None:
@@ -129,3 +155,244 @@ def _refuse(root: str, above: str, splits: Mapping[str, str], folders: Iterable[
         f"{root} holds the splits {', '.join(f'{below}{name}' for name in sorted(splits.values()))} side by side, whose "
         f"samples would come as one dataset: choose one, as by {choice}, or take all of them on purpose, {whole}"
     )
+
+
+def is_hub(given: object) -> bool:
+    """Whether this is the URL of a dataset of the Hub, and not a pattern of its files."""
+    return isinstance(given, str) and given.lower().startswith("hf://") and not is_pattern(given)
+
+
+def hub_files(
+    url: str, split: str | None, options: StorageOptions | None, retry: RetryPolicy, stall_timeout: float
+) -> tuple[Files, str | None]:
+    """The files of a split, or of the only one.
+
+    Args:
+        url: of a dataset, or of a folder or a file in it.
+        split: the split's name, with that of its config before it and a slash between them where there are several configs;
+            ``None`` for the only split.
+        options, retry, stall_timeout: see :func:`stoker.storage.open_store`.
+
+    Returns:
+        URLs of the files, and no split; or what was given, where it names files as a path does on other stores: a file, a
+        folder without a split, or one that has an index.
+
+    Raises:
+        ConfigError: there are several configs or splits; names them.
+        ObjectNotFoundError: there is no such dataset or split.
+    """
+    store = cast("HubStore", open_store(url, options, retry=retry, stall_timeout=stall_timeout))
+    if store.folder and split is None:
+        return url, None
+    keys = [info.key for info in store.list()]
+    if INDEX_NAME in keys or (split is not None and any(key.startswith(f"{split}/") for key in keys)):
+        return url, split
+    data = _data(keys)
+    found = _told_files(data, split, {} if store.folder else store.card(), store.url)
+    if found is None:
+        return url, None  # the listing refuses splits side by side
+    if not found and split is not None:
+        told = sorted(splits_of(data)) or sorted({key.partition("/")[0] for key in data})
+        remedy = (
+            _WHOLE
+            if _PART.fullmatch(split)
+            else f"Name the files by a pattern, such as {store.url}/data/{split}-*.parquet"
+        )
+        raise ObjectNotFoundError(
+            f"{store.url}: neither its README nor the names of its {counted(len(data), 'file')} tell a split {split!r}; "
+            f"there are {_told(told)}. {remedy}",
+            url=store.url,
+        )
+    return [join_url(url, key) for key in found], None
+
+
+def files_of_split(
+    url: str | os.PathLike[str], split: str, options: StorageOptions | None, error: ObjectNotFoundError
+) -> list[str]:
+    """The files of a split below a directory or URL that has no folder for it.
+
+    Args:
+        url: the directory or URL; at its root the README of a copy of a dataset of the Hub may lie.
+        split: as :func:`hub_files` has it.
+        options: as :func:`stoker.storage.open_store` has them.
+        error: what the split's folder was missed with.
+
+    Raises:
+        ObjectNotFoundError: there are none, or the folder is there; says what is there.
+        ConfigError: the README has several configs, and the split is of none; names them.
+        MissingPackageError: the README tells the files, and PyYAML, which reads it, is not installed.
+    """
+    if is_pattern(url):
+        raise ObjectNotFoundError(f"{error}. A pattern names files itself: leave split= out", url=error.url) from error
+    store = open_store(url, options if is_local(url) is None else None)
+    try:
+        keys = [info.key for info in store.list()]
+    except IndexFileError:  # of a key that can not be asked for
+        raise
+    except StokerError:
+        raise error from None
+    if not keys or any(key.startswith(f"{split}/") for key in keys):
+        raise error
+    data = _data(keys)
+    found = _told_files(data, split, _card(store) if _README in keys else {}, store.url)
+    if found:
+        return [join_url(url, key) for key in found]
+    names = sorted({*splits_of(data), *(key.partition("/")[0] for key in data if "/" in key)})
+    near = difflib.get_close_matches(split, names, 1)
+    said = [str(error).rstrip(". ")]
+    if near and "did you mean" not in said[0]:
+        said.append(f"Did you mean split={near[0]!r}?")
+    if names:
+        said.append(f"Splits and folders there: {_told(names)}")
+    if _PART.fullmatch(split):
+        said.append(_WHOLE)
+    raise ObjectNotFoundError(". ".join(said).replace("?. ", "? "), url=error.url) from error
+
+
+def chosen_by_readme(url: str, store: Store) -> frozenset[str] | None:
+    """The data files of the only split of a dataset of the Hub, where its README tells; ``None`` where it does not.
+
+    Args:
+        url: what is read.
+        store: of it.
+
+    Raises:
+        ConfigError: there are several configs or splits; names them.
+    """
+    if not is_hub(url):
+        return None
+    hub = cast("HubStore", store)
+    if hub.folder:
+        return None
+    found = _told_files(_data([info.key for info in hub.list()]), None, hub.card(), hub.url)
+    return None if found is None else frozenset(found)
+
+
+def _data(keys: Sequence[str]) -> list[str]:
+    return [key for key in keys if not is_hidden(key) and not _BESIDE.fullmatch(key)]
+
+
+def _told_files(keys: Sequence[str], split: str | None, card: Mapping[str, Any], where: str) -> list[str] | None:
+    """The files of a split by the README or, where that tells none, by their names; ``None`` where neither is asked.
+
+    Raises:
+        ConfigError, ObjectNotFoundError: the README does not tell which, or tells others; names all.
+    """
+    if configs := _configs(card, keys, where):
+        return _of_configs(configs, split, where)
+    return None if split is None else keys_of_split(keys, split)
+
+
+def _card(store: Store) -> Mapping[str, Any]:
+    """The header of a README, where it tells splits.
+
+    Raises:
+        MissingPackageError: PyYAML is not installed.
+        ConfigError: the header is no YAML.
+    """
+    where = store.url_of(_README)
+    header = _HEADER.match(store.get(_README, max_bytes=_MOST_README).decode("utf-8", "replace"))
+    if header is None or not _TELLS.search(header["yaml"]):
+        return {}
+    yaml = import_option("yaml", f"{where} tells which files are of which split, and needs PyYAML", "pyyaml")
+    try:
+        if any(getattr(event, "anchor", None) for event in yaml.parse(header["yaml"], yaml.SafeLoader)):
+            raise ConfigError(f"{where}: anchors and aliases in its header are not read. Name the files by a pattern")
+        found = yaml.safe_load(header["yaml"])
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"{where}: its header is no YAML: {' '.join(str(error).split())}. Name the files by a pattern"
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+def _configs(card: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[str, dict[str, list[str]]]:
+    """Files of each split of each config, by the header of the README; the default config comes first.
+
+    Raises:
+        ConfigError: it names files that are not there.
+    """
+    entries = card.get("configs")
+    configs: dict[str, dict[str, list[str]]] = {}
+    for entry in entries if isinstance(entries, list) else ():
+        if not isinstance(entry, Mapping):
+            continue
+        name = str(entry.get("config_name", _DEFAULT))
+        below = str(entry.get("data_dir") or "").strip("/.")
+        splits: dict[str, list[str]] = {}
+        for split, patterns in _patterns(entry.get("data_files")):
+            prefixed = [f"{below}/{pattern}".lstrip("/") for pattern in patterns]
+            splits[split] = list(dict.fromkeys(key for pattern in prefixed for key in matching(pattern, keys)))
+            if not splits[split]:
+                raise ConfigError(
+                    f"{where}: its README says that split {split!r} of config {name!r} is {', '.join(prefixed)}, and no file "
+                    "matches. Name the files by a pattern instead"
+                )
+        if not splits and below:
+            inside = [key for key in keys if key.startswith(f"{below}/")]
+            splits = splits_of(inside) or {"train": inside}
+        if splits:
+            configs[name] = splits
+            if entry.get("default") is True or name == _DEFAULT:
+                configs = {name: configs.pop(name), **configs}
+                configs.setdefault(_DEFAULT, splits)
+    return configs
+
+
+def _patterns(files: Any) -> list[tuple[str, list[str]]]:
+    """Splits and the patterns of their files, of a ``data_files`` in any of its forms."""
+    if isinstance(files, str):
+        return [("train", [files])]
+    if isinstance(files, Mapping):
+        return [(str(split), _list(path)) for split, path in files.items()]
+    if not isinstance(files, list) or not files:
+        return []
+    if all(isinstance(one, str) for one in files):
+        return [("train", files)]
+    return [(str(one.get("split", "train")), _list(one.get("path"))) for one in files if isinstance(one, Mapping)]
+
+
+def _list(path: Any) -> list[str]:
+    return [str(one) for one in path] if isinstance(path, list) else [str(path)]
+
+
+def _of_configs(configs: Mapping[str, Mapping[str, list[str]]], split: str | None, where: str) -> list[str]:
+    """The files of the split that is asked for.
+
+    Raises:
+        ConfigError, ObjectNotFoundError: that is not clear, or there is none; names all.
+    """
+    alone = len({id(one) for one in configs.values()}) == 1
+    chosen = next(iter(configs.values())) if alone else configs.get(_DEFAULT)
+    names = [name for name in configs if name != _DEFAULT or alone]
+    config, slash, word = (split or "").rpartition("/")
+    if slash and config in configs:
+        chosen = configs[config]
+    elif slash:
+        chosen, word = chosen if alone else None, split or ""
+    everything = [f"{name}/{one}" for name in configs if name != _DEFAULT for one in configs[name]]
+    if chosen is None:
+        raise ConfigError(
+            f"{where} has the configs {_told(names)}: choose one of their splits, as by split={everything[0]!r} "
+            "of a StreamingDataset, or name its files by a pattern"
+        )
+    if split is None and len(chosen) == 1:
+        return next(iter(chosen.values()))
+    if split is None:
+        first = "train" if "train" in chosen else next(iter(chosen))
+        more = "" if alone else f", of its default config. Of all configs: {_told(everything)}"
+        raise ConfigError(
+            f"{where} has the splits {_told(list(chosen))}: choose one, as by split={first!r} of a StreamingDataset, or name "
+            f"its files by a pattern{more}"
+        )
+    if word not in chosen:
+        told = _told(list(chosen) if alone else everything)
+        raise ObjectNotFoundError(f"{where} has no split {split!r}, but {told}", url=where)
+    return chosen[word]
+
+
+def _told(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

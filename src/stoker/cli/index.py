@@ -65,7 +65,7 @@ def _build(chosen: argparse.Namespace) -> dict[str, Any]:
     from stoker.catalog.open_format import open_format
     from stoker.formats.registry import format_name
     from stoker.index.index import INDEX_NAME
-    from stoker.index.rebuild import rebuild_index
+    from stoker.index.shard_files import rebuild_index
     from stoker.storage import RetryPolicy, is_local, open_store
 
     if len(chosen.urls) > 1 or chosen.output is not None:

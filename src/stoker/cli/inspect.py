@@ -96,7 +96,7 @@ def _rows(facts: DatasetFacts) -> list[tuple[str, str]]:
 
 def _plain(text: str) -> str:
     """Text of a dataset without what moves a terminal."""
-    from stoker.inspection.render import printable
+    from stoker.inspection.facts import printable
 
     return printable(text, 1000)
 

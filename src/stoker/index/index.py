@@ -16,8 +16,7 @@ from stoker.formats.common.entries import column_names, entry_of, identity_line,
 from stoker.formats.common.hashing import fastest_hash
 from stoker.formats.litdata.index import Sizes
 from stoker.index.columnar_shards import FEW, ColumnarShards, LazyShards, different_kinds, sample_counts, to_columnar
-from stoker.index.parse_index import parse_index
-from stoker.index.regular_entries import read_regular_entries
+from stoker.index.parse_index import parse_index, read_regular_entries
 from stoker.lazy import cached_property
 from stoker.types import Ids
 

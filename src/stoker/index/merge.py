@@ -13,8 +13,7 @@ from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.entries import identity_of
 from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, collector_paused, sizes_in
-from stoker.index.parse_index import parse_index
-from stoker.index.regular_entries import EntryPattern, framed, in_frame, pattern_of, read_regular_entries
+from stoker.index.parse_index import EntryPattern, framed, in_frame, parse_index, pattern_of, read_regular_entries
 from stoker.policy import INDEXES_AT_ONCE
 from stoker.storage import Store, is_local, open_store
 from stoker.types import StorageOptions

@@ -3,35 +3,53 @@
 A dataset may be written anew in place, with the same names, counts and sizes. Where the index has hashes, they tell a shard
 of another version. Where it has none, the index and the shard are looked at again before a shard is believed: a writer
 replaces or removes the index before the first shard, or writes shards that are newer than what was opened.
+
+The clock of a store may differ from this machine's. So whether an object that was written about when the dataset was opened
+was there by then only the store can tell, and only then: by a listing in the background, 1,000 objects an answer, for which
+nothing waits unless such an object is fetched.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass, field
+from functools import cache
+from itertools import islice
 from typing import Any, Final, NoReturn
 
 import xxhash
 
 from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.threads import Threads
 from stoker.errors import (
     AccessDeniedError,
     DatasetChangedError,
     ObjectNotFoundError,
+    StokerError,
     StorageError,
     StorageTimeoutError,
 )
 from stoker.formats.common.hashing import fastest_hash
 from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, sizes_in
-from stoker.index.listed_versions import ListedVersions
 from stoker.index.side_index import SideIndex
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.recorded_versions import version_of_files
 from stoker.storage.versions import is_local_version, same_version, stable_version
+
+logger = logging.getLogger(__name__)
+
+_STORES: Final = ("s3://", "gs://", "az://")
+_MOST: Final = 10_000
+# Seconds for which a listing is waited for: then it is as if there were none.
+_PATIENCE: Final = 60.0
+
+_Listed = dict[str, tuple[str, int]]
 
 # By how much clocks of a store and of its readers may differ, in nanoseconds.
 _SKEW: Final = 5_000_000_000
@@ -43,6 +61,72 @@ _MOST_WAITS: Final = 20
 _SELDOM: Final = 5.0
 # Bytes of an index that takes longer to parse than its kept form to find.
 _LARGE: Final = 1 << 18
+
+
+@cache
+def _threads() -> Threads:
+    return Threads(4, "versions")
+
+
+class ListedVersions:
+    """The versions of a store's objects from about now on. Picklable, with what is known by then.
+
+    Args:
+        store: where the objects are. Those of more than 10,000, and of stores that can not list, are not known.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._home = os.getpid()
+        self._listed: _Listed | None = None
+        self._coming: Future[_Listed | None] | None = None
+        if store.url.startswith(_STORES):
+            self._coming = _threads().submit(lambda: _list(store))
+
+    def is_known_otherwise(self, store: Store, info: ObjectInfo) -> bool:
+        """Whether an object that was fetched is not the one that was listed.
+
+        Args:
+            store: where it is.
+            info: what the store said of it when it was fetched.
+        """
+        listed = (self._await() or {}).get(info.key)
+        if listed is None or listed == (info.version.strip('"'), info.modified):
+            return False
+        version, modified = listed
+        if modified != info.modified or not version:
+            return True
+        # Some stores write a version otherwise in a listing: then the object of that version is still there.
+        try:
+            store.get_ranges(info.key, [0], [min(1, info.size)], version=version)
+        except StokerError:
+            return True
+        return False
+
+    def _await(self) -> _Listed | None:
+        coming = self._coming
+        if coming is not None and self._home == os.getpid():
+            try:
+                self._listed = coming.result(_PATIENCE)
+            except (CancelledError, TimeoutError):
+                logger.debug("a listing has not come")
+            self._coming = None
+        return self._listed
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._coming is not None and self._coming.done():
+            self._await()
+        return {**self.__dict__, "_coming": None}
+
+
+def _list(store: Store) -> _Listed | None:
+    try:
+        found = list(islice(store.list(), _MOST + 1))
+    except StokerError as error:
+        logger.debug("the objects can not be listed: %s", error)
+        return None
+    if len(found) > _MOST:
+        return None
+    return {info.key: (info.version.strip('"'), info.modified) for info in found}
 
 
 @dataclass(frozen=True, slots=True)

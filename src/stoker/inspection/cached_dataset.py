@@ -1,13 +1,16 @@
-"""Checks what a cache holds of a dataset against the dataset's index."""
+"""Checks what a cache holds of a dataset against the dataset's index, and fetches again what differs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, is_cache_directory
@@ -15,15 +18,14 @@ from stoker.cache.open_cache import make_cache
 from stoker.catalog.detect import detect
 from stoker.catalog.location import origin_of
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.index.index import INDEX_NAME, Index
 from stoker.index.version import VersionWatch, opening_time, read_index
 from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task, first_samples
 from stoker.inspection.problems import Problem, VerifyReport
-from stoker.inspection.repair import fetch_again
 from stoker.storage import open_store
-from stoker.storage.files.own import PRIVATE
+from stoker.storage.files.own import PRIVATE, make_own_directory
 from stoker.types import StorageOptions
 
 _Group = list[tuple[int, int, ShardInfo]]
@@ -154,3 +156,48 @@ def _strange(root: Path, known: set[str]) -> list[str]:
     """Files of the cache that are none of the dataset's."""
     names = (item.key for item in open_store(root).list())
     return sorted(name for name in names if name not in known and name != INDEX_NAME and PRIVATE not in name.split("/"))
+
+
+def fetch_again(
+    cache: ShardCache, shards: Sequence[ShardInfo], is_whole: Callable[[], Sequence[str]]
+) -> tuple[bool, str]:
+    """Fetch what a cache holds of some shards anew. The old files come back where that fails or helps nothing.
+
+    Args:
+        cache: the cache, with a remote.
+        shards: shards, all of the same files.
+        is_whole: checks what the cache now holds of them; what is still wrong.
+
+    Returns:
+        Whether they are whole now, and a sentence about it.
+    """
+    info = shards[0]
+    private = cache.root / PRIVATE
+    moved: list[tuple[Path, Path]] = []
+
+    def put_back() -> None:
+        for path, aside in moved:
+            os.replace(aside, path)
+
+    try:
+        make_own_directory(private)
+        for file in (*info.raw, *info.zip):
+            path = cache.root / file.basename
+            aside = private / f"{quote(file.basename, safe='')[:200]}.{secrets.token_hex(8)}.aside"
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path, aside)
+                moved.append((path, aside))
+        cache.fetch(info)
+        wrong = is_whole()
+    except (StokerError, OSError) as error:
+        put_back()
+        return False, f"{cache.describe(info)} could not be fetched again: {error}"
+    except BaseException:
+        put_back()
+        raise
+    if wrong:
+        put_back()
+        return False, f"{cache.describe(info)} was fetched again, and is no better: {wrong[0]}"
+    for _, aside in moved:
+        aside.unlink(missing_ok=True)
+    return True, f"{cache.describe(info)} was fetched again"

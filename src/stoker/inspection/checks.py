@@ -21,6 +21,9 @@ from stoker.types import Buffer, Ids
 _CHUNK_BYTES: Final = 8 << 20
 _MOST_ROWS: Final = 4096
 
+Level = Literal["quick", "normal", "deep"]
+_DECODED: Final = 256 << 20
+
 
 def bad_samples(
     reader: ShardReader, size: int, columns: Sequence[str], stopped: Callable[[], bool]
@@ -85,11 +88,6 @@ def _load(values: list[Any]) -> None:
             _load(value)
         elif hasattr(value, "load") and hasattr(value, "getbands"):
             value.load()
-
-
-Level = Literal["quick", "normal", "deep"]
-
-_DECODED: Final = 256 << 20
 
 
 @dataclass(slots=True)

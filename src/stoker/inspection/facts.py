@@ -1,12 +1,120 @@
-"""The report of :func:`stoker.inspection.inspect`."""
+"""The report of :func:`stoker.inspection.inspect`, and values as text for people.
+
+Of long values it has the beginning, of arrays the shape, of pictures the size. Nothing in it moves a terminal.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal
 
-from stoker.inspection.render import Shown
+import numpy as np
+
+from stoker.display import escape
+from stoker.formats.mds.encodings.images import open_image
+from stoker.formats.one_file import SIGNATURES
+
+_TEXT: Final = 200
+_BYTES: Final = 24
+_NUMBERS: Final = 8
+_ITEMS: Final = 3
+
+Kind = Literal["null", "number", "text", "bytes", "array", "image", "list", "object", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The text that stands for a value.
+
+    Attributes:
+        kind: what it is.
+        text: its beginning, in printable characters.
+        length: characters of text, bytes, or items of a list.
+        dtype: of an array.
+        shape: of an array.
+        size: width and height of an image.
+        mode: of an image: ``RGB``, ``L``, ...
+        image: the image itself, as a ``PIL.Image``; not part of :meth:`as_dict`.
+    """
+
+    kind: Kind
+    text: str
+    length: int | None = None
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    size: tuple[int, int] | None = None
+    mode: str | None = None
+    image: Any = None
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """Plain values for JSON; what does not apply is left out."""
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "image"}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def show(value: Any) -> Shown:
+    """Render a value; of a long one only the beginning is read."""
+    if value is None:
+        return Shown("null", "null")
+    if isinstance(value, np.ndarray) and value.ndim:
+        return _array(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return show(value.item())
+    if isinstance(value, str):
+        return Shown("text", printable(value, _TEXT), len(value))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _bytes(value)
+    if hasattr(value, "getbands"):
+        return _image(value)
+    if isinstance(value, list | tuple):
+        inside = ", ".join(show(item).text for item in value[:_ITEMS])
+        return Shown("list", f"[{inside}{', ...' if len(value) > _ITEMS else ''}]", len(value))
+    if isinstance(value, Mapping):
+        return Shown("object", printable(json.dumps(value, default=repr, ensure_ascii=False), _TEXT), len(value))
+    if isinstance(value, bool | int | float):
+        return Shown("number", printable(repr(value), _TEXT))
+    return Shown("object", printable(str(value), _TEXT))
+
+
+def printable(text: str, most: int) -> str:
+    """The beginning of a text, with escapes for all that is not printable: a dataset's author is not trusted."""
+    return escape(text[:most]) + ("..." if len(text) > most else "")
+
+
+def _array(value: np.ndarray[Any, Any]) -> Shown:
+    head = value.reshape(-1)[:_NUMBERS] if value.flags.c_contiguous else value.ravel()[:_NUMBERS]
+    numbers = " ".join(printable(str(number), 40) for number in head.tolist())
+    text = f"{value.dtype.name} {value.shape}: {numbers}{' ...' if value.size > _NUMBERS else ''}"
+    return Shown("array", text, dtype=value.dtype.name, shape=value.shape)
+
+
+def _bytes(value: bytes | bytearray | memoryview) -> Shown:
+    head = bytes(value[:_BYTES])
+    if any(mark and head.startswith(mark) for mark in SIGNATURES.values()):
+        image = _opened(value)
+        if image is not None:
+            shown = _image(image)
+            return replace(shown, text=f"{len(value):,} bytes: {shown.text}", length=len(value))
+    first = printable(repr(head)[2:-1], 4 * _BYTES) + ("..." if len(value) > _BYTES else "")
+    text = f"{len(value):,} bytes{': ' if first else ''}{first}"
+    return Shown("bytes", text, len(value))
+
+
+def _opened(value: bytes | bytearray | memoryview) -> Any:
+    """An image file as an image, if it is one and Pillow is there."""
+    try:
+        return open_image(io.BytesIO(value))
+    except Exception:  # noqa: BLE001 - then it is shown as bytes
+        return None
+
+
+def _image(value: Any) -> Shown:
+    width, height = value.size
+    kind = getattr(value, "format", None) or "image"
+    return Shown("image", f"{kind} {width}x{height} {value.mode}", size=(width, height), mode=value.mode, image=value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""The checks of a dataset that has an ``index.json``."""
+"""The checks of a dataset that has an ``index.json``, and the repair of a lost index."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,13 @@ from typing import Final
 from stoker.errors import CorruptDataError, FormatError, ObjectNotFoundError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import parse_compression
-from stoker.index.index import INDEX_NAME, Index, load_index
+from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, load_index
+from stoker.index.shard_files import rebuild_index
 from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task, first_samples
 from stoker.inspection.problems import Problem
 from stoker.storage import Store
 from stoker.storage.files.own import PRIVATE
-from stoker.types import Buffer
+from stoker.types import Buffer, StorageOptions
 
 _THREADS: Final = 16
 
@@ -137,3 +139,32 @@ def _is_ours(key: str, known: Iterable[str]) -> bool:
     if key == INDEX_NAME or key.startswith(f"{INDEX_NAME}.damaged") or PRIVATE in key.split("/"):
         return True
     return name == INDEX_NAME and any(one.startswith(f"{folder}/") for one in known)
+
+
+def rebuild(store: Store, options: StorageOptions | None) -> tuple[str, ...]:
+    """Rebuild a dataset's index from its shards. An existing index is renamed and stays next to the new one.
+
+    Returns:
+        What was done.
+
+    Raises:
+        StokerError: it can not be made; then all is as before.
+    """
+    old: bytes | None = None
+    aside = ""
+    with contextlib.suppress(ObjectNotFoundError):
+        old = store.get(INDEX_NAME, max_bytes=MOST_BYTES)
+    if old is not None:
+        number = 0
+        while store.exists(aside := f"{INDEX_NAME}.damaged" + (f".{number}" if number else "")):
+            number += 1
+        store.put(aside, old)
+    try:
+        index = rebuild_index(store.url, exist_ok=True, storage_options=options)
+    except BaseException:
+        if old is not None:
+            store.delete(aside)
+        raise
+    kept = f"; the old one is now {store.url_of(aside)}" if old is not None else ""
+    said = f"{store.url_of(INDEX_NAME)} was made anew from {len(index)} shards with {index.samples} samples{kept}"
+    return (f"{said}. Shards that are missing at the end can not be noticed",)

@@ -13,9 +13,8 @@ from stoker.cache.base import CacheSettings
 from stoker.catalog.detect import dataset_url, detect
 from stoker.catalog.open_format import refuse_options
 from stoker.catalog.tables.lance import find_lance, open_lance
-from stoker.catalog.tables.marks import TABLE_FORMATS
+from stoker.catalog.tables.marks import TABLE_FORMATS, TableSnapshot
 from stoker.catalog.tables.open_table import find_version
-from stoker.catalog.tables.snapshot import TableSnapshot
 from stoker.catalog.unindexed.files_location import source_of
 from stoker.catalog.unindexed.find_files import as_file
 from stoker.catalog.unindexed.open_files import unindexed_format
@@ -24,11 +23,10 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.lance.reader import NAME as LANCE
 from stoker.formats.registry import format_name
 from stoker.index.index import Index, load_index
-from stoker.inspection.facts import ColumnFacts, DatasetFacts, shape_of
+from stoker.inspection.facts import ColumnFacts, DatasetFacts, Shown, shape_of
 from stoker.inspection.previews import preview_files, preview_shard
 from stoker.inspection.read_files import FileReader
-from stoker.inspection.render import Shown
-from stoker.inspection.unindexed.facts import inspect_unindexed
+from stoker.inspection.unindexed_files import inspect_unindexed
 from stoker.storage import Store, is_local, open_store
 from stoker.storage.files.locked_folder import LockedFolder
 from stoker.types import StorageOptions

@@ -13,8 +13,8 @@ from stoker.errors import CorruptDataError, MissingPackageError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.registry import get_format
+from stoker.inspection.facts import Shown, printable, show
 from stoker.inspection.read_files import FileReader
-from stoker.inspection.render import Shown, printable, show
 from stoker.storage import is_local
 from stoker.types import Buffer
 

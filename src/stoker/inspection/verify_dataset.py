@@ -23,11 +23,10 @@ from stoker.errors import ConfigError, FormatError
 from stoker.formats.registry import format_name
 from stoker.inspection.cached_dataset import verify_cache
 from stoker.inspection.checks import Checker, CheckPlan, Level, Outcome, Task
-from stoker.inspection.indexed import plan_index
+from stoker.inspection.indexed import plan_index, rebuild
 from stoker.inspection.problems import VerifyReport
 from stoker.inspection.read_files import FileReader
-from stoker.inspection.repair import rebuild
-from stoker.inspection.unindexed.verify import plan_unindexed
+from stoker.inspection.unindexed_files import plan_unindexed
 from stoker.policy import processor_count
 from stoker.storage import is_local, open_store
 from stoker.storage.files.locked_folder import LockedFolder

@@ -20,11 +20,11 @@ from stoker.storage.files.file_errors import file_errors, open_target
 from stoker.storage.files.regular import open_regular
 from stoker.storage.files.walk import walk_files, walk_named
 from stoker.storage.store import Store
-from stoker.storage.transfer.stream import Made
 from stoker.storage.types import (
     Arrival,
     BufferLike,
     Chunks,
+    Made,
     NewHash,
     ObjectInfo,
     PutData,

@@ -1,4 +1,4 @@
-"""Types and checks that all kinds of store share."""
+"""Types, checks and the making of chunks that all kinds of store share."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ NewHash: TypeAlias = Callable[[], Any]
 
 PutData: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
 """Data to put: one buffer, or several that follow each other."""
+
+PART = 8 << 20
+"""Bytes of one part of an upload. What is not larger goes in one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +131,36 @@ def check_size(size: int, max_bytes: int | None, url: str) -> None:
     """
     if max_bytes is not None and size > max_bytes:
         raise StorageError(f"{url}: the object has {size} bytes, but at most {max_bytes} are expected.", url=url)
+
+
+class Made:
+    """The chunks of an object, made once for each attempt to write it.
+
+    Attributes:
+        error: what making them raised. It is the caller's own, told apart by this from errors of the store.
+    """
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[BufferLike]:
+        try:
+            yield from self._chunks()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+def first_part(chunks: Iterator[BufferLike]) -> tuple[list[bytes], bool]:
+    """Copies of the chunks up to about :data:`PART` bytes, and whether there may be more of them."""
+    taken: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        taken.append(bytes(chunk))
+        size += len(taken[-1])
+        if size > PART:
+            return taken, True
+    return taken, False

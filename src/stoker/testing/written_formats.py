@@ -13,7 +13,7 @@ from stoker.formats.common.entries import entry_of
 from stoker.formats.common.hashing import hash_hex
 from stoker.index.index import load_index
 from stoker.index.merge import merge_index
-from stoker.index.rebuild import rebuild_index
+from stoker.index.shard_files import rebuild_index
 from stoker.storage import open_store
 from stoker.testing.formats import FormatTests
 from stoker.testing.values import raised, undefined

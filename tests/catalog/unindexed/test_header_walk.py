@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from s3server import Bucket
 from stoker.cache.disk import disk_cache
 from stoker.catalog.location import DatasetLocation
-from stoker.catalog.unindexed import header_walk as stepping
+from stoker.catalog.unindexed import inspect_headers as stepping
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import CorruptDataError
 from stoker.formats.common.byte_source import MappedSource, check_range
@@ -191,7 +191,7 @@ def test_what_had_better_be_fetched_whole_is(
     assert place.index.sizes.tolist() == [len(sizes)] * 3
     assert len(list(cache_of(tmp_path / "cache").glob(f"*.{name}"))) == 3
     # Beside the files themselves, some heads, and the records that tell of features.
-    assert size <= sum(asked) < 1.5 * size + 3 * 9 * stepping._BLOCK
+    assert size <= sum(asked) < 1.5 * size + 3 * 9 * stepping._STEP_BLOCK
     asked.clear()
     assert texts(place)[:SAMPLES] == [f"text {number}" for number in range(SAMPLES)]
     assert not asked

@@ -13,7 +13,7 @@ from stoker.errors import ImageError
 from stoker.formats.mds.encodings.images import open_image
 from stoker.formats.mds.encodings.registry import get_encoding
 from stoker.image import decode
-from stoker.inspection.render import show
+from stoker.inspection.facts import show
 
 USUAL = (
     "JPEG",

@@ -12,7 +12,7 @@ import pytest
 
 from patience import PATIENCE
 from stoker.cache.base import CacheSettings
-from stoker.cache.disk.claims import Claims
+from stoker.cache.disk.small_fetches import Claims
 from stoker.catalog.location import open_indexed
 from stoker.cluster import World
 from stoker.concurrency.shared.counters import Count

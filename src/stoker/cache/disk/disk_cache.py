@@ -4,7 +4,7 @@ A shard's file is in the cache by rename, whole and verified, or it is not there
 
 * ``<root>/.stoker/<name>.part`` is a download under way. The process that writes it holds an exclusive ``flock``; the kernel
   drops that with the process, so a killed download is taken over, or removed by the next process that opens the cache.
-* ``<root>/.stoker/claims`` has locks of the small files that are being fetched, see :mod:`.claims`; each is in
+* ``<root>/.stoker/claims`` has locks of the small files that are being fetched, see :mod:`.small_fetches`; each is in
   memory until it is whole and verified, and has a part file but for a moment.
 * ``<root>/.stoker/room``, only with a limit, counts the bytes that files have or will have; see :mod:`.quota`.
 * ``<root>/<basename>`` is a shard file. A process that has it mapped holds a lock that stands for it, see

@@ -1,27 +1,189 @@
-"""Small objects of a store are put into a cache on disk: claimed, checked in memory, written and renamed into place."""
+"""Small objects of a store are put into a cache on disk: claimed, checked in memory, written and renamed into place.
+
+By claims, processes and threads divide files that are being fetched. A claim is a lock of one byte of the file
+``.stoker/claims``, whose offset is a hash of the file's name: one system call, where a part file with a lock of its own takes
+four. The kernel drops the locks with the process, however it ends. What is fetched is in memory until it is whole, so a claim
+has nothing else to keep.
+
+Among a hundred threads it takes ten times as long to have Python's lock again as the kernel takes to answer. So it is kept
+where the kernel can answer at once, and never where a device or a server might have to.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import os
-from collections.abc import Sequence
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
-from stoker.cache.disk.claims import Claims
 from stoker.cache.disk.directory_files import DirectoryFiles, unlink
 from stoker.cache.disk.in_use import lock_offset
 from stoker.cache.disk.quota import PART
+from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.formats.base import FileInfo
-from stoker.storage.files.calls import FILE_CALLS, HELD_CALLS, exists_at_once
 from stoker.storage.files.copying import write_all
+from stoker.storage.files.mounts import LOCAL_FILE_SYSTEMS, file_system_of
+from stoker.storage.files.own import open_own
 from stoker.storage.types import BufferLike
+
+_NAME: Final = "claims"
+
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_MODE: Final = 0o666
+_keeping = ctypes.PyDLL(None, use_errno=True)
+
+
+class Claims:
+    """The claims of one cache. Thread-safe; picklable: a copy has none, as a forked child has none.
+
+    Args:
+        folder: the cache's private directory, which must be there when something is claimed.
+        patience: seconds after which the claim of another process is not respected any more, from when it was first met.
+
+    Attributes:
+        is_local: whether the folder is on a file system of this machine alone, where the kernel itself has locks and names;
+            known once a file was claimed.
+        in_memory: whether it is on one whose files are memory, where nothing waits for a device.
+    """
+
+    def __init__(self, folder: str, patience: float) -> None:
+        self._folder, self._patience = folder, patience
+        self._descriptor = -1
+        self.is_local = self.in_memory = False
+        self._reset()
+        reset_in_children(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._mine: set[str] = set()
+        # Since when others have been fetching what is waited for: if a process is stopped, all that it fetches stalls.
+        self._met: dict[str, float] = {}
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: closing a copy of the descriptor ends no lock of the parent's."""
+        self.__del__()
+        self._reset()
+
+    def __getstate__(self) -> tuple[str, float]:
+        return self._folder, self._patience
+
+    def __setstate__(self, state: tuple[str, float]) -> None:
+        Claims.__init__(self, *state)
+
+    def take(self, name: str) -> bool:
+        """Claim a file, until :meth:`release` or the end of this process; whether nobody else does.
+
+        Raises:
+            OSError: the private directory is not there, or can not be written to.
+        """
+        with self._lock:
+            if name in self._mine:
+                return False
+            if self._descriptor < 0 or (not self._mine and not os.fstat(self._descriptor).st_nlink):
+                self._open()
+            offset = lock_offset(name)
+            # Where the file system has no such locks, no byte is ever locked by another.
+            locked = lock_byte(self._descriptor, offset, "exclusive", at_once=self.is_local)
+            if not locked and is_byte_locked(self._descriptor, offset):
+                return False
+            self._mine.add(name)
+            self._met.pop(name, None)
+            return True
+
+    def _open(self) -> None:
+        """Open the file: anew where the cache was removed since."""
+        self.__del__()
+        self._descriptor = open_own(f"{self._folder}/{_NAME}")
+        kind = file_system_of(self._folder)
+        self.is_local, self.in_memory = kind in LOCAL_FILE_SYSTEMS, kind == "tmpfs"
+
+    def release(self, name: str) -> None:
+        """Give up a claim."""
+        with self._lock:
+            self._mine.discard(name)
+            with contextlib.suppress(OSError):
+                unlock_byte(self._descriptor, lock_offset(name), at_once=self.is_local)
+
+    def is_stalled(self, name: str) -> bool:
+        """Whether another process has had a claim for too long, which this one waits for."""
+        with self._lock:
+            return time.monotonic() > self._met.setdefault(name, time.monotonic()) + self._patience
+
+    # Bound as a default: at the interpreter's end a module's names are gone.
+    def __del__(self, close: Any = os.close) -> None:
+        # Not twice: a process that is forked in between would close what has the number by then.
+        descriptor, self._descriptor = self.__dict__.get("_descriptor", -1), -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                close(descriptor)
+
+
+class FileCalls(NamedTuple):
+    """Calls that make a file; errors are those of Python's.
+
+    Attributes:
+        create: a descriptor to write to a file that is not there yet.
+        close: close a descriptor.
+        rename: give a file another name, in place of one that may be there.
+    """
+
+    create: Callable[[str], int]
+    close: Callable[[int], None]
+    rename: Callable[[str, str], None]
+
+
+def exists_at_once(path: str) -> bool:
+    """Whether something is at a path, on a file system of this machine alone: asked without letting go of Python's lock.
+
+    An error is taken for yes: who asks then is to look with ``os.stat``.
+    """
+    return _keeping.access(os.fsencode(path), os.F_OK) == 0 or ctypes.get_errno() != errno.ENOENT
+
+
+def _create(path: str) -> int:
+    return os.open(path, _NEW_FILE, _MODE)
+
+
+def _create_at_once(path: str) -> int:
+    descriptor: int = _keeping.open(os.fsencode(path), _NEW_FILE, _MODE)
+    if descriptor < 0:
+        raise _error(path)
+    return descriptor
+
+
+def _close_at_once(descriptor: int) -> None:
+    if _keeping.close(descriptor):
+        raise _error(None)
+
+
+def _rename_at_once(path: str, to: str) -> None:
+    if _keeping.rename(os.fsencode(path), os.fsencode(to)):
+        raise _error(path)
+
+
+def _error(path: str | None) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code), path)
+
+
+FILE_CALLS: Final = FileCalls(_create, os.close, os.rename)
+"""Python's own."""
+
+HELD_CALLS: Final = FileCalls(_create_at_once, _close_at_once, _rename_at_once)
+"""For file systems whose files are memory."""
 
 
 class SmallFetches:
-    """Fetches of small files: each is claimed, and what has arrived put into its place; see :mod:`.claims`.
+    """Fetches of small files: each is claimed, and what has arrived put into its place.
 
     Args:
         files: of the cache.
-        patience: see :class:`~stoker.cache.disk.claims.Claims`.
+        patience: see :class:`Claims`.
 
     Attributes:
         claims: the claims of the cache's files.

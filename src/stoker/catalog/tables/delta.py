@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
-from stoker.catalog.tables.snapshot import TableSnapshot
+from stoker.catalog.tables.marks import TableSnapshot
 from stoker.catalog.unindexed.files_location import FilesLocation, check_exists
 from stoker.catalog.unindexed.inspect_headers import StoreSource
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError, StorageError, import_option

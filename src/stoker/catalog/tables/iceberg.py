@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from stoker.catalog.tables.avro import MAGIC, plain_avro
-from stoker.catalog.tables.snapshot import TableSnapshot
+from stoker.catalog.tables.marks import TableSnapshot
 from stoker.catalog.unindexed.files_location import source_of
 from stoker.display import redact_url
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, StorageError, import_option

@@ -1,16 +1,21 @@
-"""Detects tables by the files of their logs: a table's Parquet files alone hold rows that were deleted or replaced."""
+"""Tables: detected by the files of their logs, and a version's data files.
+
+A table's Parquet files alone hold rows that were deleted or replaced.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from stoker.catalog.unindexed.files_location import FilesLocation
 from stoker.errors import ConfigError, StokerError
-from stoker.storage import Store, is_local
+from stoker.formats.common.inspect_header import Partition
+from stoker.storage import Store, is_local, join_url
 
 _MARKS: Final = re.compile(
     r"(?P<folder>(?:.*/)?)(?:"
@@ -27,6 +32,35 @@ _FOLDERS: Final = ("_delta_log", "metadata", ".hoodie", "_versions")
 _REMOTE: Final = _FOLDERS[:2]
 TABLE_FORMATS: Final = ("delta", "iceberg", "lance")
 """Kinds of tables that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """A version of a table.
+
+    Attributes:
+        files: its data files, in the order of their names.
+        columns: the names of its columns, in order.
+        version: in words, which version it is.
+        remedy: the option that opens this version again.
+        partitions: values of columns that the log tells, by file; empty where the files hold all columns.
+    """
+
+    files: FilesLocation
+    columns: tuple[str, ...]
+    version: str
+    remedy: str
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+
+    @property
+    def urls(self) -> list[str]:
+        """Its data files, each by its path or URL."""
+        return [join_url(self.files.root, key) for key in self.files.keys or ()]
+
+    @property
+    def told(self) -> str:
+        """The version for states, and how to open it."""
+        return f"{self.version} (format_options={self.remedy})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from stoker.catalog.tables.delta import delta_snapshot
 from stoker.catalog.tables.iceberg import SETTINGS as ICEBERG_SETTINGS
 from stoker.catalog.tables.iceberg import iceberg_snapshot
 from stoker.catalog.tables.lance import open_lance
-from stoker.catalog.tables.snapshot import TableSnapshot
+from stoker.catalog.tables.marks import TableSnapshot
 from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError, ObjectNotFoundError

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from stoker.display import counted, redact_url
 from stoker.errors import ConfigError, ObjectNotFoundError
-from stoker.storage import is_local
+from stoker.storage import is_local, join_url
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.unfinished import is_hidden
 
@@ -89,6 +89,30 @@ def source_of(given: Files) -> FilesLocation:
     if twice:
         raise ConfigError(f"the list of files has {min(twice)!r} twice")
     return FilesLocation(root, keys=tuple(keys))
+
+
+def files_location(
+    remote: Files | FilesLocation | None, local: str | os.PathLike[str] | None, split: str | None
+) -> tuple[FilesLocation, str | None]:
+    """The files, and the cache's directory where one is named.
+
+    Args:
+        remote: a directory or URL prefix, a file, a pattern, or a list of files; or what was made of these.
+        local: the directory of the cache; without ``remote`` that of the files.
+        split: a sub-directory of both.
+
+    Raises:
+        ConfigError: neither is given, or ``split`` goes with a list.
+    """
+    given = local if remote is None else remote
+    if given is None:
+        raise ConfigError("give remote= or local=: where the files are")
+    if split is not None:
+        if not isinstance(given, str | os.PathLike):
+            raise ConfigError("split= needs one directory, not a list of files")
+        given = join_url(given, split)
+    cache_root = None if local is None or remote is None else os.path.join(os.path.expanduser(local), split or "")
+    return given if isinstance(given, FilesLocation) else source_of(given), cache_root
 
 
 def as_named(source: FilesLocation, keys: Iterable[str]) -> FilesLocation | None:

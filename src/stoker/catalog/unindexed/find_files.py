@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
-from stoker.catalog.split_files import chosen_by_readme
-from stoker.catalog.splits import refuse_splits
+from stoker.catalog.splits import chosen_by_readme, refuse_splits
 from stoker.catalog.tables.marks import refuse_inside, refuse_table, table_of
 from stoker.catalog.unindexed.files_location import FilesLocation, as_named, no_files, no_match
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, saved_files

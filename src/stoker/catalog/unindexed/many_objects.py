@@ -40,6 +40,13 @@ from stoker.types import Ids
 
 _CHUNK: Final = 4096
 
+logger = logging.getLogger(__name__)
+MANY: Final = 1 << 16
+"""Objects from which on they are held as arrays."""
+# The number at its end rises when the arrays or the header change.
+_MAGIC: Final = b"stokobj\1"
+_PIECE: Final = 1 << 16
+
 
 class ObjectShards(SampleFiles):
     """Objects of a store.
@@ -102,16 +109,6 @@ class ObjectShards(SampleFiles):
         key, version, _ = text.split("\0")
         file = ObjectInfo(key, self._sizes[number], version)
         return ShardInfo(self.format, 1, (whole_file(file, in_place=False),), (), None, self.spec)
-
-
-logger = logging.getLogger(__name__)
-
-MANY: Final = 1 << 16
-"""Objects from which on they are held as arrays."""
-
-# The number at its end rises when the arrays or the header change.
-_MAGIC: Final = b"stokobj\1"
-_PIECE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)

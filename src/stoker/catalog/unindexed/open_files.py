@@ -24,11 +24,18 @@ from urllib.parse import unquote
 from stoker.arguments import check_argument
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.open_cache import make_cache
-from stoker.catalog.location import DatasetLocation, SourceLocation, default_cache, locate, origin_of
-from stoker.catalog.source_args import files_directory, files_location, side_directories
+from stoker.catalog.location import (
+    DatasetLocation,
+    SourceLocation,
+    default_cache,
+    files_directory,
+    locate,
+    origin_of,
+    side_directories,
+)
 from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.unindexed.file_facts import load_facts, save_facts, taking_turns
-from stoker.catalog.unindexed.files_location import Files, FilesLocation
+from stoker.catalog.unindexed.files_location import Files, FilesLocation, files_location
 from stoker.catalog.unindexed.find_files import SourceFiles, find_files
 from stoker.catalog.unindexed.inspect_headers import FetchedFiles, HeaderReader
 from stoker.catalog.unindexed.many_objects import ManyObjects, many_objects
@@ -47,9 +54,14 @@ from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
 from stoker.storage.recorded_versions import version_of_files
 from stoker.types import StorageOptions
 
+logger = logging.getLogger(__name__)
+
 # How Hive spells a null in a directory's name.
 _HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]{0,17}")
+
+OnBadFiles: TypeAlias = Literal["error", "skip"]
+"""Treatment of a file that is not of the format, or is damaged."""
 
 
 def partitions_of(keys: Sequence[str], where: str) -> dict[str, Partition]:
@@ -93,12 +105,6 @@ def _is_integer(value: str | None) -> bool:
 
 def _typed(value: str | None, numeric: bool) -> Any:
     return int(value) if numeric and value is not None else value
-
-
-logger = logging.getLogger(__name__)
-
-OnBadFiles: TypeAlias = Literal["error", "skip"]
-"""Treatment of a file that is not of the format, or is damaged."""
 
 
 def unindexed_format(name: str) -> Format:

@@ -10,8 +10,8 @@ from typing import Any
 
 from stoker.cache.base import CacheSettings
 from stoker.cache.disk.disk_cache import DiskCache
+from stoker.catalog.detect import format_instead
 from stoker.catalog.location import DatasetLocation
-from stoker.catalog.missing import format_instead
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError, ObjectNotFoundError, StateError
 from stoker.index.index import Index, load_index

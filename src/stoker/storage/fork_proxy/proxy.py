@@ -33,8 +33,7 @@ from stoker.errors import ConfigError, StorageError
 from stoker.storage.files.copying import fill
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
-from stoker.storage.transfer.stream import Made, first_part
-from stoker.storage.types import Arrival, BufferLike, Chunks, NewHash, ObjectInfo, at_hand
+from stoker.storage.types import Arrival, BufferLike, Chunks, Made, NewHash, ObjectInfo, at_hand, first_part
 from stoker.types import HeldBytes
 
 # A fresh interpreter finds modules where this one does, even where sys.path was changed by hand.

@@ -19,8 +19,7 @@ from stoker.storage.files.file_errors import file_errors, open_target
 from stoker.storage.files.regular import open_regular
 from stoker.storage.local import LocalStore, check_local_version, file_info
 from stoker.storage.transfer.settings import over_parts
-from stoker.storage.transfer.stream import PART
-from stoker.storage.types import BufferLike, NewHash, ObjectInfo, check_range, check_ranges, check_size
+from stoker.storage.types import PART, BufferLike, NewHash, ObjectInfo, check_range, check_ranges, check_size
 
 ALIGNED: Final = 4096
 """Alignment of offsets, sizes and memory for O_DIRECT: no device of today needs more."""

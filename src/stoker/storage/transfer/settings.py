@@ -13,7 +13,7 @@ from stoker.concurrency.threads import Threads
 from stoker.display import nearest
 from stoker.errors import ConfigError
 from stoker.lazy import INSTALL_BENCH, plugins
-from stoker.storage.transfer.stream import PART
+from stoker.storage.types import PART
 from stoker.storage.url import Location
 from stoker.units import parse_bytes, parse_count
 

@@ -1,1 +1,0 @@
-"""Facts and checks of files without an index."""
