@@ -71,7 +71,6 @@ class ShardCache(ABC):
     Args:
         root: the directory that they are read from, or would be.
         store: where shards come from; ``None`` if the directory itself is the dataset.
-        settings: see :class:`CacheSettings`.
         watch: tells whether what is fetched, or read in place, is of the version that was opened; ``None`` where names of
             files have versions.
 
@@ -161,7 +160,6 @@ class ShardCache(ABC):
         """Bring a shard's raw files into the cache.
 
         Args:
-            info: the shard.
             wait: wait for another process or thread that is fetching it. Otherwise ``False`` is returned in that case.
             if_full: what to do where the cache is at its limit; see :data:`IfFull`. ``False`` is returned where the
                 file was not fetched for it.
@@ -224,7 +222,6 @@ class ShardCache(ABC):
         """Check small shards that were claimed, and put them into the cache; their claims end.
 
         Args:
-            infos: the shards.
             answers: what :meth:`try_request` gave for each; ``None`` where it was not asked.
 
         Returns:
@@ -235,8 +232,6 @@ class ShardCache(ABC):
         """Put a file into the cache, whole, in place of one that may be there.
 
         Args:
-            name: its path below the root.
-            data: its bytes.
             limited: count the file toward the limit, and do not write it where eviction does not free enough space.
 
         Raises:
@@ -247,7 +242,6 @@ class ShardCache(ABC):
         """Say how many processes of this node read this dataset at once.
 
         Args:
-            processes: how many, this one included.
             spare: bytes of shards that this process keeps for the others when it has read them, where they are in memory.
         """
 
@@ -278,11 +272,7 @@ class ShardCache(ABC):
             self.early.append(number)
 
     def _attempted(self, fetch: Callable[[], _T]) -> _T:
-        """Run a fetch, and again where its checks on arrival find what came corrupt; its result.
-
-        Raises:
-            DatasetChangedError: the dataset was written anew meanwhile.
-        """
+        """Run a fetch, and again where its checks on arrival find what came corrupt; its result."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return fetch()
@@ -374,11 +364,7 @@ class ShardCache(ABC):
             raise CorruptDataError(f"{self.store.url_of(file.basename)} has {size} bytes, the index says {file.bytes}")
 
     def _hash_of(self, file: FileInfo) -> str | None:
-        """Name of the hash that a whole file is checked against; ``None`` for none.
-
-        Raises:
-            ConfigError: the one that is asked for is not in the index.
-        """
+        """Name of the hash that a whole file is checked against; ``None`` for none."""
         name = self.settings.validate_hash
         if file.part is not None or name is False:  # hashes are of whole files; the format checks its own
             return None

@@ -33,11 +33,8 @@ def unpack_file(store: Store, packed: FilePart, codec: str, size: int, into: Pat
     """Fetch a compressed file, unless it is local, and decompress it in a few MB of memory.
 
     Args:
-        store: where it is.
-        packed: the file, whole.
         codec: ``gz`` or ``zstd``; a file may consist of several streams.
         size: bytes that must come out; :data:`~stoker.formats.base.UNKNOWN` where nothing tells.
-        into: file to be written.
         scratch: name that stretches of the compressed file may have meanwhile.
 
     Returns:

@@ -127,7 +127,6 @@ def refuse_dataset(bases: tuple[Path, ...], source: str) -> None:
 
     Args:
         bases: the directory that the user named, and the one of the split.
-        source: where the dataset comes from.
 
     Raises:
         ConfigError: there is an ``index.json``.

@@ -331,11 +331,7 @@ class _Memory:
         self.allocation: SharedAllocation | None = None
 
     def take(self, size: int) -> HeldBytes:
-        """So many bytes, to be filled.
-
-        Raises:
-            StorageFullError: there are none that can be shared.
-        """
+        """So many bytes, to be filled."""
         if self._shared is None:
             return (np.empty(size, np.uint8) if size < LEAST else _BLOCKS.take(size)).view(HeldBytes)
         with _as_full():

@@ -94,10 +94,6 @@ class _KeptFile:
 class SharedAllocation:
     """Memory for one shard, which this process fetches. What is not published goes with this object.
 
-    Args:
-        file: what it is a part of.
-        start, size: its bytes there.
-
     Attributes:
         data: the memory, to be filled.
     """
@@ -208,11 +204,7 @@ class NodeShards:
             yield first + at, _Entry.of(lines[at : at + _SIZE])
 
     def _opened(self, entry: _Entry, place: int) -> _ReadFile:
-        """A shard's file, to be read; ``place`` is where the table has the shard.
-
-        Raises:
-            OSError: there is no such file, or it can not be had here.
-        """
+        """A shard's file, to be read; ``place`` is where the table has the shard."""
         with self._lock:
             mine = self._kept.get(entry.nonce)
             if mine is not None:

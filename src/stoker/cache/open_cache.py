@@ -26,8 +26,6 @@ def make_cache(
 
     Args:
         root: the directory of files that are read where they lie, or of the cache.
-        store, settings, watch: see :class:`~stoker.cache.base.ShardCache`.
-        known: see :class:`~stoker.cache.disk.disk_cache.DiskCache`.
 
     Raises:
         ConfigError: local files are to be read into memory, and not held there.

@@ -73,7 +73,6 @@ def write_origin(private: Path, origin: CacheOrigin) -> None:
 
     Args:
         private: the cache's directory ``.stoker``, which is there.
-        origin: what to note.
 
     Raises:
         CacheError: the note is there, and is of another dataset.
@@ -115,15 +114,7 @@ def remove_origin_part(path: Path) -> bool:
 
 
 def make_private(directory: Path, url: str) -> Path:
-    """The private directory for what is computed from a dataset, made if need be, and marked unless it lies in the dataset.
-
-    Args:
-        directory: the directory that it lies in.
-        url: URL or path of the dataset.
-
-    Raises:
-        OSError: it can not be made.
-    """
+    """The private directory for what is computed from a dataset, made if need be; marked unless it lies in the dataset."""
     private = directory / PRIVATE
     make_own_directory(private)
     if read_origin(private) is None and os.path.realpath(url) != os.path.realpath(directory):

@@ -37,8 +37,6 @@ def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
     """Write a part's head and ranges, one after the other, into a local file or into memory; returns their bytes.
 
     Args:
-        store: where the file is.
-        part: what is wanted of it.
         into: a file to be written, or flat writable bytes, as many as head and ranges have.
 
     Raises:

@@ -22,10 +22,6 @@ class SmallFileReader:
     """Reads files that lie where they are read, many at a time.
 
     What it does not give, :meth:`stoker.cache.base.ShardCache.open` must handle, and say what is wrong with it.
-
-    Args:
-        folder: the directory.
-        watch: see :class:`~stoker.cache.base.ShardCache`.
     """
 
     def __init__(self, folder: str, watch: VersionWatch | None) -> None:
@@ -37,8 +33,6 @@ class SmallFileReader:
         """Those of some listed files that are the very ones that were listed: number, path below the directory, bytes.
 
         Args:
-            files: the files that were listed.
-            numbers: of the files to read.
             at_once: how many may be open at the same time.
         """
         paths = [files.path(number) for number in numbers]
@@ -52,7 +46,6 @@ class SmallFileReader:
         """The raw file, or part of a file, of each shard that is a small one; ``None`` for others, and for changed files.
 
         Args:
-            shards: the shards.
             at_once: how many files may be open at the same time.
         """
         watch = self._watch
@@ -143,12 +136,7 @@ class _OpenFile:
 
 
 def _read_files(wanted: Sequence[_Wanted], at_once: int) -> Iterator[tuple[bytes, os.stat_result] | None]:
-    """Bytes of files, each by one read, and the files' statuses; ``None`` for what is not read.
-
-    Args:
-        wanted: what is read.
-        at_once: how many files may be open at the same time.
-    """
+    """Bytes of files, each by one read, and the files' statuses; ``None`` for what is not read."""
     for first in range(0, len(wanted), at_once):
         yield from _read_together(wanted[first : first + at_once])
 

@@ -217,9 +217,6 @@ def detect_listed(listing: Sequence[ObjectInfo], rest: Iterable[ObjectInfo], whe
     """Detect what a directory without an index holds, by its listing.
 
     Args:
-        listing: names and sizes of the first files.
-        rest: the other files.
-        where: names the directory.
         store: of the directory; a file of it is looked into where no name tells a format.
 
     Raises:
@@ -250,11 +247,7 @@ def _is_whole(shard: ShardFiles) -> bool:
 
 
 def _check_files(names: Sequence[str]) -> None:
-    """See that a list names files, not datasets.
-
-    Raises:
-        ConfigError: it is empty, or a name is that of a directory, or none has an ending.
-    """
+    """See that a list names files, not datasets."""
     if not names:
         raise ConfigError("the list of files is empty: name at least one")
     folder = next((name for name in names if (place := is_local(name)) is not None and place.is_dir()), None)
@@ -270,11 +263,7 @@ def _check_files(names: Sequence[str]) -> None:
 
 
 def _chosen(names: Iterable[str], where: str) -> str:
-    """The format of files with these names.
-
-    Raises:
-        ConfigError: they are of several formats, or of none, or some would not be read; says what was found.
-    """
+    """The format of files with these names."""
     known = suffixes_of_formats()
     forms = [get_format(name) for name in format_names()]
     describing = {suffix for form in forms for suffix in form.describing}
@@ -357,11 +346,6 @@ def _told(counts: Counter[str]) -> str:
 def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, error: ObjectNotFoundError) -> str:
     """The format of the files at a URL that has no index.
 
-    Args:
-        url: the directory or URL.
-        options: as :func:`stoker.storage.open_store` has them.
-        error: what the index was missed with.
-
     Raises:
         ObjectNotFoundError: they are of no one format; says what is there: datasets in folders, shards without their index,
             files that are being written, or files of several formats or of none.
@@ -396,12 +380,7 @@ def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, 
 
 
 def _listing(store: Store) -> tuple[list[ObjectInfo], Iterator[ObjectInfo]] | None:
-    """The first files at a URL, and the others; ``None`` where they can not be listed.
-
-    Raises:
-        StorageError: of a local directory: a link leads out of it, or it can not be read.
-        IndexFileError: of a store: one of the keys can not be asked for.
-    """
+    """The first files at a URL, and the others; ``None`` where they can not be listed."""
     rest = store.list()
     try:
         return list(islice(rest, _PEEK)), rest

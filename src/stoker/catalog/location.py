@@ -194,8 +194,6 @@ def open_indexed(
 
     Args:
         remote, local, split: where the dataset is, and its cache; see :class:`~stoker.streams.streams.Stream`.
-        settings: how the cache behaves.
-        storage_options, retry, stall_timeout: see :func:`stoker.storage.open_store`.
         load: gives the index of the dataset in a store.
         opened: an :func:`~stoker.index.version.opening_time` from before this call, for several datasets; ``None``: now.
 
@@ -363,13 +361,7 @@ def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory, copy
 
 
 def files_directory(base: Path, root: str, options: StorageOptions | None) -> CacheDirectory:
-    """The directory of a cache for files without an index. There is one for all versions: names of files tell these.
-
-    Args:
-        base: the directory of the caches.
-        root: directory or URL of the files.
-        options: as :func:`stoker.storage.open_store` has them.
-    """
+    """The directory of a cache for files without an index. There is one for all versions: names of files tell these."""
     return CacheDirectory(base, origin_of(root, options), "files")
 
 
@@ -379,9 +371,7 @@ def side_directories(
     """Directories for what was found out about files, the best first.
 
     Args:
-        root: the files' directory or URL.
         cache_root: the cache's directory, where one is named.
-        options: as :func:`stoker.storage.open_store` has them.
         beside: whether it may lie among the files, where these are local.
 
     Raises:

@@ -56,7 +56,6 @@ def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) ->
     """Describe samples that are made when they are read.
 
     Args:
-        settings: of the cache that is not needed.
         **options: ``samples`` (how many), ``columns``, ``seed`` (0) and ``distinct`` (true), for which see
             :func:`~stoker.formats.synthetic.synthetic_spec`, and ``shard_samples`` (default: 64 MiB's worth).
 
@@ -93,7 +92,6 @@ def index_or_headers(store: Store, side: SideIndex | None = None) -> LoadedIndex
     Only headers are read, but of compressed shards all. Hashes are not computed, and shards missing at the end not noticed.
 
     Args:
-        store: where the dataset is.
         side: keeps the parsed index, if there is one.
 
     Raises:
@@ -187,10 +185,7 @@ def open_format(
         format: a format's name. ``None``: shards with an index.json, and where there is none, files of the format that
             their names tell.
         columns: all that will be read, where that decides what is fetched.
-        options: settings of the format.
         cache_limit: bytes that opening may put into the cache.
-        remote, local, split: see :class:`~stoker.streams.streams.Stream`.
-        settings, storage_options, retry, stall_timeout, opened: see :func:`~stoker.catalog.location.open_indexed`.
     """
     name = format_name(format)
     reading: dict[str, Any] = {
@@ -280,11 +275,7 @@ def _check_litdata(location: DatasetLocation, block_size: int | None, *, alone: 
 
     Args:
         location: what was opened; an index in the cache serves where the store can not be reached.
-        block_size: tokens of a sample.
         alone: whether all shards must be litdata's.
-
-    Raises:
-        ConfigError: they are not, or have another size.
     """
     for shard in location.index.distinct_shards:
         if shard.format != _CHUNKS:

@@ -70,7 +70,6 @@ def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False,
     have names of splits; files where their names differ in nothing else. Folders ``name=value`` tell a column instead.
 
     Args:
-        keys: the files, relative to the root.
         root: the directory or URL, for the message.
         folders_only: do not look at names of files, as of formats with a sample a file.
         whole: how to take all of them on purpose; default: by a pattern.
@@ -114,7 +113,6 @@ def keys_of_split(keys: Iterable[str], split: str) -> list[str]:
     """The files whose names tell that they are of a split, sorted: directly in its folder or in ``data/`` below that.
 
     Args:
-        keys: files below a directory.
         split: the split's name, which may begin with the folders that it lies in.
     """
     above, _, word = split.rpartition("/")
@@ -171,7 +169,6 @@ def hub_files(
         url: of a dataset, or of a folder or a file in it.
         split: the split's name, with that of its config before it and a slash between them where there are several configs;
             ``None`` for the only split.
-        options, retry, stall_timeout: see :func:`stoker.storage.open_store`.
 
     Returns:
         URLs of the files, and no split; or what was given, where it names files as a path does on other stores: a file, a
@@ -213,8 +210,6 @@ def files_of_split(
 
     Args:
         url: the directory or URL; at its root the README of a copy of a dataset of the Hub may lie.
-        split: as :func:`hub_files` has it.
-        options: as :func:`stoker.storage.open_store` has them.
         error: what the split's folder was missed with.
 
     Raises:
@@ -252,10 +247,6 @@ def files_of_split(
 def chosen_by_readme(url: str, store: Store) -> frozenset[str] | None:
     """The data files of the only split of a dataset of the Hub, where its README tells; ``None`` where it does not.
 
-    Args:
-        url: what is read.
-        store: of it.
-
     Raises:
         ConfigError: there are several configs or splits; names them.
     """
@@ -273,23 +264,14 @@ def _data(keys: Sequence[str]) -> list[str]:
 
 
 def _told_files(keys: Sequence[str], split: str | None, card: Mapping[str, Any], where: str) -> list[str] | None:
-    """The files of a split by the README or, where that tells none, by their names; ``None`` where neither is asked.
-
-    Raises:
-        ConfigError, ObjectNotFoundError: the README does not tell which, or tells others; names all.
-    """
+    """The files of a split by the README or, where that tells none, by their names; ``None`` where neither is asked."""
     if configs := _configs(card, keys, where):
         return _of_configs(configs, split, where)
     return None if split is None else keys_of_split(keys, split)
 
 
 def _card(store: Store) -> Mapping[str, Any]:
-    """The header of a README, where it tells splits.
-
-    Raises:
-        MissingPackageError: PyYAML is not installed.
-        ConfigError: the header is no YAML.
-    """
+    """The header of a README, where it tells splits."""
     where = store.url_of(_README)
     header = _HEADER.match(store.get(_README, max_bytes=_MOST_README).decode("utf-8", "replace"))
     if header is None or not _TELLS.search(header["yaml"]):
@@ -309,11 +291,7 @@ def _card(store: Store) -> Mapping[str, Any]:
 
 
 def _configs(card: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[str, dict[str, list[str]]]:
-    """Files of each split of each config, by the header of the README; the default config comes first.
-
-    Raises:
-        ConfigError: it names files that are not there.
-    """
+    """Files of each split of each config, by the header of the README; the default config comes first."""
     entries = card.get("configs")
     configs: dict[str, dict[str, list[str]]] = {}
     for entry in entries if isinstance(entries, list) else ():
@@ -359,11 +337,7 @@ def _list(path: Any) -> list[str]:
 
 
 def _of_configs(configs: Mapping[str, Mapping[str, list[str]]], split: str | None, where: str) -> list[str]:
-    """The files of the split that is asked for.
-
-    Raises:
-        ConfigError, ObjectNotFoundError: that is not clear, or there is none; names all.
-    """
+    """The files of the split that is asked for."""
     alone = len({id(one) for one in configs.values()}) == 1
     chosen = next(iter(configs.values())) if alone else configs.get(_DEFAULT)
     names = [name for name in configs if name != _DEFAULT or alone]

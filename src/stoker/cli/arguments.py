@@ -111,8 +111,6 @@ def with_options(message: str, parser: argparse.ArgumentParser, others: Mapping[
     """An error's message, with the command's options for the arguments of Python's that it names.
 
     Args:
-        message: of an error that the library raised.
-        parser: of the command.
         others: options of arguments whose names differ: the argument, or it with its value (``"strict=False"``), to what
             to write instead; nothing where the command's option of that name means something else.
     """

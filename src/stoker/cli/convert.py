@@ -139,11 +139,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _bad_samples(chosen: argparse.Namespace) -> BadSamples:
-    """The treatment of bad samples.
-
-    Raises:
-        ConfigError: options for those that are left out, where none is.
-    """
+    """The treatment of bad samples."""
     from stoker.errors import ConfigError
     from stoker.reading.bad_samples import BadSamples
 

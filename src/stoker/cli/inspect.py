@@ -106,7 +106,6 @@ def half_blocks(image: Any, width: int) -> Text:
 
     Args:
         image: a ``PIL.Image``.
-        width: most characters in a line.
     """
     from rich.text import Text
 

@@ -120,11 +120,7 @@ def _open(chosen: argparse.Namespace, transform: Any) -> Any:
 
 
 def _imported(text: str) -> Any:
-    """The function or chain that ``--transform`` names; one of a sample and random numbers as a chain that draws them.
-
-    Raises:
-        ConfigError: there is no such thing, or it is none that makes samples.
-    """
+    """The function or chain that ``--transform`` names; one of a sample and random numbers as a chain that draws them."""
     from stoker.reading.chain import Chain
     from stoker.reading.step_methods import takes_random
 

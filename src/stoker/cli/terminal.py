@@ -50,7 +50,6 @@ def make_console(*, stderr: bool = False, wide: bool = False) -> Console:
     """A console whose text is escaped, and whose styles are not.
 
     Args:
-        stderr: for stderr; else stdout.
         wide: where it is no terminal, programs read it, and lines are not broken.
     """
     from rich.console import Console
@@ -74,8 +73,6 @@ def make_table(
     """An empty table for :func:`make_console`.
 
     Args:
-        headings: of the columns.
-        title: above it.
         left: headings of columns that are aligned to the left; the others are to the right.
         fold: break long cells, instead of letting the table grow wider.
     """

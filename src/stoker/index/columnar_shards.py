@@ -180,11 +180,7 @@ def kind_of(shard: ShardInfo, first: int) -> ShardKind:
 
 
 def to_columnar(shards: Sequence[ShardInfo]) -> ColumnarShards | None:
-    """The same shards as arrays; ``None`` where they have details, parts of files or names that arrays can not hold.
-
-    Args:
-        shards: at least one.
-    """
+    """The same shards as arrays; ``None`` where they have details, parts of files or names that arrays can not hold."""
     kinds: list[ShardKind] = []
     numbers: dict[tuple[Any, ...], int] = {}
     samples: list[int] = []
@@ -236,8 +232,6 @@ def pack_shards(
         samples, ends: int64, shape ``(count,)``.
         sizes: int64, ``count * width`` in all.
         numbers: the kind of each; shape ``(count,)``.
-        texts: their texts, one after the other.
-        kinds: what shards have in common.
 
     Raises:
         ValueError: the arrays do not go together.

@@ -20,7 +20,6 @@ class ConcatShards(LazyShards):
     """Shards of several indexes, one after the other.
 
     Args:
-        parts: the indexes.
         firsts: number of each part's first shard, and of all shards.
     """
 

@@ -33,9 +33,6 @@ class SampleFiles(LazyShards):
     Args:
         data: memory that holds what is known of them.
         at: where that begins in it; a multiple of 8.
-        count: number of files, at least 1.
-        format: their format.
-        spec: what it needs to read them.
 
     Raises:
         ValueError: the memory does not hold such files.
@@ -81,9 +78,6 @@ class FileShards(SampleFiles):
 
     The memory holds the end of each file's path (int64), for each file its bytes, the times of its last write and of its
     last change of status in nanoseconds, and its inode (int64), and the paths as UTF-8, each ended by a zero byte.
-
-    Args:
-        data, at, count, format, spec: see :class:`SampleFiles`.
 
     Attributes:
         facts: bytes, both times and inode of each file; int64, shape ``(count, 4)``, read-only.
@@ -154,7 +148,6 @@ class FileIndex(Index):
     """The index of files that are a sample each.
 
     Args:
-        shards: the files.
         fingerprint: see :attr:`~stoker.index.index.Index.fingerprint`; ``None`` where it is not known yet.
     """
 

@@ -245,9 +245,7 @@ class ShardColumns:
     """Entries of an index as arrays.
 
     Args:
-        pattern: what they have in common.
         rows: the values that differ of each, at least one.
-        reserved: a name that no file may have.
 
     Raises:
         ValueError: an entry would be refused, or two files have one name.
@@ -315,11 +313,7 @@ def _numbers(pattern: EntryPattern, files: Sequence[_File], rows: Sequence[_Row]
 
 
 def _check(pattern: EntryPattern, samples: Ids, sizes: Ids, raw: int) -> None:
-    """Check what the numbers of an entry are checked for one by one.
-
-    Raises:
-        ValueError: one would be refused, or is looked at more closely.
-    """
+    """Check what the numbers of an entry are checked for one by one."""
     each, more = pattern.least
     if (
         int(samples.min()) < 1  # of a shard without samples the header is checked
@@ -365,13 +359,7 @@ def pattern_of(data: bytes, start: int, end: int, where: str) -> EntryPattern:
 
 
 def read_regular_entries(data: bytes, where: str, reserved: str) -> ShardColumns | None:
-    """The shards of an index; ``None`` where it is to be parsed, and perhaps refused, in the usual way.
-
-    Args:
-        data: the file.
-        where: names it in errors.
-        reserved: a name that no file may have.
-    """
+    """The shards of an index; ``None`` where it is to be parsed, and perhaps refused, in the usual way."""
     try:
         begin, end = framed(data)
         pattern = pattern_of(data, begin, end, where)

@@ -121,11 +121,7 @@ def _header(index: Index, digest: str) -> dict[str, Any] | None:
 
 
 def _read(data: SharedBytes, digest: str) -> Index:
-    """The index in the bytes of a file.
-
-    Raises:
-        One of :data:`~stoker.storage.files.mounts.UNREADABLE`: it is none, or of another ``index.json``.
-    """
+    """The index in the bytes of a file."""
     header, at = unpack_arrays(_MAGIC, data)
     if header["key"] != digest:
         raise ValueError("it is of another index")

@@ -86,7 +86,6 @@ class ListedVersions:
         """Whether an object that was fetched is not the one that was listed.
 
         Args:
-            store: where it is.
             info: what the store said of it when it was fetched.
         """
         listed = (self._await() or {}).get(info.key)
@@ -213,7 +212,6 @@ def read_index(store: Store, side: SideIndex | None = None, block_size: int | No
     """Read and check a dataset's index.
 
     Args:
-        store: where the dataset is.
         side: keeps the parsed index, if it is large.
         block_size: of litdata's tokens; see :func:`stoker.formats.litdata.index.shards_of`.
 
@@ -233,12 +231,7 @@ def read_index(store: Store, side: SideIndex | None = None, block_size: int | No
 
 
 def version_of_listing(index: Index, listing: Mapping[str, ObjectInfo]) -> IndexVersion:
-    """The version of a dataset that has no index.
-
-    Args:
-        index: made from the shards' headers.
-        listing: what the store says of each file.
-    """
+    """The version of a dataset that has no index."""
     names = [file.basename for shard in index.shards for file in shard.stored]
     files = {name: (listing[name].size, listing[name].version, listing[name].modified) for name in names}
     stable = [(name, size, stable_version(version), time) for name, (size, version, time) in sorted(files.items())]
@@ -249,8 +242,6 @@ class VersionWatch:
     """Sees that shards belong to the version of a dataset that was opened. Thread-safe; picklable.
 
     Args:
-        store: where the dataset is.
-        version: what was opened.
         opened: when, see :func:`opening_time`: before the index was read.
         listed: versions of the store's objects at the opening, where the index has none.
     """

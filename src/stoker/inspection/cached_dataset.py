@@ -46,14 +46,7 @@ def verify_cache(
     """Check what a cache holds; what it does not hold is no problem.
 
     Args:
-        url: the dataset.
-        local: the cache.
-        format_name: of files without an index.
-        settings: of that format.
-        options: of the remote store.
         checker_of: makes a checker of files below a root.
-        check: carries a plan out.
-        repair: fetch again what is wrong.
 
     Raises:
         ConfigError: the cache is the dataset itself, or not there.
@@ -164,8 +157,6 @@ def fetch_again(
     """Fetch what a cache holds of some shards anew. The old files come back where that fails or helps nothing.
 
     Args:
-        cache: the cache, with a remote.
-        shards: shards, all of the same files.
         is_whole: checks what the cache now holds of them; what is still wrong.
 
     Returns:

@@ -31,9 +31,7 @@ def bad_samples(
     """Row, column and message of each value that does not decode; no column where none of the sample's does.
 
     Args:
-        reader: an open shard.
         size: bytes of the shard, which tell how many rows are decoded at once.
-        columns: columns to decode.
         stopped: whether to give up, asked between pieces.
 
     Raises:
@@ -151,8 +149,6 @@ class Checker:
     """Checks shards as deep as asked.
 
     Args:
-        files: reads them.
-        level: how deep.
         allow_unsafe_types: decode columns whose decoding can run code from the data.
         memory: bytes that decompressed shards may take together; a larger one is alone.
     """
@@ -241,11 +237,6 @@ class Checker:
         """Check what is in a shard's raw files: structure, checksums, and every sample if asked.
 
         Args:
-            info: the index's entry.
-            files: the raw files.
-            key: the file that problems are told of.
-            out: takes what is found.
-            shard: the shard's number.
             first: number of its first sample in the dataset.
             before: samples of the same file that come before the shard; rows are told as the file's.
 

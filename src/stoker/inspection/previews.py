@@ -25,13 +25,7 @@ _Preview = tuple[list[Mapping[str, Shown]], list[str]]
 
 
 def preview_shard(files: FileReader, info: ShardInfo, count: int) -> _Preview:
-    """The first samples of a shard of a dataset with an index, and what hindered.
-
-    Args:
-        files: reads the dataset's files.
-        info: the index's entry.
-        count: how many samples.
-    """
+    """The first samples of a shard of a dataset with an index, and what hindered."""
     where = files.store.url_of(info.stored[0].basename)
     count = min(count, info.samples)
     try:
@@ -91,11 +85,7 @@ def _whole(files: FileReader, info: ShardInfo) -> list[Buffer]:
 
 
 def _excerpt(files: FileReader, info: ShardInfo, count: int) -> tuple[ShardInfo, list[Buffer]]:
-    """A smaller shard that holds the first samples, made of ranges of a shard's files.
-
-    Raises:
-        CorruptDataError: the offsets can not be.
-    """
+    """A smaller shard that holds the first samples, made of ranges of a shard's files."""
     data, head = info.raw[0], info.raw[-1]
     end = 4 + 4 * (count + 1)
     if head.bytes < end:

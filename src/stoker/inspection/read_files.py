@@ -22,7 +22,6 @@ class FileReader:
     """Whole files of one store, one at a time in each thread. They take disk space of ``scratch``, and no memory.
 
     Args:
-        store: where the files are.
         scratch: a directory for files of remote stores. Each is unlinked as soon as it is mapped.
     """
 
@@ -36,11 +35,7 @@ class FileReader:
         return {**self.__dict__, "_scratch": None}
 
     def read(self, key: str) -> Buffer:
-        """All of a file.
-
-        Raises:
-            StorageError, OSError: it can not be read.
-        """
+        """All of a file."""
         if self._directory is not None:
             return map_file(self._directory / key)
         return self.fetched(lambda path: self.store.download(key, path))
@@ -49,9 +44,6 @@ class FileReader:
         """Bytes ``[start, end)`` of a file; of a local one ``start`` is a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
 
         Args:
-            key: the file.
-            start: where they begin.
-            end: where they end.
             version: of the file, if another is an error.
 
         Raises:

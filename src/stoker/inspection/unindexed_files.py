@@ -37,9 +37,6 @@ class SeparateFiles:
     """Files of one format.
 
     Args:
-        source: which files.
-        files: reads them.
-        name: the format.
         settings: what the format's ``inspect_header`` understands.
 
     Raises:
@@ -73,7 +70,6 @@ class SeparateFiles:
         """Inspect a file.
 
         Args:
-            file: the file.
             data: its bytes; ``None`` to read what is needed of them.
 
         Raises:
@@ -98,10 +94,6 @@ class SeparateFiles:
 
     def shards(self, one: UnindexedFile, data: Sequence[Buffer]) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
         """A file's shards, each with the bytes to open.
-
-        Args:
-            one: the file.
-            data: bytes of all of its files.
 
         Raises:
             CorruptDataError: the data ends before the last shard does.
@@ -160,11 +152,7 @@ class SeparateFiles:
         return codec_of(file.key) if self.reader.packed else None
 
     def _unpack(self, codec: str, key: str, data: Buffer) -> Buffer:
-        """Decompress a file.
-
-        Raises:
-            CorruptDataError: it is damaged, or holds more than so few bytes should.
-        """
+        """Decompress a file."""
         try:
             return bytes(parse_compression(codec).decompress_unsized(memoryview(data), most_unpacked(len(data))))
         except CorruptDataError as error:
@@ -182,9 +170,7 @@ def disagreements(
     """Key and message of each file whose columns do not go with those of the files before it.
 
     Args:
-        reader: the format.
         specs: key of each file that has samples, and what it says of its columns.
-        url_of: the URL of a key.
     """
     first, agreed = "", None
     for key, spec in specs:
@@ -273,9 +259,6 @@ def plan_unindexed(checker: Checker, source: FilesLocation, name: str, settings:
     """List the checks. A header is read when its file's turn comes.
 
     Args:
-        checker: reads from the source's root.
-        source: which files.
-        name: their format.
         settings: what the format's ``inspect_header`` understands.
 
     Raises:

@@ -33,11 +33,7 @@ def file_version(size: int, version: str) -> str:
 
 
 def file_versions(store: Store, keys: Iterable[str]) -> dict[str, str]:
-    """The present version of each file, see :func:`file_version`; files that are gone are left out.
-
-    Raises:
-        StorageError: the store can not be asked.
-    """
+    """The present version of each file, see :func:`file_version`; files that are gone are left out."""
     wanted = dict.fromkeys(keys)
     folder = is_local(store.url)
     if folder is not None:

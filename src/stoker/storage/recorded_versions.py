@@ -51,7 +51,6 @@ def describe_version(url: str, version: str) -> dict[str, Any]:
     """The entry for the description of a stream: ``{"versions": {URL: version}}``, as 12 hex digits each.
 
     Args:
-        url: URL and endpoint, or the real path.
         version: text that is another for another version; empty where there is none, which gives no entry.
     """
     return {VERSIONS: {_digest(url): _digest(version)}} if version else {}
@@ -62,7 +61,6 @@ def rewritten_streams(theirs: Any, ours: Any) -> list[tuple[str, str]]:
 
     Args:
         theirs: ``streams`` of a state or of a run: descriptions by name; anything else has none.
-        ours: those of the sample order at hand.
     """
     return [(name, mine) for name, mine, it, its in _pairs(theirs, ours) if is_rewritten(it, its)]
 
@@ -84,7 +82,6 @@ def with_versions_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict
 
     Args:
         theirs: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.
-        ours: the same of this sample order.
     """
     streams = theirs.get("streams")
     if not isinstance(streams, Mapping):
@@ -102,7 +99,6 @@ def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, Any], urls: Map
 
     Args:
         theirs: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.
-        ours: the same of this sample order.
         urls: where this sample order's streams are, by name.
         what: the user's expression for ``theirs``, such as ``checkpoint.state``.
 
@@ -126,7 +122,6 @@ def host_versions(described: Mapping[str, Any], urls: Mapping[str, str]) -> dict
 
     Args:
         described: what :meth:`stoker.order.sample_order.SampleOrder.as_dict` gave.
-        urls: where its streams are, by name.
     """
     streams = {}
     for name, about in described["streams"].items():

@@ -89,11 +89,6 @@ def read_mark(store: Store, key: str = MARK) -> UnfinishedOutput | None:
 def counted_files(files: Sequence[_File], marks: Iterable[str], store: Store) -> list[_File]:
     """Files of a listing without those of unfinished writers, which are all below a mark that it does not name.
 
-    Args:
-        files: the files, by keys.
-        marks: keys of the marks that lie there.
-        store: where they are.
-
     Raises:
         ObjectNotFoundError: there are marks, and no file counts.
         CorruptDataError: a mark is damaged.

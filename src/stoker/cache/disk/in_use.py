@@ -54,8 +54,6 @@ def hold(root: Path, name: str, user: object) -> _End | None:
     """Mark a file of a cache as in use while what uses it lives.
 
     Args:
-        root: the cache's directory.
-        name: the file's path below it.
         user: its map, or what stands for who is about to map it.
 
     Returns:

@@ -69,11 +69,7 @@ def try_lock(descriptor: int, kind: int) -> bool:
 
 
 def claim(part: Path) -> int | None:
-    """Create and lock a part file; its descriptor, or ``None`` while another process holds it.
-
-    Raises:
-        OSError: it can not be made.
-    """
+    """Create and lock a part file; its descriptor, or ``None`` while another process holds it."""
     while True:
         descriptor = open_own(part)
         if not try_lock(descriptor, fcntl.LOCK_EX):
@@ -131,7 +127,6 @@ class CacheQuota:
     """The limit of one cache, and the bytes that its files take.
 
     Args:
-        root: the cache's directory.
         private: the directory below it where files are made; it must be there before :meth:`take`.
         limit: most bytes of shard files, those under way included.
         patience: seconds to wait for a process that has the count locked.
@@ -266,9 +261,7 @@ def divide_limit(limit: int, shard_bytes: Sequence[Ids], names: Sequence[str]) -
     streams of a mixture, which are repeated most often. The large ones get what the small ones do not fill.
 
     Args:
-        limit: bytes for all together.
         shard_bytes: for each directory, bytes of each of its shards.
-        names: name the directories in errors.
 
     Returns:
         Bytes for each; their sum is at most ``limit``.

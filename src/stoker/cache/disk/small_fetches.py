@@ -181,10 +181,6 @@ HELD_CALLS: Final = FileCalls(_create_at_once, _close_at_once, _rename_at_once)
 class SmallFetches:
     """Fetches of small files: each is claimed, and what has arrived put into its place.
 
-    Args:
-        files: of the cache.
-        patience: see :class:`Claims`.
-
     Attributes:
         claims: the claims of the cache's files.
     """

@@ -28,10 +28,6 @@ _CODEC, _SCHEMA = b"avro.codec", b"avro.schema"
 def plain_avro(data: bytes, where: str) -> bytes:
     """The same file without compression.
 
-    Args:
-        data: the file.
-        where: names it in errors.
-
     Raises:
         CorruptDataError: it is damaged, or made to fill memory or to keep its reader busy.
     """

@@ -44,9 +44,7 @@ def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: Storag
     """The files of a version of a table.
 
     Args:
-        url: directory or URL of the table.
         options: ``version``, a number; without it the latest.
-        storage_options: as :func:`stoker.storage.open_store` has them.
 
     Raises:
         ConfigError: the table deletes rows by deletion vectors, or has other features with which its files alone do not tell
@@ -117,12 +115,7 @@ def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: Storag
 
 
 def _refuse_features(table: Any, url: str, options: StorageOptions | None) -> None:
-    """See that the data files hold the rows of the table, and no others.
-
-    Raises:
-        ConfigError: they do not; says what to do.
-        FormatError: the table has features that are not known.
-    """
+    """See that the data files hold the rows of the table, and no others."""
     features = set(table.protocol().reader_features or ())
     if unknown := sorted(features - _FEATURES):
         raise FormatError(f"{url}: the Delta table has features that are not read: {', '.join(unknown)}")
@@ -139,11 +132,7 @@ def _refuse_features(table: Any, url: str, options: StorageOptions | None) -> No
 
 
 def _count_vectors(url: str, options: StorageOptions | None, version: int) -> int:
-    """The number of a version's files with deletion vectors, by the log alone: to tell, deltalake would open the vectors.
-
-    Raises:
-        CorruptDataError, StorageError: the log can not be read.
-    """
+    """The number of a version's files with deletion vectors, by the log alone: to tell, deltalake would open the vectors."""
     store = open_store(url, None if is_local(url) is not None else options)
     checkpoints: defaultdict[int, list[ObjectInfo]] = defaultdict(list)
     sidecars: list[ObjectInfo] = []

@@ -41,7 +41,6 @@ def iceberg_snapshot(url: str, options: Mapping[str, Any], storage_options: Stor
         options: ``catalog``, the name of a catalog or a mapping of its properties, and ``table``, the table's name in it:
             needed for a directory without a ``version-hint.text``, as only the catalog knows which metadata file is current.
             ``snapshot_id``, a number; without it the current one.
-        storage_options: as :func:`stoker.storage.open_store` has them.
 
     Raises:
         ConfigError: the options do not tell which metadata is current, or the snapshot has rows that delete files delete,
@@ -104,10 +103,6 @@ class TableFiles:
 
     It is pyiceberg's ``FileIO`` as far as that reads. Pyiceberg's own ones take their class, endpoints, proxies and
     credentials from the properties of the table and from what a catalog answers.
-
-    Args:
-        root: directory or URL of the table.
-        storage_options: as :func:`stoker.storage.open_store` has them.
     """
 
     properties: Mapping[str, Any] = MappingProxyType({})
@@ -196,12 +191,7 @@ def _root(where: str) -> str:
 
 
 def _hinted(files: TableFiles) -> str:
-    """The metadata file that ``version-hint.text`` names.
-
-    Raises:
-        ObjectNotFoundError: there is no table.
-        ConfigError: there is no such hint.
-    """
+    """The metadata file that ``version-hint.text`` names."""
     if files.store.exists(_HINT):
         hint = files.store.get(_HINT, max_bytes=_LONGEST_HINT).decode()
         name = hint if hint.endswith(_METADATA) else f"{'v' * hint.isnumeric()}{hint}{_METADATA}"
@@ -245,11 +235,7 @@ def _open_catalog(catalog: str | Mapping[str, Any]) -> Any:
 
 
 def _refuse_changed_names(schemas: Any, current: Any, where: str) -> None:
-    """See that columns have the names and fields in old files that they have now: files are read by names.
-
-    Raises:
-        ConfigError: one was renamed, or made anew under the name of one that was dropped, or has other fields inside.
-    """
+    """See that columns have the names and fields in old files that they have now: files are read by names."""
     from pyiceberg.schema import index_name_by_id
 
     now = index_name_by_id(current)

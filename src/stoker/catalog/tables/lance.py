@@ -56,11 +56,9 @@ def open_lance(
     """Open a version of a table.
 
     Args:
-        given: its directory or URL.
         options: ``version``, a number or the name of a tag; without it the latest.
         columns: to read; default all.
         settings: of the cache, in which nothing of the table is kept.
-        storage_options, retry, stall_timeout: as :func:`stoker.storage.open_store` has them.
 
     Raises:
         ConfigError: the arguments make no sense, or columns have types whose values are not read.

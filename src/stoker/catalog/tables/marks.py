@@ -110,10 +110,6 @@ def refuse_inside(root: str, open_root: Callable[[str], Store]) -> None:
 
     Local folders are looked at up to the file system's root; of remote ones, those above ``name=value`` and ``data``.
 
-    Args:
-        root: a directory or a URL.
-        open_root: opens a store.
-
     Raises:
         ConfigError: the folder is a table's; says how to open the table.
     """

@@ -44,12 +44,10 @@ def open_table(
 
     Args:
         name: ``delta``, ``iceberg`` or ``lance``.
-        remote: directory or URL of the table.
         local: directory of the cache; without ``remote`` that of the table.
         split: must be ``None``: a table has none.
         options: which version, and settings of Parquet.
         columns: to read; default all of the table.
-        storage_options: as :func:`stoker.storage.open_store` has them.
         **reading: as :func:`~stoker.catalog.unindexed.open_files.open_unindexed` has them.
 
     Raises:
@@ -95,9 +93,7 @@ def find_version(
 
     Args:
         name: ``delta`` or ``iceberg``.
-        given: directory or URL of the table.
         options: which version, and settings of Parquet.
-        storage_options: as :func:`stoker.storage.open_store` has them.
 
     Raises:
         ConfigError: the arguments make no sense, or the files alone do not tell the table's rows.

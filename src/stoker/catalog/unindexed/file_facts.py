@@ -76,10 +76,6 @@ def taking_turns(directories: Sequence[Path], url: str, name: str) -> Iterator[b
 
     After five minutes, and where no directory can be written to, they do not wait: that costs requests, no more.
 
-    Args:
-        directories, name: of the side file.
-        url: of the files.
-
     Yields:
         Whether another process had its turn meanwhile, or may have.
     """
@@ -125,9 +121,6 @@ def save_side_file(private: Path, name: str, parts: Iterable[bytes | memoryview]
     """Put a file into a cache's private directory, whole, in place of one that may be there.
 
     What processes that were killed left of such files is removed.
-
-    Raises:
-        OSError, StorageError: it can not be written.
     """
     for left in private.glob(part_name(name, "[0-9a-f]" * 16)):
         remove_unlocked(left)

@@ -119,10 +119,6 @@ def as_named(source: FilesLocation, keys: Iterable[str]) -> FilesLocation | None
     """The location where characters of a pattern are those of names that there are; ``None`` where there are no such names.
 
     On this machine, folders of such names are looked for by :func:`source_of`. Of a store only a listing tells.
-
-    Args:
-        source: of a pattern.
-        keys: all keys below its root.
     """
     if source.pattern is None or source.given is None or is_local(source.root) is not None:
         return None
@@ -190,7 +186,6 @@ def matching(pattern: str, keys: Sequence[str]) -> list[str]:
 
     Args:
         pattern: as :func:`source_of` has them, relative to what the keys are relative to.
-        keys: files.
     """
     pattern = pattern.removeprefix("./").strip("/")
     if not _WILD.search(pattern):

@@ -79,11 +79,6 @@ def as_file(source: FilesLocation, open_root: Callable[[str], Store], reader: Fo
     """The location of a single file, where a URL names one: only the store tells it from a directory of that name, or a
     pattern from a name of the same characters.
 
-    Args:
-        source: where.
-        open_root: opens a root.
-        reader: the format.
-
     Raises:
         StorageError: the store does not answer.
     """
@@ -110,9 +105,6 @@ def find_files(
     directories that ``datasets`` saved, only the files that their ``state.json`` lists count.
 
     Args:
-        source: where.
-        open_root: opens a root.
-        reader: the format.
         listing: all files below the root, where they are listed already.
 
     Raises:
@@ -214,11 +206,7 @@ def _with_beside(
 
 
 def _refuse_left_alone(files: Sequence[ObjectInfo], root: str, reader: Format) -> None:
-    """See that no file lies there without the one that it belongs to, so that its samples would be missing.
-
-    Raises:
-        ObjectNotFoundError: one does.
-    """
+    """See that no file lies there without the one that it belongs to, so that its samples would be missing."""
     known = {file.key for file in files}
     for one in files:
         if (main := reader.main_name(one.key)) not in known:
@@ -282,12 +270,7 @@ def _head(store: Store, key: str) -> ObjectInfo:
 
 
 def side_by_side(work: Sequence[Callable[[], _T]], name: str) -> list[_T]:
-    """Results of some calls that wait for storage, in order; the first error is raised, and what waits is dropped.
-
-    Args:
-        work: the calls.
-        name: of the threads.
-    """
+    """Results of some calls that wait for storage, in order; the first error is raised, and what waits is dropped."""
     if len(work) < 2:
         return [action() for action in work]
     threads = Threads(min(_THREADS, len(work)), name)

@@ -30,7 +30,6 @@ def refuse_dict(store: Store, key: str = DICT_NAME) -> None:
     """Refuse the directory of a ``DatasetDict`` of several splits.
 
     Args:
-        store: the store.
         key: its ``dataset_dict.json``.
 
     Raises:
@@ -77,11 +76,6 @@ def state_files(store: Store, key: str = STATE_NAME) -> list[str] | None:
 
 def saved_files(files: Sequence[_File], others: Iterable[str], store: Store) -> list[_File]:
     """Files of a listing without those that ``datasets`` put beside the data: results of ``map`` and ``filter``.
-
-    Args:
-        files: Arrow files, by keys.
-        others: keys of all other files.
-        store: where they are.
 
     Returns:
         Of directories with a ``state.json``, the files that it lists; of others, all. The order is kept.

@@ -57,11 +57,7 @@ class ShortStepsError(Exception):
 
 
 class HeaderWalk:
-    """Sources for the files of one dataset. Once the heads of one lie too close, the others are not tried.
-
-    Args:
-        store: where the files are.
-    """
+    """Sources for the files of one dataset. Once the heads of one lie too close, the others are not tried."""
 
     def __init__(self, store: Store) -> None:
         local = is_local(store.url) is not None
@@ -78,8 +74,6 @@ class HeaderWalk:
 
         Args:
             read: gives bytes ``[start, end)`` of the file.
-            size: its bytes.
-            where: names it in errors.
         """
         return WalkedSource(self, read, size, where)
 
@@ -143,9 +137,6 @@ class HeaderReader:
     """Reads headers of the files of one dataset.
 
     Args:
-        reader: their format.
-        store: where they are.
-        settings: of the format.
         partitions: what the folders of each file tell, by its key.
         fetched: maps files where all of a file is read; ``None`` to read no more of a file than its header.
     """
@@ -177,7 +168,6 @@ class HeaderReader:
         """Facts of all files, in their order, and the files that can not be read.
 
         Args:
-            found: the files.
             known: what is known of files, by key. Those that are still the same are not opened again.
             skip_bad: leave files out that are damaged or of another format, instead of raising that.
 
@@ -325,7 +315,6 @@ class FetchedFiles:
         """Remove a file that was fetched here from the cache, if there is no room for it.
 
         Args:
-            file: the file.
             unpacked: of a compressed one, bytes of what came out of it.
         """
         if self._left is None or file.key not in self._fresh:
@@ -344,10 +333,6 @@ class StoreSource:
     """A file of a store, of which a few blocks are kept: headers are read in small pieces that lie close.
 
     Args:
-        store: where it is.
-        key: the file.
-        size: its bytes.
-        where: names it in errors.
         read: gives bytes ``[start, end)`` of it, where it is open already.
     """
 

@@ -53,9 +53,6 @@ class ObjectShards(SampleFiles):
 
     The memory holds the end of each object's text (int64), its bytes (int64), and the texts as UTF-8: key and version, each
     ended by a zero byte.
-
-    Args:
-        data, at, count, format, spec: see :class:`~stoker.index.file_index.SampleFiles`.
     """
 
     def __init__(self, data: SharedBytes, at: int, count: int, format: str, spec: Mapping[str, Any]) -> None:  # noqa: A002
@@ -139,8 +136,6 @@ def many_objects(
 
     Args:
         reader: the format; :func:`~stoker.catalog.unindexed.plain_files.are_plain` holds of it.
-        store: where they are.
-        settings: of the format.
         directory: of the cache that the listing is kept in.
         name: of the listing there; another for other objects or settings.
 
@@ -190,11 +185,7 @@ def many_objects(
 
 
 def _packed(reader: Format, listing: Iterable[ObjectInfo]) -> tuple[list[bytes], list[Any], list[str]]:
-    """Texts and sizes of the objects, for :meth:`ObjectShards.pack`, and the first key in each folder.
-
-    Raises:
-        _NotPlainError: there are none, or some need a closer look.
-    """
+    """Texts and sizes of the objects, for :meth:`ObjectShards.pack`, and the first key in each folder."""
     suffixes, images = reader.file_suffixes, images_beside(reader)
     texts: list[bytes] = []
     sizes: list[Any] = []

@@ -329,11 +329,7 @@ class _Wanted:
 
     @classmethod
     def of(cls, reader: Format, options: Mapping[str, Any], columns: Sequence[str] | None) -> _Wanted:
-        """Make it from the caller's arguments.
-
-        Raises:
-            ConfigError: the options make no sense.
-        """
+        """Make it from the caller's arguments."""
         chosen = dict(options)
         on_bad_files = chosen.pop("on_bad_files", "error")
         check_argument(f"format {reader.name!r}", "on_bad_files", OnBadFiles, on_bad_files)
@@ -364,11 +360,7 @@ class _Wanted:
     def spec_of(
         self, files: Sequence[UnindexedFile], partitions: Mapping[str, Partition], store: Store
     ) -> Mapping[str, Any]:
-        """The spec of all files together, with the columns that folders tell.
-
-        Raises:
-            IndexFileError: files can not be read together; names two of them.
-        """
+        """The spec of all files together, with the columns that folders tell."""
         spec: Mapping[str, Any] = files[0].spec if files else {"columns": {}}
         first_with: dict[int, UnindexedFile] = {}
         for one in files:
@@ -401,14 +393,7 @@ def _find(
     """The files; where the store can not be reached those of the last start, if they are known.
 
     Args:
-        location: where they are.
-        open_root: opens the store.
-        reader: their format.
-        known: files of the last start.
         listing: what the store has already listed, or the error that it met instead.
-
-    Raises:
-        StorageTimeoutError: the store can not be reached, and no files are known.
     """
     try:
         if isinstance(listing, StorageTimeoutError):

@@ -93,8 +93,6 @@ def plain_files(
 
     Args:
         reader: the format; :func:`are_plain` holds of it.
-        root: the directory.
-        settings: of the format.
         directory: of the cache that the listing is remembered in.
         name: of the listing there; another for other files or settings.
 
@@ -171,10 +169,6 @@ def _walk(root: str, reader: Format) -> Iterator[tuple[_Folder, bytes, bytes]]:
     Yields:
         A folder, the paths of its files in order, as UTF-8, each ended by a zero byte, and their facts, see
         :class:`~stoker.index.file_index.FileShards`.
-
-    Raises:
-        _NotPlainError: it is not plain.
-        OSError: it can not be read.
     """
     suffixes, others = reader.file_suffixes, images_beside(reader)
     waiting = [""]
@@ -211,11 +205,7 @@ def _walk(root: str, reader: Format) -> Iterator[tuple[_Folder, bytes, bytes]]:
 
 
 def _folders_among(entries: Sequence[os.DirEntry[str]], prefix: str) -> Iterator[str]:
-    """Prefixes of the folders among the entries of a folder that are not hidden.
-
-    Raises:
-        _NotPlainError: one has an unusual name, or there is what is no file and no folder.
-    """
+    """Prefixes of the folders among the entries of a folder that are not hidden."""
     for entry in entries:
         if entry.is_file(follow_symlinks=False):
             continue
@@ -228,11 +218,7 @@ def _folders_among(entries: Sequence[os.DirEntry[str]], prefix: str) -> Iterator
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether a file or folder is passed over for its name.
-
-    Raises:
-        _NotPlainError: it is for others to say, or says which files count.
-    """
+    """Whether a file or folder is passed over for its name."""
     if name[0] not in "._":
         return False
     if name == MARK or (name[0] == "_" and "=" in name):

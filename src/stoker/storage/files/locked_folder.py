@@ -25,14 +25,10 @@ class LockedFolder:
     """A folder that nobody takes for one of a killed process while this object's process lives.
 
     Args:
-        parent: the folder that it is made in.
         prefix: how its name begins. Folders of this prefix that killed processes left are removed.
 
     Attributes:
         path: the folder.
-
-    Raises:
-        OSError: it can not be made.
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:

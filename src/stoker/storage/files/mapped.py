@@ -45,11 +45,6 @@ class MappedFile(mmap.mmap):
         descriptor: of the file; it may be closed afterwards.
         start: the window's first byte, a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
         end: the byte after the window, more than ``start``.
-        path: names the file.
-        status: of the file.
-
-    Raises:
-        OSError: it can not be mapped.
 
     Attributes:
         path: names the file.
@@ -83,9 +78,6 @@ class MappedFile(mmap.mmap):
         """Wait until the first page, or the begin and the end of the window, are in memory, without Python's lock.
 
         Where the first to touch a page is Python code, no other thread runs until storage has given it.
-
-        Args:
-            first: the first page is enough.
         """
         import numpy as np
 
@@ -143,9 +135,6 @@ def map_open_file(descriptor: int, start: int, end: int, path: str, status: os.s
     Args:
         descriptor: of the file; it may be closed afterwards.
         start: a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
-        end: at most the file's size.
-        path: names the file in errors.
-        status: of the file.
 
     Raises:
         CorruptDataError: the file is shorter.

@@ -29,7 +29,6 @@ def open_own(path: str | os.PathLike[str], flags: int = 0) -> int:
     """Open a file of stoker's own to read and write it, made if need be; through no symbolic link.
 
     Args:
-        path: the file.
         flags: what ``os.open`` is given beside: ``O_EXCL`` where it must be new.
 
     Returns:

@@ -40,7 +40,6 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> tuple[int, os.
     """Open a regular file to read it. Opening never waits, as opening a named pipe would.
 
     Args:
-        path: the file.
         flags: what ``os.open`` is given beside what reading needs.
 
     Returns:

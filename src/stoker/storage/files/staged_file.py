@@ -21,16 +21,9 @@ class StagedFile:
     For a local directory it lies there, under a name that no listing shows, and is renamed in the end. For other stores it is
     a temporary file without a name, which is uploaded.
 
-    Args:
-        store: where it will be stored.
-        key: its key there.
-
     Attributes:
         file: the file, to be written to.
         size: its bytes, once it is stored.
-
-    Raises:
-        StorageError: it can not be made.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -50,11 +43,7 @@ class StagedFile:
             self.file = open(self._path, "xb")  # noqa: SIM115 - closed by store()
 
     def store(self, store: Store, key: str) -> None:
-        """Store the file, which is written to no more.
-
-        Raises:
-            StorageError: it can not be stored.
-        """
+        """Store the file, which is written to no more."""
         target = f"{store.url}/{key}" if self._path is not None else _temporary()
         with file_errors(target):
             self.file.flush()

@@ -27,7 +27,6 @@ def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Ite
     warning. So are stoker's caches below ``root``: they hold copies, which would be read as further data.
 
     Args:
-        root: the directory.
         wanted: says of a name whether to look at it; of a directory's name, whether to look into it.
 
     Raises:

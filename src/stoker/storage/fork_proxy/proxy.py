@@ -91,9 +91,6 @@ class Helper:
         """Call a method of a pickled store over there.
 
         Args:
-            store: the store, pickled.
-            method: its name.
-            args: its arguments.
             patience: seconds for which nothing need be heard of the helper.
 
         Raises:
@@ -207,10 +204,8 @@ class RemoteObject:
     """An object in the process's helper, whose methods are called there.
 
     Args:
-        url: of what it reads, for messages.
         subject: pickled for the helper. Its methods may be called twice, and raise errors of stoker's own.
         patience: seconds for which nothing need be heard of the helper.
-        needed: who needs the helper, for messages.
 
     Raises:
         ConfigError: the object can not be pickled.
@@ -252,7 +247,6 @@ class ProxyStore:
     """A store whose requests the process's helper carries out.
 
     Args:
-        url: of the store, for messages.
         store: the :class:`~stoker.storage.Store`, which is pickled for the helper.
         stall_timeout: seconds without progress after which a request fails.
     """

@@ -21,9 +21,6 @@ def write_frame(fd: int, number: int, payload: bytes, wait: Callable[[], None] |
     """Write one message; blocks while the pipe is full.
 
     Args:
-        fd: the pipe.
-        number: the message's.
-        payload: the message.
         wait: for a pipe that does not block: called while it is full.
     """
     for part in (_HEADER.pack(number, len(payload)), payload):

@@ -244,12 +244,7 @@ class HubClient:
 
     @contextmanager
     def _answer(self, method: str, url: str, key: str, headers: Mapping[str, str] = {}) -> Iterator[httpx2.Response]:
-        """The answer of the Hub, or of where it leads; to ``HEAD``, the redirect that leads to another server.
-
-        Raises:
-            AnswerError: there is none, or one that says to try again.
-            StokerError: the Hub refuses.
-        """
+        """The answer of the Hub, or of where it leads; to ``HEAD``, the redirect that leads to another server."""
         if is_offline_mode():
             url = self._url(key)
             raise StorageError(f"{url}: HF_HUB_OFFLINE is set. Unset it, or read a copy of the dataset.", url=url)
@@ -329,11 +324,7 @@ class HubClient:
 
 
 def _connections() -> _Connections:
-    """Those of this process, through the proxies of the environment; they take a tenth of a second to make.
-
-    Raises:
-        AnswerError: a proxy or the certificates can not be used.
-    """
+    """Those of this process, through the proxies of the environment; they take a tenth of a second to make."""
     key = (fork.generation(), os.environ.get("SSL_CERT_FILE"), *sorted(getproxies().items()))
     found = _shared.get(key)
     if found is None:

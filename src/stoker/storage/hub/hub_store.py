@@ -115,11 +115,7 @@ class HubStore(Store):
         return HubFolder(self._location, self._address(), self._retries, self.stall_timeout, lambda: self.commit().sha)
 
     def _address(self) -> HubAddress:
-        """The folder that the URL names, the Hub's endpoint and the token, by ``storage_options`` and the environment.
-
-        Raises:
-            ConfigError: it names no dataset, or an option makes no sense.
-        """
+        """The folder that the URL names, the Hub's endpoint and the token, by ``storage_options`` and the environment."""
         try:
             named = parse_hf_uri(self.url)
         except HfUriError:
@@ -160,9 +156,6 @@ class HubFolder(RemoteReads[HubClient]):
     """The files of a folder of a dataset, at one commit. Thread-safe; belongs to the process that made it.
 
     Args:
-        location: of the folder.
-        address: of the folder.
-        retries: repeats requests.
         stall_timeout: seconds without a byte after which a request fails.
         sha: names the commit that is read.
     """

@@ -163,9 +163,7 @@ def client_spec(
     """Settings of the client for ``location``.
 
     Args:
-        location: where.
         options: the caller's ``storage_options``.
-        environ: the environment.
         stall_timeout: seconds without a byte after which a request fails.
         cloud: tells on whose virtual machine this runs; asked only where no credentials are found.
 
@@ -235,8 +233,6 @@ def endpoint_of(location: Location, spec: ClientSpec, environ: Mapping[str, str]
     """The endpoint or account by which a client's server differs from others; empty for the provider's usual one.
 
     Args:
-        location: where.
-        spec: the client's settings.
         environ: the environment, which obstore reads too.
     """
     names: tuple[str, ...] = ("endpoint",)

@@ -51,9 +51,6 @@ class RemoteReads(Generic[C]):
     """Requests for the objects under one root of a store, under the retries of the store, and the methods that read objects.
 
     Args:
-        location: the root.
-        clients: one for each endpoint.
-        retries: of the store.
         stall_timeout: seconds without a byte after which a request fails.
         transfer: endpoints, and the size and number of requests.
         identity: in words, where the credentials come from; for messages, without secrets.
@@ -93,7 +90,6 @@ class RemoteReads(Generic[C]):
         """``attempt``, repeated as the store's retries say, its exceptions turned into stoker's.
 
         Args:
-            key: the object.
             attempt: makes one request; its argument counts the attempts from 0.
             size_of: of a request for data, the bytes that it gave, by what ``attempt`` returned; such requests are counted.
             failed: the error of a first attempt that was made already.
@@ -129,11 +125,7 @@ class RemoteReads(Generic[C]):
         return self._retries.run(translated)
 
     def _path(self, key: str) -> str:
-        """The object's name for the client.
-
-        Raises:
-            ConfigError: the client would refuse it, or end in a panic.
-        """
+        """The object's name for the client."""
         if not key.isprintable() and (bad := UNSENDABLE.search(key)):
             raise ConfigError(
                 f"key {key!r} of {self._location.url!r} contains {bad[0]!r}: control characters and lone surrogates "
@@ -196,9 +188,7 @@ class RemoteReads(Generic[C]):
         """Ask for an object, or for the first part of it; ``take`` gets what the answer says, and its bytes.
 
         Args:
-            key: the object.
             take: called in each attempt; refuses an object that is larger than it is to be.
-            brief: the object is to be small.
         """
         path, size = self._path(key), self._transfer.part_size
 
@@ -224,11 +214,7 @@ class RemoteReads(Generic[C]):
         return b"".join(body(self._ask(key, (start, end), version), end - start, self._stall_timeout))
 
     def _ask(self, key: str, wanted: tuple[int, int] | None, version: str, *, brief: bool = False) -> ObjectAnswer:
-        """The answer to a request for a part of the object, or for all of it, which is ``brief`` where it is small.
-
-        Raises:
-            StorageError: the part reaches beyond the object.
-        """
+        """The answer to a request for a part of the object, or for all of it, which is ``brief`` where it is small."""
         asked = "" if version.startswith(TIME_VERSION) else version
         result = self._next.get(self._path(key), wanted, asked, brief=brief)
         # Servers need not compare times.

@@ -88,11 +88,8 @@ def body(
     Each piece is looked at when it arrives, so that one byte every few seconds is noticed at once.
 
     Args:
-        result: the answer.
-        size: bytes of its body.
         stall_timeout: seconds without a byte after which a request fails.
         brief: the request has a bound on the whole, and its answer has as many bytes as it said.
-        clock: tells seconds.
 
     Raises:
         AnswerError: more, or fewer, than ``size`` bytes come, or they come slower than :data:`SLOWEST`.
@@ -130,7 +127,6 @@ def read_ranges(starts: Sequence[int], ends: Sequence[int], read: Callable[[int,
     """Bytes ``[starts[i], ends[i])`` for each i; ranges that lie close share a request.
 
     Args:
-        starts: first byte of each.
         ends: end of each; an empty range needs no request.
         read: makes a request for the bytes ``[start, end)``.
     """
