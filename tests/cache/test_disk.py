@@ -577,7 +577,7 @@ def test_a_user_without_a_home_has_a_cache_of_its_own(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where the system does not know the user
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     own = tmp_path / f"stoker-{os.geteuid()}"
-    assert caches_home() == own
+    assert caches_home() == str(own)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     (tmp_path / "stoker-12345").mkdir()
     with pytest.raises(CacheError, match=r"stoker-12345 .*another user's: set STOKER_CACHE"):

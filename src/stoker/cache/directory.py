@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.cache.disk.quota import release, try_lock
-from stoker.cache.origin import ORIGIN_NAME, PRIVATE, CacheOrigin, read_origin, write_origin
+from stoker.cache.origin import CacheOrigin, read_origin, write_origin
 from stoker.digests import sha256
 from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
-from stoker.storage.files.own import CACHE_NAME, REMOVED_CACHE, make_own_directory
+from stoker.storage.files.own import CACHE_MARK, CACHE_NAME, PRIVATE, REMOVED_CACHE, make_own_directory
 
 _TRIES: Final = 200
 
@@ -44,7 +44,7 @@ class CacheDirectory:
     def __init__(self, base: Path, origin: CacheOrigin, version: str) -> None:
         self.origin = origin
         self.path = base / (origin.prefix + sha256(version.encode()).hexdigest()[:12])
-        self._note = self.path / PRIVATE / ORIGIN_NAME
+        self._note = self.path / PRIVATE / CACHE_MARK
         self._held: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def latest_version(base: Path, origin: CacheOrigin) -> CacheOrigin | None:
     found = [path for path in _versions(base, origin) if os.path.exists(path / INDEX_NAME)]
     if not found:
         return None
-    latest = max(found, key=lambda path: os.stat(path / PRIVATE / ORIGIN_NAME).st_mtime_ns)
+    latest = max(found, key=lambda path: os.stat(path / PRIVATE / CACHE_MARK).st_mtime_ns)
     return read_origin(latest / PRIVATE)
 
 
@@ -142,7 +142,7 @@ def refuse_dataset(bases: tuple[Path, ...], source: str) -> None:
 
 def remove_directory(path: Path) -> bool:
     """Remove a directory that :class:`CacheDirectory` made, unless a process holds it; whether it is gone."""
-    note = path / PRIVATE / ORIGIN_NAME
+    note = path / PRIVATE / CACHE_MARK
     try:
         descriptor = os.open(note, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -165,13 +165,13 @@ def _remove_tree(path: Path) -> None:
     if read_origin(path / PRIVATE) is not None:
         with contextlib.suppress(OSError):
             for entry in (*os.scandir(path), *os.scandir(path / PRIVATE)):
-                if entry.name in (PRIVATE, ORIGIN_NAME):
+                if entry.name in (PRIVATE, CACHE_MARK):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     os.unlink(entry.path)
-            os.unlink(path / PRIVATE / ORIGIN_NAME)
+            os.unlink(path / PRIVATE / CACHE_MARK)
     with contextlib.suppress(OSError):
         os.rmdir(path / PRIVATE)
     with contextlib.suppress(OSError):

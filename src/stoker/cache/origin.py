@@ -8,18 +8,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from stoker.cache.disk.quota import PART, PRIVATE
+from stoker.cache.disk.quota import PART
 from stoker.digests import sha256
 from stoker.errors import CacheError
-from stoker.storage.files.own import CACHE_MARK, make_own_directory, open_own
+from stoker.storage.files.own import CACHE_MARK, PRIVATE, make_own_directory, open_own
 from stoker.storage.files.regular import read_regular
-
-__all__ = ["ORIGIN_NAME", "PRIVATE", "CacheOrigin", "make_private", "read_origin", "remove_origin_part", "write_origin"]
-
-ORIGIN_NAME: Final = CACHE_MARK
-"""Name of the note in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +54,7 @@ def read_origin(private: Path) -> CacheOrigin | None:
         private: the cache's directory ``.stoker``.
     """
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_regular(private / ORIGIN_NAME))
+        found = json.loads(read_regular(private / CACHE_MARK))
         if isinstance(found, dict) and isinstance(found.get("url"), str) and found["url"]:
             version = found.get("version")
             return CacheOrigin(
@@ -78,9 +73,9 @@ def write_origin(private: Path, origin: CacheOrigin) -> None:
         CacheError: the note is there, and is of another dataset.
         OSError: it can not be written.
     """
-    path = private / ORIGIN_NAME
+    path = private / CACHE_MARK
     if not path.exists():
-        beside = private / f"{ORIGIN_NAME}.{os.urandom(8).hex()}{PART}"
+        beside = private / f"{CACHE_MARK}.{os.urandom(8).hex()}{PART}"
         text = {"url": origin.url, "endpoint": origin.endpoint, "version": dict(origin.version)}
         try:
             with open(open_own(beside, os.O_EXCL), "wb") as file:
@@ -105,9 +100,9 @@ def remove_origin_part(path: Path) -> bool:
 
     A process that was killed leaves it so. Processes that use the cache have the note locked, and with it this name of it.
     """
-    note = path.parent / ORIGIN_NAME
+    note = path.parent / CACHE_MARK
     with contextlib.suppress(OSError):
-        if path.name.startswith(f"{ORIGIN_NAME}.") and os.path.samestat(os.lstat(path), os.lstat(note)):
+        if path.name.startswith(f"{CACHE_MARK}.") and os.path.samestat(os.lstat(path), os.lstat(note)):
             os.unlink(path)
             return True
     return False

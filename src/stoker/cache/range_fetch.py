@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from stoker.concurrency.threads import Threads
 from stoker.errors import (
     AccessDeniedError,
     CorruptDataError,
@@ -22,6 +21,7 @@ from stoker.errors import (
 from stoker.formats.base import FilePart
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.files.own import open_own
+from stoker.storage.transfer.settings import side_by_side
 from stoker.storage.types import Arrival, BufferLike
 from stoker.storage.versions import local_version, same_version
 
@@ -55,16 +55,7 @@ def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
         with open(open_own(into, os.O_TRUNC), "wb") as handle:
             handle.write(part.head)
             handle.truncate(at)
-    threads = Threads(min(store.transfer.part_requests, len(work)), "ranges") if len(work) > 1 else None
-    if threads is None:
-        for action in work:
-            action()
-    else:
-        try:
-            for future in [threads.submit(action) for action in work]:
-                future.result()
-        finally:
-            threads.close()
+    side_by_side(work, store.transfer.part_requests, "ranges")
     _check_local(store, part)
     return at
 
@@ -179,15 +170,12 @@ def _explained(store: Store, part: FilePart) -> Iterator[None]:
     except (ObjectNotFoundError, AccessDeniedError, StorageTimeoutError, StorageFullError):
         raise
     except StorageError as error:
-        _check_same(store, part, store.head(part.key), error)
+        info, where = store.head(part.key), store.url_of(part.key)
+        if info.size != part.size:
+            raise _replaced(where, f"it has {info.size} bytes, and had {part.size}") from error
+        if part.version and not same_version(part.version, info.version):
+            raise _replaced(where, "its ETag or time of change is another") from error
         raise
-
-
-def _check_same(store: Store, part: FilePart, info: ObjectInfo, error: StorageError | None = None) -> None:
-    if info.size != part.size:
-        raise _replaced(store.url_of(part.key), f"it has {info.size} bytes, and had {part.size}") from error
-    if part.version and not same_version(part.version, info.version):
-        raise _replaced(store.url_of(part.key), "its ETag or time of change is another") from error
 
 
 def _check_local(store: Store, part: FilePart) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
 from stoker.cache.open_cache import make_cache
-from stoker.cache.origin import PRIVATE, CacheOrigin, make_private
+from stoker.cache.origin import CacheOrigin, make_private
 from stoker.digests import sha256
 from stoker.display import redact_url
 from stoker.errors import CacheError, ConfigError, StokerError, StorageTimeoutError
@@ -26,6 +26,7 @@ from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.index.side_index import SideIndex
 from stoker.index.version import IndexVersion, ListedVersions, LoadedIndex, VersionWatch, opening_time, read_index
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
+from stoker.storage.files.own import PRIVATE
 from stoker.storage.files.regular import read_regular
 from stoker.storage.recorded_versions import describe_version, version_of_files
 from stoker.types import StorageOptions
@@ -171,7 +172,11 @@ def locate(
     if root is None:
         root = directory if directory is not None and mapped else default_cache(str(source), storage_options)
     root = root.absolute()
-    return SourceLocation(source, root, source is None or (directory is not None and _same(directory, root)))
+    return SourceLocation(
+        source,
+        root,
+        source is None or (directory is not None and os.path.realpath(directory) == os.path.realpath(root)),
+    )
 
 
 def open_indexed(
@@ -392,17 +397,13 @@ def side_directories(
     return tuple(dict.fromkeys([*first, default]))
 
 
-def caches_home() -> Path:
-    """The directory of the user's caches."""
-    return Path(_caches_home())
-
-
 def default_cache(url: str, options: StorageOptions | None, purpose: str = "") -> Path:
     """A directory of the user's own for this URL and endpoint, and this purpose."""
     return _own_directory(url, "" if is_local(url) is not None else open_store(url, options).endpoint(), purpose)
 
 
-def _caches_home() -> str:
+def caches_home() -> str:
+    """The directory of the user's caches."""
     base = os.environ.get("STOKER_CACHE")
     if base:
         return base
@@ -419,8 +420,4 @@ def _caches_home() -> str:
 
 def _own_directory(url: str, endpoint: str, purpose: str = "") -> Path:
     text = f"{url}\n{endpoint}\n{purpose}".encode(errors="surrogatepass")
-    return Path(os.path.join(_caches_home(), sha256(text).hexdigest()[:24]))
-
-
-def _same(first: Path, second: Path) -> bool:
-    return os.path.realpath(first) == os.path.realpath(second)
+    return Path(os.path.join(caches_home(), sha256(text).hexdigest()[:24]))

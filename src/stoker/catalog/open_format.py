@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 _SHARD_BYTES: Final = 1 << 26
 _MOST_SHARDS: Final = 1 << 20
-_NAME: Final = "synthetic"
 
 _MADE: Final = "synthetic"
 _INDEXED: Final = "mds"
@@ -62,7 +61,7 @@ def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) ->
     Raises:
         ConfigError: these make no sense.
     """
-    only_settings(options, SETTINGS, _NAME)
+    only_settings(options, SETTINGS, _MADE)
     spec = synthetic_spec(options.get("columns"), options.get("seed", 0), options.get("distinct", True))
     samples = _count(options, "samples", None, 0)
     width = row_bytes(spec)
@@ -74,9 +73,9 @@ def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) ->
     for first in range(0, samples, most):
         count = min(most, samples - first)
         detail = SpanDetail(count * width, f"{kind}\0{first}", first)
-        shards.append(ShardInfo(_NAME, count, (), (), None, spec, detail))
-    root = default_cache(_NAME, None)
-    return DatasetLocation(Index(shards, where=_NAME), _NoFiles(root, None, settings), (root,))
+        shards.append(ShardInfo(_MADE, count, (), (), None, spec, detail))
+    root = default_cache(_MADE, None)
+    return DatasetLocation(Index(shards, where=_MADE), _NoFiles(root, None, settings), (root,))
 
 
 def _count(options: Mapping[str, Any], name: str, usual: int | None, least: int) -> int:

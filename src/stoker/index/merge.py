@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
+from pathlib import PurePosixPath
 
 from stoker.arguments import checked
 from stoker.concurrency.threads import map_in_order
@@ -115,14 +116,8 @@ def _found(roots: list[Store]) -> list[_Part]:
     ending = f"/{INDEX_NAME}"
     folders = {key.removesuffix(ending) for key in store.keys_named(INDEX_NAME) if key != INDEX_NAME}
     # What lies inside of a sub-dataset was merged into its index.
-    outermost = sorted(folder for folder in folders if not any(outer in folders for outer in _parents(folder)))
+    outermost = sorted(folder for folder in folders if folders.isdisjoint(map(str, PurePosixPath(folder).parents)))
     return [(folder, store, f"{folder}/{INDEX_NAME}") for folder in outermost]
-
-
-def _parents(folder: str) -> Iterator[str]:
-    while (end := folder.rfind("/")) > 0:
-        folder = folder[:end]
-        yield folder
 
 
 def _listed(urls: list[UrlOrPair], roots: list[Store], options: StorageOptions | None, timeout: float) -> list[_Part]:

@@ -141,6 +141,8 @@ class EntryPattern:
     Attributes:
         info: see above.
         as_written: whether stoker would write the entry as this text.
+        least: see :meth:`~stoker.formats.format.Format.least_bytes`.
+        raw, zip: the raw files of a shard, and the compressed ones.
     """
 
     def __init__(self, info: ShardInfo, text: str) -> None:
@@ -154,11 +156,11 @@ class EntryPattern:
             raise ValueError("it is not as JSON is written by default")
         self.info = info
         self.as_written = json.dumps(entry, sort_keys=True) == text
-        self._least = least
+        self.least = least
         self._patterns: list[str] = []
         entry["samples"] = self._mark(_NUMBER)
-        self._raw = [self._file(entry, f"raw_{role}") for role in form.roles]
-        self._zip = [self._file(entry, f"zip_{role}") for role in form.roles] if info.zip else []
+        self.raw = [self._file(entry, f"raw_{role}") for role in form.roles]
+        self.zip = [self._file(entry, f"zip_{role}") for role in form.roles] if info.zip else []
         pieces = _MARK.split(json.dumps(entry))
         # Numbers of values in the order in which they were marked, and in the text.
         places = [int(number) for number in pieces[1::2]]
@@ -208,7 +210,7 @@ class EntryPattern:
         """
         if not _IS_USUAL(folder):
             raise ValueError("the folder's name is written in another way in JSON")
-        names = sorted(self._at[file.name] + 1 for file in (*self._raw, *self._zip))
+        names = sorted(self._at[file.name] + 1 for file in (*self.raw, *self.zip))
         inserted, taken = f"{folder}/".encode(), reserved.encode()
         out, at, done = [], 0, 0
         while True:
@@ -230,16 +232,6 @@ class EntryPattern:
         """A function that takes the values of these numbers from a row: a tuple, or a single one alone."""
         return itemgetter(*[self._at[number] for number in numbers])
 
-    @property
-    def files(self) -> tuple[list[_File], list[_File]]:
-        """The raw files of a shard, and the compressed ones."""
-        return self._raw, self._zip
-
-    @property
-    def least(self) -> tuple[int, int]:
-        """See :meth:`~stoker.formats.format.Format.least_bytes`."""
-        return self._least
-
 
 class ShardColumns:
     """Entries of an index as arrays.
@@ -257,7 +249,7 @@ class ShardColumns:
     """
 
     def __init__(self, pattern: EntryPattern, rows: Iterator[_Row], reserved: str) -> None:
-        raw, packed = pattern.files
+        raw, packed = pattern.raw, pattern.zip
         files = (*raw, *packed)
         get_samples = pattern.getter([0])
         get_names = pattern.getter([file.name for file in files])

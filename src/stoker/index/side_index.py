@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from stoker.index.columnar_shards import ColumnarShards, kind_of
 from stoker.index.index import Index
 from stoker.index.parse_index import parse_entries
 from stoker.lazy import cached_property
-from stoker.storage.files.mounts import UNREADABLE, share_file
+from stoker.storage.files.mounts import read_shared
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +65,7 @@ class SideIndex:
         Returns:
             ``None`` where the file is missing, damaged, of another layout, or made of other bytes.
         """
-        try:
-            return _read(share_file(self._path), digest)
-        except FileNotFoundError:
-            return None
-        except UNREADABLE as error:
-            logger.debug("%s is not used: %r", self._path, error)
-            return None
+        return read_shared(self._path, partial(_read, digest))
 
     def load_or_make(self, digest: str, make: Callable[[], Index]) -> Index:
         """The index that was kept, or the one that ``make`` gives, which is kept then.
@@ -120,7 +115,7 @@ def _header(index: Index, digest: str) -> dict[str, Any] | None:
     return header if made.kinds == shards.kinds else None
 
 
-def _read(data: SharedBytes, digest: str) -> Index:
+def _read(digest: str, data: SharedBytes) -> Index:
     """The index in the bytes of a file."""
     header, at = unpack_arrays(_MAGIC, data)
     if header["key"] != digest:

@@ -17,12 +17,13 @@ from pathlib import Path
 from stoker.arguments import checked
 from stoker.cache.directory import is_cache_directory, remove_directory
 from stoker.cache.disk.in_use import Users
-from stoker.cache.disk.quota import PART, PRIVATE, files_below, release, shard_files, try_lock
-from stoker.cache.origin import ORIGIN_NAME, read_origin
+from stoker.cache.disk.quota import PART, files_below, release, shard_files, try_lock
+from stoker.cache.origin import read_origin
 from stoker.catalog.location import caches_home
 from stoker.errors import CacheError, ObjectNotFoundError, StokerError
 from stoker.index.index import INDEX_NAME
 from stoker.storage import is_local, open_store
+from stoker.storage.files.own import CACHE_MARK, PRIVATE
 from stoker.types import StorageOptions
 
 
@@ -158,7 +159,7 @@ def prune_caches(
 
 def _roots(directories: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Directories of caches."""
-    base = caches_home()
+    base = Path(caches_home())
     if not directories:
         return list(_below(base)) if base.is_dir() else []
     roots: list[Path] = []
@@ -190,7 +191,7 @@ def _facts(root: Path) -> CacheFacts:
     parts = [path for path, _ in private if path.name.endswith(PART)]
     origin = read_origin(root / PRIVATE)
     with Users() as users:
-        in_use = _is_locked(root / PRIVATE / ORIGIN_NAME) or any(users.uses(file.path) for file in files)
+        in_use = _is_locked(root / PRIVATE / CACHE_MARK) or any(users.uses(file.path) for file in files)
     return CacheFacts(
         str(root),
         None if origin is None else origin.url,
@@ -256,7 +257,7 @@ def _remove_empty(root: Path) -> bool:
         return False
     if not remove_directory(root):
         return False
-    if root.parent.parent == caches_home():
+    if root.parent.parent == Path(caches_home()):
         with contextlib.suppress(OSError):
             os.rmdir(root.parent)
     return True

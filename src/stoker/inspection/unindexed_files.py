@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stoker.cache.range_fetch import fetch_part
 from stoker.catalog.unindexed.files_location import FilesLocation
-from stoker.catalog.unindexed.find_files import find_files, side_by_side
+from stoker.catalog.unindexed.find_files import HEADERS_AT_ONCE, find_files
 from stoker.catalog.unindexed.inspect_headers import StoreSource, span_array
 from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.errors import ConfigError, CorruptDataError, FormatError, MissingPackageError, StokerError
@@ -27,6 +27,7 @@ from stoker.inspection.previews import LARGEST, preview_files
 from stoker.inspection.problems import Problem
 from stoker.inspection.read_files import FileReader
 from stoker.storage import ObjectInfo, is_local
+from stoker.storage.transfer.settings import side_by_side
 from stoker.types import Buffer
 
 # Of remote files, row groups that follow each other are fetched together until they have so many bytes.
@@ -204,7 +205,7 @@ def inspect_unindexed(
         except FormatError as error:
             return error
 
-    outcomes = side_by_side([partial(inspect, file) for file in looked], "inspect")
+    outcomes = side_by_side([partial(inspect, file) for file in looked], HEADERS_AT_ONCE, "inspect")
     read = [one for one in outcomes if isinstance(one, UnindexedFile)]
     bad = [one for one in outcomes if isinstance(one, FormatError)]
     if bad and not read:

@@ -17,7 +17,7 @@ from stoker.concurrency.request_observer import observer
 from stoker.errors import ObjectNotFoundError, StorageError
 from stoker.storage.files.copying import copy_all, copy_hashed, copy_part, fill, write_all
 from stoker.storage.files.file_errors import file_errors, open_target
-from stoker.storage.files.regular import open_regular
+from stoker.storage.files.regular import check_regular, open_regular
 from stoker.storage.files.walk import walk_files, walk_named
 from stoker.storage.store import Store
 from stoker.storage.types import (
@@ -57,12 +57,6 @@ class LocalStore(Store):
 
     def request(self, key: str, *, max_bytes: int) -> Arrival:
         return at_hand(self.read(key, max_bytes=max_bytes))
-
-    def get(self, key: str, *, max_bytes: int) -> bytes:
-        path = self._path(key)
-        with file_errors(path), self._opened(path) as (fd, size):
-            check_size(size, max_bytes, path)
-            return bytes(self._part(fd, 0, size))
 
     def get_ranges(
         self, key: str, starts: Sequence[int], ends: Sequence[int], *, version: str = ""
@@ -115,11 +109,11 @@ class LocalStore(Store):
         self, key: str, path: Path, *, max_bytes: int | None = None, new_hash: NewHash | None = None
     ) -> ObjectInfo:
         source = self._path(key)
-        with file_errors(source), _open(source) as (fd, size):
+        with file_errors(source), self._opened(source) as (fd, size):
             check_size(size, max_bytes, source)
             with open_target(path) as target:
                 digest = None if new_hash is None else new_hash()
-                done = copy_all(fd, target) if digest is None else copy_hashed(fd, target, digest)
+                done = self._copy_all(fd, target, size, digest)
                 os.ftruncate(target, done)  # at the end: what the file had before is written over, not freed first
             # Asked last, as the file may be written over meanwhile.
             return replace(file_info(key, os.fstat(fd), source), size=done).with_digest(digest)
@@ -127,10 +121,10 @@ class LocalStore(Store):
     def download_range(self, key: str, path: Path, start: int, end: int, *, at: int = 0, version: str = "") -> None:
         source = self._path(key)
         check_ranges([start], [end], source)
-        with file_errors(source), _open(source) as (fd, size):
+        with file_errors(source), self._opened(source) as (fd, size):
             check_range(start, end, size, source)
             with open_target(path) as target:
-                copy_part(fd, target, start, end, at)
+                self._copy_part(fd, target, start, end, at)
             check_local_version(fd, version, source)  # asked last, as the file may be written over meanwhile
 
     def put(self, key: str, data: PutData) -> None:
@@ -181,8 +175,7 @@ class LocalStore(Store):
         path = self._path(key)
         with file_errors(path):
             status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise _not_a_file(path)
+        check_regular(path, status)
         return file_info(key, status, path)
 
     def exists(self, key: str) -> bool:
@@ -209,6 +202,14 @@ class LocalStore(Store):
         if counts is not None and begun is not None:
             counts.end(begun, len(data))
         return data
+
+    def _copy_all(self, fd: int, target: int, size: int, digest: Any) -> int:  # noqa: ARG002 - as it is by now counts
+        """Copy a file to the start of another, and hash it on the way; returns the bytes."""
+        return copy_all(fd, target) if digest is None else copy_hashed(fd, target, digest)
+
+    def _copy_part(self, fd: int, target: int, start: int, end: int, at: int) -> None:
+        """Copy bytes ``[start, end)`` of a file to an offset in another."""
+        copy_part(fd, target, start, end, at)
 
     def _fill(self, fd: int, into: memoryview, start: int, digest: Any) -> None:
         """Read a file's bytes from ``start`` on into memory, and add them to a hash object, if one is given."""
@@ -242,10 +243,7 @@ def _appear(path: str, write: Callable[[int], None]) -> None:
         temporary = f"{folder}/{TEMPORARY}{os.urandom(8).hex()}"
         fd, named = _unnamed(folder), False
         if fd is None:
-            fd, named = (
-                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666),
-                True,
-            )
+            fd, named = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), True
         try:
             write(fd)
             os.fsync(fd)
@@ -308,10 +306,6 @@ def check_local_version(fd: int, version: str, path: str) -> None:
     """
     if version and not same_version(version, local_version(os.fstat(fd))):
         raise StorageError(f"{path}: the file was written to since its version {version}.", url=path)
-
-
-def _not_a_file(path: str) -> ObjectNotFoundError:
-    return ObjectNotFoundError(f"{path}: not a file. Check the path.", url=path)
 
 
 def _read(fd: int, start: int, size: int) -> bytes:

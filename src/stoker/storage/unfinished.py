@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from stoker.errors import CorruptDataError, ObjectNotFoundError
 from stoker.storage.store import Store
+from stoker.storage.types import ObjectInfo
 
 MARK: Final = "_stoker_unfinished.json"
 """Name of the mark, which programs that read directories pass over."""
@@ -22,14 +23,6 @@ STAGE: Final = "_stoker_unfinished/"
 _VERSION: Final = 1
 _MOST: Final = 1 << 30
 _REPLACING: Final = "replacing"
-
-
-class _Keyed(Protocol):
-    @property
-    def key(self) -> str: ...
-
-
-_File = TypeVar("_File", bound=_Keyed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +79,7 @@ def read_mark(store: Store, key: str = MARK) -> UnfinishedOutput | None:
     return UnfinishedOutput(identity, tuple(names), str(found.get("writer", "")))
 
 
-def counted_files(files: Sequence[_File], marks: Iterable[str], store: Store) -> list[_File]:
+def counted_files(files: Sequence[ObjectInfo], marks: Iterable[str], store: Store) -> list[ObjectInfo]:
     """Files of a listing without those of unfinished writers, which are all below a mark that it does not name.
 
     Raises:

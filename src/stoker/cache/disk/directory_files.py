@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.disk.quota import PART, remove_unlocked
-from stoker.cache.origin import PRIVATE, remove_origin_part
+from stoker.cache.origin import remove_origin_part
 from stoker.errors import CacheError, StokerError, StorageFullError
 from stoker.formats.base import UNKNOWN, FileInfo
 from stoker.lazy import cached_property
-from stoker.storage.files.own import make_own_directory
+from stoker.storage.files.own import PRIVATE, make_own_directory
 
 # Seconds for which the directories of a cache that were there are taken to be there.
 _TRUSTED: Final = 1.0

@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, unquote
 
 from stoker.cache.disk.in_use import Users
@@ -24,20 +24,6 @@ from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
 from stoker.storage.files.own import PRIVATE, open_own
 from stoker.types import Ids
-
-__all__ = [
-    "PART",
-    "PRIVATE",
-    "CacheQuota",
-    "claim",
-    "files_below",
-    "part_name",
-    "release",
-    "remove_unlocked",
-    "divide_limit",
-    "shard_files",
-    "try_lock",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -109,20 +95,6 @@ def remove_unlocked(path: Path) -> bool:
         release(descriptor)
 
 
-class CachedFile(NamedTuple):
-    """A whole file of a cache: those opened longest ago leave it first, of those opened at one time the small ones.
-
-    Attributes:
-        opened: when a process last mapped it, in nanoseconds since 1970.
-        bytes: its size.
-        path: where it is.
-    """
-
-    opened: int
-    bytes: int
-    path: Path
-
-
 class CacheQuota:
     """The limit of one cache, and the bytes that its files take.
 
@@ -178,12 +150,12 @@ class CacheQuota:
             os.pwrite(descriptor, used.to_bytes(8, "little"), 0)
             return used <= self.limit
 
-    def _files(self) -> tuple[int, list[CachedFile]]:
-        """Bytes of all files, those under way included; and those that are whole."""
+    def _files(self) -> tuple[int, list[tuple[int, int, Path]]]:
+        """Bytes of all files, those under way included; and those that are whole: when each was last mapped, bytes, path."""
         if self._sizes is None:
             self._sizes = self._known()
         used = 0
-        candidates: list[CachedFile] = []
+        candidates: list[tuple[int, int, Path]] = []
         # Files that are being made are counted first: one that is renamed in between is counted twice, not missed.
         for path, status in files_below(self._private):
             match = _PART_NAME.fullmatch(path.name)
@@ -193,7 +165,7 @@ class CacheQuota:
         for root in (self._root, *self.others()):
             for path, status in shard_files(root):
                 used += status.st_size
-                candidates.append(CachedFile(status.st_mtime_ns, status.st_size, path))
+                candidates.append((status.st_mtime_ns, status.st_size, path))
         return used, candidates
 
     def _evict(self) -> int:
@@ -201,11 +173,12 @@ class CacheQuota:
         used, candidates = self._files()
         if used > self.limit:
             with Users() as users:
-                for file in sorted(candidates):
+                # Those opened longest ago first, of those opened at one time the small ones.
+                for _, size, path in sorted(candidates):
                     if used <= self.limit - self.limit // _SLACK:
                         break
-                    if users.remove(file.path):
-                        used -= file.bytes
+                    if users.remove(path):
+                        used -= size
         return used
 
     @contextlib.contextmanager

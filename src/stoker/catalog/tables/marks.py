@@ -75,11 +75,6 @@ class TableMark:
     kind: str
     folder: str
 
-    @property
-    def name(self) -> str:
-        """The kind as people write it."""
-        return _NAMES[self.kind]
-
 
 def table_of(keys: Iterable[str]) -> TableMark | None:
     """The first table that is among some files; ``None`` where there is none."""
@@ -99,10 +94,11 @@ def refuse_table(mark: TableMark, root: str) -> None:
         ConfigError: always; says how to open the table.
     """
     where = f"{root}/{mark.folder}".rstrip("/")
-    told = f"{where} is a table of {mark.name}, whose files alone hold rows that were deleted or replaced"
+    name = _NAMES[mark.kind]
+    told = f"{where} is a table of {name}, whose files alone hold rows that were deleted or replaced"
     if mark.kind in TABLE_FORMATS:
         raise ConfigError(f'{told}: open {where!r} with format="{mark.kind}"')
-    raise ConfigError(f"{told}: {mark.name} is not read here. Export the version that you mean to Parquet files")
+    raise ConfigError(f"{told}: {name} is not read here. Export the version that you mean to Parquet files")
 
 
 def refuse_inside(root: str, open_root: Callable[[str], Store]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from stoker.catalog.splits import chosen_by_readme, refuse_splits
 from stoker.catalog.tables.marks import refuse_inside, refuse_table, table_of
 from stoker.catalog.unindexed.files_location import FilesLocation, as_named, no_files, no_match
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, saved_files
-from stoker.concurrency.threads import Threads
 from stoker.display import counted
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.common.checks import check_basename
@@ -25,15 +23,13 @@ from stoker.formats.one_file import BYTES_OF_ALL, IMAGES, OTHER_PICTURES
 from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local
-from stoker.storage.files.file_errors import file_errors
-from stoker.storage.files.regular import check_regular
-from stoker.storage.files.walk import walk_files
-from stoker.storage.local import file_info
+from stoker.storage.transfer.settings import side_by_side
 from stoker.storage.unfinished import MARK, counted_files, is_hidden
 
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
-_THREADS: Final = 16
+HEADERS_AT_ONCE: Final = 16
+"""Files that are asked for at the same time."""
 _LINE_SHARD: Final = re.compile(r"(?P<name>(?:.*/)?shard\.[0-9]{5,10}\.(?:csv|tsv|xsv))(?P<packed>\.gz)?")
 _LISTED_DELAYS: Final = (0.1, 0.3, 1.0, 2.0)
 
@@ -66,7 +62,8 @@ class SourceFiles:
         ]
         if not unknown:
             return self
-        infos = side_by_side([partial(_head, self.store, one.key) for one in unknown], "sizes")
+        work = [partial(self.store.head, one.key) for one in unknown]
+        infos = side_by_side(work, HEADERS_AT_ONCE, "sizes")
         found = {info.key: info for info in infos}
         return replace(
             self,
@@ -244,40 +241,11 @@ def _check_name(key: str, root: str) -> None:
 
 
 def _listing(root: str, store: Store) -> Iterator[ObjectInfo]:
-    """All files below the root, of whatever kind, in no order."""
+    """All files below the root, of whatever kind."""
     directory = is_local(root)
-    if directory is None:
-        yield from store.list()
-        return
-    if not directory.is_dir():
+    if directory is not None and not directory.is_dir():
         raise ObjectNotFoundError(f"{directory}: no such file or directory", url=str(directory))
-    with file_errors(directory):
-        for key, status in walk_files(str(directory)):
-            yield file_info(key, status)
-
-
-def _head(store: Store, key: str) -> ObjectInfo:
-    directory = is_local(store.url)
-    if directory is None:
-        return store.head(key)
-    path = directory / key
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise ObjectNotFoundError(f"{path}: {error.strerror}: check the list of files", url=str(path)) from None
-    check_regular(path, status)
-    return file_info(key, status)
-
-
-def side_by_side(work: Sequence[Callable[[], _T]], name: str) -> list[_T]:
-    """Results of some calls that wait for storage, in order; the first error is raised, and what waits is dropped."""
-    if len(work) < 2:
-        return [action() for action in work]
-    threads = Threads(min(_THREADS, len(work)), name)
-    try:
-        return [future.result() for future in [threads.submit(action) for action in work]]
-    finally:
-        threads.close()
+    return store.list()
 
 
 def read_listed(store: Store, read: Callable[[], _T]) -> _T:

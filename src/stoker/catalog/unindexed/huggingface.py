@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.formats.common.checks import check_basename
-from stoker.storage import Store
+from stoker.storage import ObjectInfo, Store
 
 DICT_NAME: Final = "dataset_dict.json"
 """File that lists the splits of a saved ``DatasetDict``."""
@@ -16,14 +16,6 @@ STATE_NAME: Final = "state.json"
 SAVED_NAMES: Final = (DICT_NAME, STATE_NAME, "dataset_info.json")
 """File that lists the data files of a saved ``Dataset``."""
 _MOST: Final = 64 << 20
-
-
-class _Keyed(Protocol):
-    @property
-    def key(self) -> str: ...
-
-
-_File = TypeVar("_File", bound=_Keyed)
 
 
 def refuse_dict(store: Store, key: str = DICT_NAME) -> None:
@@ -74,7 +66,7 @@ def state_files(store: Store, key: str = STATE_NAME) -> list[str] | None:
     return good
 
 
-def saved_files(files: Sequence[_File], others: Iterable[str], store: Store) -> list[_File]:
+def saved_files(files: Sequence[ObjectInfo], others: Iterable[str], store: Store) -> list[ObjectInfo]:
     """Files of a listing without those that ``datasets`` put beside the data: results of ``map`` and ``filter``.
 
     Returns:

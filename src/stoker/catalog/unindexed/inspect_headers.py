@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.cache.base import ShardCache
-from stoker.catalog.unindexed.find_files import SourceFiles, read_listed, side_by_side
+from stoker.catalog.unindexed.find_files import HEADERS_AT_ONCE, SourceFiles, read_listed
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource, MappedSource, check_range
@@ -31,6 +31,7 @@ from stoker.formats.common.inspect_header import HeaderFacts, Partition
 from stoker.formats.format import Format
 from stoker.policy import READ_WHOLE
 from stoker.storage import ObjectInfo, Store, is_local
+from stoker.storage.transfer.settings import side_by_side
 from stoker.types import Ids
 
 logger = logging.getLogger(__name__)
@@ -68,14 +69,6 @@ class HeaderWalk:
     def worth_trying(self, size: int) -> bool:
         """Whether a file of so many bytes may be read by its heads, and need not be fetched whole."""
         return not self.short.is_set() and size > self._least
-
-    def source(self, read: Callable[[int, int], bytes], size: int, where: str) -> WalkedSource:
-        """A source that reads heads.
-
-        Args:
-            read: gives bytes ``[start, end)`` of the file.
-        """
-        return WalkedSource(self, read, size, where)
 
 
 class WalkedSource:
@@ -192,7 +185,7 @@ class HeaderReader:
             partial(self.read, file, found.beside.get(file.key, ()), skip_bad=skip_bad)
             for file in map(found.files.__getitem__, missing)
         ]
-        for number, outcome in zip(missing, side_by_side(work, "headers"), strict=True):
+        for number, outcome in zip(missing, side_by_side(work, HEADERS_AT_ONCE, "headers"), strict=True):
             outcomes[number] = outcome
         bad = [one for one in outcomes if isinstance(one, BadFile)]
         if bad:
@@ -239,7 +232,7 @@ class HeaderReader:
         source: ByteSource | None = None
         if reader.steps and codec is None and self._walk.worth_trying(file.size):
             with contextlib.suppress(ShortStepsError), self._store.opened_ranges(file.key) as read:
-                source = self._walk.source(read, file.size, where)
+                source = WalkedSource(self._walk, read, file.size, where)
                 return _header(reader, source, settings), None
         unpacked = None
         try:

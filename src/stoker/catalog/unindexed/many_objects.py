@@ -12,6 +12,7 @@ import heapq
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, groupby, islice, repeat
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,7 @@ from stoker.formats.format import Format
 from stoker.index.file_index import FileIndex, SampleFiles
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store
-from stoker.storage.files.mounts import UNREADABLE, share_file
+from stoker.storage.files.mounts import read_shared
 from stoker.storage.files.own import PRIVATE
 from stoker.storage.recorded_versions import version_of_files
 from stoker.storage.unfinished import MARK, is_hidden
@@ -147,7 +148,8 @@ def many_objects(
         StorageTimeoutError: the store can not be reached, and no listing is kept.
     """
     path = directory / PRIVATE / name
-    before = _load(path, reader)
+    load = partial(_kept, reader)
+    before = read_shared(path, load)
     try:
         listing = store.list()
         first = list(islice(listing, MANY))
@@ -178,7 +180,7 @@ def many_objects(
         save_side_file(make_private(directory, store.url), name, pack_arrays(_MAGIC, header, parts))
     except (OSError, StokerError) as error:
         logger.debug("the listing of %s can not be kept as %s: %s", store.url, path, error)
-    kept = _load(path, reader)
+    kept = read_shared(path, load)
     if kept is None or kept.listed != listed:  # it can not be kept, or another process wrote one meanwhile
         kept = ManyObjects(index, shards, listed)
     return replace(kept, replaced=replaced)
@@ -219,18 +221,11 @@ def _packed(reader: Format, listing: Iterable[ObjectInfo]) -> tuple[list[bytes],
     return texts, sizes, list(folders.values())
 
 
-def _load(path: Path, reader: Format) -> ManyObjects | None:
-    """The listing that is kept; ``None`` where there is none, or it is damaged."""
-    try:
-        data = share_file(path)
-        header, at = unpack_arrays(_MAGIC, data)
-        shards = ObjectShards(data, at, header["files"], reader.name, header["spec"])
-        return ManyObjects(FileIndex(shards, header["fingerprint"]), shards, header["listed"])
-    except FileNotFoundError:
-        return None
-    except UNREADABLE as error:
-        logger.info("the listing that %s keeps is not used: %s", path, error)
-        return None
+def _kept(reader: Format, data: SharedBytes) -> ManyObjects:
+    """The listing that is kept."""
+    header, at = unpack_arrays(_MAGIC, data)
+    shards = ObjectShards(data, at, header["files"], reader.name, header["spec"])
+    return ManyObjects(FileIndex(shards, header["fingerprint"]), shards, header["listed"])
 
 
 def _replaced(before: ObjectShards, now: ObjectShards) -> Iterator[ObjectInfo]:

@@ -19,6 +19,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -37,7 +38,7 @@ from stoker.formats.format import Format
 from stoker.formats.one_file import FileFormat
 from stoker.index.file_index import WRITTEN, FileIndex, FileShards
 from stoker.index.index import INDEX_NAME
-from stoker.storage.files.mounts import LOCAL_FILE_SYSTEMS, UNREADABLE, file_system_of, share_file
+from stoker.storage.files.mounts import LOCAL_FILE_SYSTEMS, file_system_of, read_shared
 from stoker.storage.files.own import CACHE_NAME, PRIVATE, REMOVED_CACHE
 from stoker.storage.recorded_versions import digest_of_lines, file_line
 from stoker.storage.unfinished import MARK
@@ -100,7 +101,7 @@ def plain_files(
         ConfigError: the settings make no sense.
     """
     path = directory / PRIVATE / name
-    found = _load(path, reader, root, settings)
+    found = read_shared(path, partial(_remembered, path, reader, root, settings))
     if found is not None:
         return found
     begun = time.time_ns()
@@ -252,18 +253,10 @@ def _settled(root: str, folders: Sequence[_Folder], begun: int) -> bool:
     )
 
 
-def _load(path: Path, reader: Format, root: str, settings: Mapping[str, Any]) -> PlainFiles | None:
-    """The listing that is remembered, if all folders are as they were; ``None`` where it is not, or is damaged."""
-    try:
-        return _parse(share_file(path), path, reader, root, settings)
-    except FileNotFoundError:
-        return None
-    except UNREADABLE as error:
-        logger.info("the listing of %s that %s remembers is not used: %s", root, path, error)
-        return None
-
-
-def _parse(data: SharedBytes, path: Path, reader: Format, root: str, settings: Mapping[str, Any]) -> PlainFiles | None:
+def _remembered(
+    path: Path, reader: Format, root: str, settings: Mapping[str, Any], data: SharedBytes
+) -> PlainFiles | None:
+    """The listing that is remembered, if all folders are as they were."""
     header, at = unpack_arrays(_MAGIC, data)
     device = os.stat(root).st_dev
     for prefix, _, *times in header["folders"]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
 
 from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.errors import StokerError
 from stoker.storage.files.regular import open_regular
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 LOCAL_FILE_SYSTEMS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "zfs", "bcachefs"})
 """Kinds of file systems of one machine alone, which keep the times of folders."""
@@ -35,6 +42,17 @@ def share_file(path: str | os.PathLike[str]) -> SharedBytes:
         OSError: it can not be read or mapped.
     """
     return SharedBytes.of_file(open_regular(path)[0], may_map=file_system_of(path) in LOCAL_FILE_SYSTEMS)
+
+
+def read_shared(path: Path, read: Callable[[SharedBytes], T]) -> T | None:
+    """The result of ``read`` for a file of stoker's own; ``None`` where there is none, or it is damaged or of another version."""
+    try:
+        return read(share_file(path))
+    except FileNotFoundError:
+        return None
+    except UNREADABLE as error:
+        logger.debug("%s is not used: %r", path, error)
+        return None
 
 
 def file_system_of(path: str | os.PathLike[str]) -> str:

@@ -106,18 +106,6 @@ Fetch: TypeAlias = Callable[[str, tuple[int, int] | None, str], ObjectAnswer]
 """From key, wanted bytes ``[start, end)`` or ``None`` for all, and the ETag that it must have, to the answer."""
 
 
-def fetch_by(library: str, bucket: str, spec: ClientSpec) -> Fetch:
-    """Requests for objects of a bucket, made by another package than obstore, which entry points name.
-
-    Raises:
-        ConfigError: there is none, it can not be loaded, or settings can not be passed on to it.
-    """
-    make: Callable[[str, ClientSpec], Fetch] = load_plugin(
-        object_clients()[library], f"storage_options['library'] {library!r}"
-    )
-    return make(bucket, spec)
-
-
 def endpoint_clients(
     location: Location, spec: ClientSpec, stall_timeout: float, patience: float, library: str | None = None
 ) -> EndpointClients:
@@ -155,7 +143,10 @@ class EndpointClients:
         self._location, self.spec, self._stall_timeout = location, spec, stall_timeout
         self._patience = patience
         self.plain = build_client(location, spec, {})
-        self._fetch = None if library is None else fetch_by(library, location.host, spec)
+        self._fetch: Fetch | None = None
+        if library is not None:  # which entry points name
+            make = load_plugin(object_clients()[library], f"storage_options['library'] {library!r}")
+            self._fetch = make(location.host, spec)
 
     def get(
         self, path: str, wanted: tuple[int, int] | None = None, version: str = "", *, brief: bool = False

@@ -269,10 +269,6 @@ def detect_cloud(dmi: Path = Path("/sys/class/dmi/id")) -> Cloud | None:
 
 def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the store and of its HTTP client; the latter may be nested in ``client_options`` or not."""
-    if not isinstance(options, Mapping):
-        raise ConfigError(
-            f"storage_options is {with_article(type(options).__name__)}: expected a mapping of names to values."
-        )
     config: dict[str, Any] = {}
     nested = options.get("client_options") or {}
     if not isinstance(nested, Mapping):

@@ -8,18 +8,15 @@ import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from stoker.concurrency.request_observer import observer
 from stoker.errors import ConfigError
 from stoker.storage.files.copying import fill, write_all
-from stoker.storage.files.file_errors import file_errors, open_target
 from stoker.storage.files.regular import open_regular
-from stoker.storage.local import LocalStore, check_local_version, file_info
+from stoker.storage.local import LocalStore
 from stoker.storage.transfer.settings import over_parts
-from stoker.storage.types import PART, BufferLike, NewHash, ObjectInfo, check_range, check_ranges, check_size
+from stoker.storage.types import PART, BufferLike
 
 ALIGNED: Final = 4096
 """Alignment of offsets, sizes and memory for O_DIRECT: no device of today needs more."""
@@ -36,39 +33,17 @@ class CalledStore(LocalStore):
     Errors: as of :class:`~stoker.storage.store.Store`, and :class:`ConfigError` where a file system refuses ``O_DIRECT``.
     """
 
-    def download(
-        self, key: str, path: Path, *, max_bytes: int | None = None, new_hash: NewHash | None = None
-    ) -> ObjectInfo:
-        source = self._path(key)
-        with file_errors(source), self._opened(source) as (fd, size):
-            check_size(size, max_bytes, source)
-            with open_target(path) as target:
-                digest = None if new_hash is None else new_hash()
-                for chunk in self._chunks(fd, 0, size):
-                    if digest is not None:
-                        digest.update(chunk)
-                    write_all(target, chunk)
-                os.ftruncate(target, size)
-            return replace(file_info(key, os.fstat(fd), source), size=size).with_digest(digest)
+    def _copy_all(self, fd: int, target: int, size: int, digest: Any) -> int:
+        self._copy_part(fd, target, 0, size, 0, digest)
+        return size
 
-    def download_range(self, key: str, path: Path, start: int, end: int, *, at: int = 0, version: str = "") -> None:
-        source = self._path(key)
-        check_ranges([start], [end], source)
-        with file_errors(source), self._opened(source) as (fd, size):
-            check_range(start, end, size, source)
-            with open_target(path) as target:
-                os.lseek(target, at, os.SEEK_SET)
-                for chunk in self._chunks(fd, start, end):
-                    write_all(target, chunk)
-            check_local_version(fd, version, source)
-
-    def _chunks(self, fd: int, start: int, end: int) -> Iterator[memoryview]:
-        """Bytes ``[start, end)``, in memory that is written over for the next chunk."""
+    def _copy_part(self, fd: int, target: int, start: int, end: int, at: int, digest: Any = None) -> None:
+        os.lseek(target, at, os.SEEK_SET)
         memory = aligned_memory(min(PART, end - start))
         for first in range(start, end, PART):
             chunk = memory[: min(PART, end - first)]
-            self._fill(fd, chunk, first, None)
-            yield chunk
+            self._fill(fd, chunk, first, digest)
+            write_all(target, chunk)
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[tuple[int, int]]:

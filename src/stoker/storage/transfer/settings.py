@@ -103,14 +103,24 @@ def over_parts(start: int, end: int, transfer: Transfer, read: Callable[[int, in
     """
     size = transfer.part_size or max(1, end - start)
     work = [partial(read, first, min(first + size, end)) for first in range(start, end, size)]
-    at_once = min(transfer.part_requests, len(work))
-    if at_once < 2:
+    return side_by_side(
+        work, transfer.part_requests, "parts", threading.TIMEOUT_MAX
+    )  # what they write to is the caller's
+
+
+def side_by_side(work: Sequence[Callable[[], T]], most: int, name: str, patience: float = 10.0) -> list[T]:
+    """Results of calls that wait for storage, in order, by ``most`` threads; after the first error what waits is dropped.
+
+    The error is raised when no call is under way any more; each is waited for that many seconds.
+    """
+    most = min(most, len(work))
+    if most < 2:
         return [action() for action in work]
-    threads = Threads(at_once, "parts")
+    threads = Threads(most, name)
     try:
         return [future.result() for future in [threads.submit(action) for action in work]]
     finally:
-        threads.close(patience=threading.TIMEOUT_MAX)  # what they write to is the caller's
+        threads.close(patience)
 
 
 def _endpoints(name: str, value: Any) -> tuple[str, ...]:
