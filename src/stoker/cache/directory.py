@@ -127,9 +127,6 @@ def refuse_dataset(bases: tuple[Path, ...], source: str) -> None:
 
     Args:
         bases: the directory that the user named, and the one of the split.
-
-    Raises:
-        ConfigError: there is an ``index.json``.
     """
     for base in bases:
         if os.path.lexists(base / INDEX_NAME):

@@ -109,7 +109,6 @@ class MemoryCache(ShardCache):
                 self._node.trim()
 
     def close(self) -> None:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         self._node = self._shared = None
         with self._lock:
             self._fresh.clear()
@@ -126,7 +125,6 @@ class MemoryCache(ShardCache):
                 self._fresh.pop(file.basename, None)
 
     def trim(self) -> None:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         if (shared := self._shared) is not None:
             shared.trim()
 
@@ -195,7 +193,6 @@ class MemoryCache(ShardCache):
     def take_small(
         self, infos: Sequence[ShardInfo], answers: Sequence[Arrival | Exception | None]
     ) -> list[Buffer | Exception | None]:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         found: list[Buffer | Exception | None] = []
         for info, answer in zip(infos, answers, strict=True):
             file = info.raw[0]

@@ -146,9 +146,6 @@ class _KeptMap(NamedTuple):
 class NodeShards:
     """The shards in memory of this process, and of the others of its user on this node. Thread-safe.
 
-    Args:
-        table: name of the table that the processes share.
-
     Attributes:
         spare: bytes that this process keeps for others although it does not read them now. The file that it has used last
             stays in any case. So many bytes at most stay mapped of files that others keep.

@@ -26,9 +26,6 @@ def make_cache(
 
     Args:
         root: the directory of files that are read where they lie, or of the cache.
-
-    Raises:
-        ConfigError: local files are to be read into memory, and not held there.
     """
     directory, path = (root, root.path) if isinstance(root, CacheDirectory) else (None, root)
     if settings.in_memory and store is not None:
@@ -39,22 +36,14 @@ def make_cache(
 
 
 def uses_memory(cache: CacheKind) -> bool:
-    """Whether shards are held in memory.
-
-    Raises:
-        ConfigError: neither ``"disk"`` nor ``"memory"``.
-    """
+    """Whether shards are held in memory."""
     if cache not in ("disk", "memory"):
         raise ConfigError(f"cache={cache!r}: 'disk' or 'memory'")
     return cache == "memory"
 
 
 def check_memory(in_memory: bool, remote: object, local: object, keep_zip: bool = False) -> None:
-    """Check that nothing is asked to be kept where shards are held in memory.
-
-    Raises:
-        ConfigError: something is.
-    """
+    """Check that nothing is asked to be kept where shards are held in memory."""
     if in_memory and remote is not None and (local is not None or keep_zip):
         given = f"local={os.fspath(local)!r}" if isinstance(local, str | os.PathLike) else "keep_zip=True"
         raise ConfigError(f"{given} says where shards are kept, and cache='memory' keeps none: leave out one of them")

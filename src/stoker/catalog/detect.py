@@ -100,11 +100,7 @@ def _suffixes_of(forms: Iterable[Format]) -> Mapping[str, str]:
 
 
 def refuse_shard_files(given: Files) -> None:
-    """See that no files of MDS shards are named: these are read by the index that lies beside them.
-
-    Raises:
-        ConfigError: they are; names the directory to open instead.
-    """
+    """See that no files of MDS shards are named: these are read by the index that lies beside them."""
     for one in [given] if isinstance(given, str | os.PathLike) else given:
         text = os.fspath(one)
         directory = is_local(text)
@@ -218,9 +214,6 @@ def detect_listed(listing: Sequence[ObjectInfo], rest: Iterable[ObjectInfo], whe
 
     Args:
         store: of the directory; a file of it is looked into where no name tells a format.
-
-    Raises:
-        ConfigError: files of several formats, or of none that is known; says what was found.
     """
     if any(_is_whole(shard) for shard in find_shards(listing).values()):
         return Detected("shards")

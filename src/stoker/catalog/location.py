@@ -199,7 +199,6 @@ def open_indexed(
 
     Args:
         remote, local, split: where the dataset is, and its cache; see :class:`~stoker.streams.streams.Stream`.
-        load: gives the index of the dataset in a store.
         opened: an :func:`~stoker.index.version.opening_time` from before this call, for several datasets; ``None``: now.
 
     Raises:

@@ -57,9 +57,6 @@ def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) ->
     Args:
         **options: ``samples`` (how many), ``columns``, ``seed`` (0) and ``distinct`` (true), for which see
             :func:`~stoker.formats.synthetic.synthetic_spec`, and ``shard_samples`` (default: 64 MiB's worth).
-
-    Raises:
-        ConfigError: these make no sense.
     """
     only_settings(options, SETTINGS, _MADE)
     spec = synthetic_spec(options.get("columns"), options.get("seed", 0), options.get("distinct", True))
@@ -90,9 +87,6 @@ def index_or_headers(store: Store, side: SideIndex | None = None) -> LoadedIndex
 
     Only headers are read, but of compressed shards all. Hashes are not computed, and shards missing at the end not noticed.
 
-    Args:
-        side: keeps the parsed index, if there is one.
-
     Raises:
         ObjectNotFoundError: there is no index and there are no shards, or those that are there are unfinished output.
         ConfigError: the shards are of several splits (:mod:`stoker.catalog.splits`).
@@ -120,11 +114,7 @@ def index_or_headers(store: Store, side: SideIndex | None = None) -> LoadedIndex
 
 
 def refuse_options(where: str, options: Mapping[str, Any] | None) -> None:
-    """See that a dataset with an index is given no options of files without one.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """See that a dataset with an index is given no options of files without one."""
     if options:
         raise ConfigError(f"{where} has an {INDEX_NAME}, and {_NO_OPTIONS}: leave them out")
 
@@ -135,11 +125,7 @@ def check_format(
     options: Mapping[str, Any] | None,
     where: str,
 ) -> None:
-    """Check that arguments go together.
-
-    Raises:
-        ConfigError: an unknown format, or arguments that it does not have.
-    """
+    """Check that arguments go together."""
     name = format_name(format)
     if name is not None and name not in TABLE_FORMATS and name not in format_names():
         known = (*format_names(), *TABLE_FORMATS, *aliases())
@@ -184,7 +170,6 @@ def open_format(
         format: a format's name. ``None``: shards with an index.json, and where there is none, files of the format that
             their names tell.
         columns: all that will be read, where that decides what is fetched.
-        cache_limit: bytes that opening may put into the cache.
     """
     name = format_name(format)
     reading: dict[str, Any] = {

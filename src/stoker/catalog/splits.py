@@ -70,7 +70,6 @@ def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False,
     have names of splits; files where their names differ in nothing else. Folders ``name=value`` tell a column instead.
 
     Args:
-        root: the directory or URL, for the message.
         folders_only: do not look at names of files, as of formats with a sample a file.
         whole: how to take all of them on purpose; default: by a pattern.
 
@@ -210,7 +209,6 @@ def files_of_split(
 
     Args:
         url: the directory or URL; at its root the README of a copy of a dataset of the Hub may lie.
-        error: what the split's folder was missed with.
 
     Raises:
         ObjectNotFoundError: there are none, or the folder is there; says what is there.

@@ -140,7 +140,6 @@ class ColumnarShards(LazyShards):
         return found
 
     def size(self, number: int) -> int:
-        """See :meth:`LazyShards.size`."""
         at = number * self.width
         return sum(self._one_sizes[at : at + len(self.kinds[self._one_kinds[number]].raw)])
 

@@ -35,7 +35,6 @@ class ConcatShards(LazyShards):
         return self._parts[part].shards[number - self._firsts[part]]
 
     def size(self, number: int) -> int:
-        """See :meth:`~stoker.index.columnar_shards.LazyShards.size`."""
         part = bisect_right(self._firsts, number) - 1
         return shard_bytes(self._parts[part].shards, number - self._firsts[part])
 
@@ -65,7 +64,6 @@ class ConcatIndex(ShardList):
 
     @property
     def distinct_shards(self) -> Sequence[ShardInfo]:
-        """See :attr:`ShardList.distinct_shards`."""
         return [shard for part in self.parts for shard in part.distinct_shards]
 
     @property

@@ -31,7 +31,6 @@ class SampleFiles(LazyShards):
     """Files that are a shard and a sample each, in the order of their paths. Immutable; picklable.
 
     Args:
-        data: memory that holds what is known of them.
         at: where that begins in it; a multiple of 8.
 
     Raises:

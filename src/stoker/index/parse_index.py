@@ -184,11 +184,7 @@ class EntryPattern:
         return _File(role, first, first + 1, {name: first + 2 + at for at, name in enumerate(hashes)})
 
     def rows(self, data: bytes, start: int, end: int) -> Iterator[_Row]:
-        """The values that differ of each entry in ``data[start:end]``, which must be such entries and commas between them.
-
-        Raises:
-            ValueError: something else is there.
-        """
+        """The values that differ of each entry in ``data[start:end]``, which must be such entries and commas between them."""
         first = self._entry.match(data, start, end)
         if first is None:
             raise ValueError("the first entry is another")
@@ -318,11 +314,7 @@ def _check(pattern: EntryPattern, samples: Ids, sizes: Ids, raw: int) -> None:
 
 
 def framed(data: bytes) -> tuple[int, int]:
-    """The positions where the entries of an index begin and end.
-
-    Raises:
-        ValueError: it is not as an index is usually written.
-    """
+    """The positions where the entries of an index begin and end."""
     for head, tail in _FRAMES:
         if data.startswith(head) and data.endswith(tail):
             return len(head), len(data) - len(tail)
@@ -336,11 +328,7 @@ def in_frame(texts: Sequence[bytes]) -> bytes:
 
 
 def pattern_of(data: bytes, start: int, end: int, where: str) -> EntryPattern:
-    """The pattern of the entries in ``data[start:end]``, made from the first.
-
-    Raises:
-        ValueError: others can not be told by it, or it would be refused.
-    """
+    """The pattern of the entries in ``data[start:end]``, made from the first."""
     try:
         text = data[start : min(end, start + _MOST_BYTES)].decode("ascii")
         entry, length = json.JSONDecoder().raw_decode(text)

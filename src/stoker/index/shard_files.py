@@ -67,11 +67,7 @@ class ShardFiles:
 
     @property
     def codec(self) -> str | None:
-        """The codec that all files are there with; raw files only count where there is none.
-
-        Raises:
-            CorruptDataError: a file is missing.
-        """
+        """The codec that all files are there with; raw files only count where there is none."""
         roles = get_format(self.format).roles
         for codec in (*compression_names(), None):
             if all((role, codec) in self.sizes for role in roles):

@@ -83,11 +83,7 @@ class ListedVersions:
             self._coming = _threads().submit(lambda: _list(store))
 
     def is_known_otherwise(self, store: Store, info: ObjectInfo) -> bool:
-        """Whether an object that was fetched is not the one that was listed.
-
-        Args:
-            info: what the store said of it when it was fetched.
-        """
+        """Whether an object that was fetched is not the one that was listed."""
         listed = (self._await() or {}).get(info.key)
         if listed is None or listed == (info.version.strip('"'), info.modified):
             return False
@@ -212,7 +208,6 @@ def read_index(store: Store, side: SideIndex | None = None, block_size: int | No
     """Read and check a dataset's index.
 
     Args:
-        side: keeps the parsed index, if it is large.
         block_size: of litdata's tokens; see :func:`stoker.formats.litdata.index.shards_of`.
 
     Raises:
@@ -274,9 +269,6 @@ class VersionWatch:
 
     def check_fetched(self, info: ObjectInfo) -> None:
         """Check that a file without a hash is of this version. Called when all of it has arrived.
-
-        Args:
-            info: what the store said of the file that arrived.
 
         Raises:
             DatasetChangedError: it is not.
@@ -362,11 +354,7 @@ class VersionWatch:
             return self._store.read(INDEX_NAME, max_bytes=MOST_BYTES)[1]
 
     def changed(self, what: str, cause: BaseException | None = None) -> NoReturn:
-        """Raise the error that says what changed.
-
-        Raises:
-            DatasetChangedError: always.
-        """
+        """Raise the error that says what changed."""
         raise DatasetChangedError(
             f"{self._store.url_of('')} changed after it was opened: {what}. Its shards can not be told from those of the "
             "version that was opened. Open the dataset again; a run that began with the old version can not continue with "

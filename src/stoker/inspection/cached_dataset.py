@@ -45,9 +45,6 @@ def verify_cache(
 ) -> VerifyReport:
     """Check what a cache holds; what it does not hold is no problem.
 
-    Args:
-        checker_of: makes a checker of files below a root.
-
     Raises:
         ConfigError: the cache is the dataset itself, or not there.
     """

@@ -79,11 +79,7 @@ def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def check_unchanged(before: Mapping[str, str], now: Mapping[str, str], where: str, remedy: str) -> None:
-    """Check that a source's files are still those that a job began with.
-
-    Raises:
-        SourceChangedError: they are not; names them and the remedy.
-    """
+    """Check that a source's files are still those that a job began with."""
     told = changed_files(before, now)
     if told:
         raise SourceChangedError(f"{where}: files were changed while they were read ({told}): {remedy}")
@@ -110,11 +106,7 @@ class JobRecord:
 
 
 def read_record(store: Store, key: str) -> JobRecord | None:
-    """The record that lies at ``key``; ``None`` where there is none.
-
-    Raises:
-        CorruptDataError: it is damaged.
-    """
+    """The record that lies at ``key``; ``None`` where there is none."""
     try:
         found = json.loads(store.get(key, max_bytes=_MOST))
         version, identity, about, done = (found[name] for name in ("version", "identity", "about", "done"))

@@ -299,11 +299,7 @@ def file_info(key: str, status: os.stat_result, path: str | os.PathLike[str] | N
 
 
 def check_local_version(fd: int, version: str, path: str) -> None:
-    """See that an open file is of a version, unless that is empty.
-
-    Raises:
-        StorageError: it is of another one.
-    """
+    """See that an open file is of a version, unless that is empty."""
     if version and not same_version(version, local_version(os.fstat(fd))):
         raise StorageError(f"{path}: the file was written to since its version {version}.", url=path)
 

@@ -99,11 +99,7 @@ def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, Any], urls: Map
 
     Args:
         theirs: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.
-        urls: where this sample order's streams are, by name.
         what: the user's expression for ``theirs``, such as ``checkpoint.state``.
-
-    Raises:
-        StateError: one was; names it, its URL and the remedy.
     """
     taken = what.partition("[")[0].partition(".")[0]
     for name, mine in rewritten_streams(theirs.get("streams"), ours.get("streams")):

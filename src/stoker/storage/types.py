@@ -81,11 +81,7 @@ def at_hand(found: tuple[BufferLike, ObjectInfo]) -> Arrival:
 
 
 def as_parts(data: Any) -> list[memoryview]:
-    """Flat byte views of one buffer or of a sequence of buffers, none of them empty.
-
-    Raises:
-        ConfigError: not a buffer, or one that does not lie in one piece.
-    """
+    """Flat byte views of one buffer or of a sequence of buffers, none of them empty."""
     items = [data] if isinstance(data, (bytes, bytearray, memoryview)) or hasattr(data, "__array_interface__") else data
     parts = []
     try:
@@ -101,11 +97,7 @@ def as_parts(data: Any) -> list[memoryview]:
 
 
 def check_ranges(starts: Sequence[int], ends: Sequence[int], url: str) -> None:
-    """Refuse ranges that are no ranges.
-
-    Raises:
-        ConfigError: as many starts as ends are needed, and ``0 <= start <= end``.
-    """
+    """Refuse ranges that are no ranges."""
     if len(starts) != len(ends):
         raise ConfigError(f"{url}: {len(starts)} starts and {len(ends)} ends of ranges: expected as many of each.")
     for start, end in zip(starts, ends, strict=True):
@@ -114,21 +106,13 @@ def check_ranges(starts: Sequence[int], ends: Sequence[int], url: str) -> None:
 
 
 def check_range(start: int, end: int, size: int, url: str) -> None:
-    """Refuse a range that reaches beyond the object.
-
-    Raises:
-        StorageError: it does.
-    """
+    """Refuse a range that reaches beyond the object."""
     if end > size:
         raise StorageError(f"{url}: bytes [{start}, {end}) lie outside of the object, which has {size}.", url=url)
 
 
 def check_size(size: int, max_bytes: int | None, url: str) -> None:
-    """Refuse an object that is larger than the caller wants.
-
-    Raises:
-        StorageError: it is.
-    """
+    """Refuse an object that is larger than the caller wants."""
     if max_bytes is not None and size > max_bytes:
         raise StorageError(f"{url}: the object has {size} bytes, but at most {max_bytes} are expected.", url=url)
 

@@ -59,11 +59,7 @@ class UnfinishedOutput:
 
 
 def read_mark(store: Store, key: str = MARK) -> UnfinishedOutput | None:
-    """The mark of a store; ``None`` where there is none, as its files are all there.
-
-    Raises:
-        CorruptDataError: it is damaged.
-    """
+    """The mark of a store; ``None`` where there is none, as its files are all there."""
     try:
         found = json.loads(store.get(key, max_bytes=_MOST))
         names, identity = found["files"], found["identity"]

@@ -89,7 +89,6 @@ class Fetches(ShardCache):
 
     @contextlib.contextmanager
     def held(self, info: ShardInfo) -> Iterator[None]:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         if self._quota is None:
             yield
             return
@@ -112,13 +111,11 @@ class Fetches(ShardCache):
         return self.settings.limit is None and super().is_small(info)
 
     def claim_small(self, infos: Sequence[ShardInfo]) -> Sequence[bool]:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         return self._small.claim_each([info.raw[0] for info in infos])
 
     def take_small(
         self, infos: Sequence[ShardInfo], answers: Sequence[Arrival | Exception | None]
     ) -> list[Buffer | Exception | None]:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         found: list[Buffer | Exception | None] = []
         try:
             for info, answer in zip(infos, answers, strict=True):

@@ -26,11 +26,7 @@ _CODEC, _SCHEMA = b"avro.codec", b"avro.schema"
 
 
 def plain_avro(data: bytes, where: str) -> bytes:
-    """The same file without compression.
-
-    Raises:
-        CorruptDataError: it is damaged, or made to fill memory or to keep its reader busy.
-    """
+    """The same file without compression."""
     try:
         return _plain(data)
     except (ValueError, IndexError, TypeError, KeyError, RecursionError, OSError, zlib.error) as error:

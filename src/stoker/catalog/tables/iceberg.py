@@ -113,11 +113,7 @@ class TableFiles:
         self.store = open_store(root, None if self._local else storage_options)
 
     def key_of(self, location: str) -> str:
-        """The key below the root of a file that metadata name.
-
-        Raises:
-            ConfigError: it is elsewhere.
-        """
+        """The key below the root of a file that metadata name."""
         # Names of local files are not quoted in metadata, as they are in URLs.
         found, below = parse_url(_LOCAL.sub("/", location)).url, f"{self.root.rstrip('/')}/"
         if self._local and not found.startswith(below):  # by another name: links lead to it

@@ -88,11 +88,7 @@ def table_of(keys: Iterable[str]) -> TableMark | None:
 
 
 def refuse_table(mark: TableMark, root: str) -> None:
-    """Refuse to read files of a table as they are.
-
-    Raises:
-        ConfigError: always; says how to open the table.
-    """
+    """Refuse to read files of a table as they are."""
     where = f"{root}/{mark.folder}".rstrip("/")
     name = _NAMES[mark.kind]
     told = f"{where} is a table of {name}, whose files alone hold rows that were deleted or replaced"

@@ -46,7 +46,6 @@ def open_table(
         name: ``delta``, ``iceberg`` or ``lance``.
         local: directory of the cache; without ``remote`` that of the table.
         split: must be ``None``: a table has none.
-        options: which version, and settings of Parquet.
         columns: to read; default all of the table.
         **reading: as :func:`~stoker.catalog.unindexed.open_files.open_unindexed` has them.
 
@@ -93,7 +92,6 @@ def find_version(
 
     Args:
         name: ``delta`` or ``iceberg``.
-        options: which version, and settings of Parquet.
 
     Raises:
         ConfigError: the arguments make no sense, or the files alone do not tell the table's rows.

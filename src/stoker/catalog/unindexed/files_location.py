@@ -100,9 +100,6 @@ def files_location(
         remote: a directory or URL prefix, a file, a pattern, or a list of files; or what was made of these.
         local: the directory of the cache; without ``remote`` that of the files.
         split: a sub-directory of both.
-
-    Raises:
-        ConfigError: neither is given, or ``split`` goes with a list.
     """
     given = local if remote is None else remote
     if given is None:

@@ -23,10 +23,6 @@ def refuse_dict(store: Store, key: str = DICT_NAME) -> None:
 
     Args:
         key: its ``dataset_dict.json``.
-
-    Raises:
-        ConfigError: it has several; names them, and says how to choose one.
-        CorruptDataError: it is not valid.
     """
     splits = _json(store, key).get("splits")
     if not isinstance(splits, list) or not all(isinstance(name, str) for name in splits):

@@ -50,11 +50,7 @@ class LockedFolder:
 
     @classmethod
     def in_temp(cls, prefix: str) -> Self:
-        """Make it in the system's folder for temporary files.
-
-        Raises:
-            ConfigError: it can not be made there: the folder is full, or can not be written.
-        """
+        """Make it in the system's folder for temporary files."""
         where = "no folder for temporary files"
         try:
             parent = tempfile.gettempdir()

@@ -135,10 +135,6 @@ def map_open_file(descriptor: int, start: int, end: int, path: str, status: os.s
     Args:
         descriptor: of the file; it may be closed afterwards.
         start: a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
-
-    Raises:
-        CorruptDataError: the file is shorter.
-        OSError: it can not be mapped or read.
     """
     if end - start > READ_WHOLE:
         return MappedFile(descriptor, start, end, path, status)

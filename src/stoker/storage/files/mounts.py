@@ -45,7 +45,7 @@ def share_file(path: str | os.PathLike[str]) -> SharedBytes:
 
 
 def read_shared(path: Path, read: Callable[[SharedBytes], T]) -> T | None:
-    """The result of ``read`` for a file of stoker's own; ``None`` where there is none, or it is damaged or of another version."""
+    """The result of ``read`` for a file of our own; ``None`` where there is none, or it is damaged or of another version."""
     try:
         return read(share_file(path))
     except FileNotFoundError:

@@ -26,11 +26,7 @@ def what_it_is(mode: int) -> str:
 
 
 def check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
-    """See by a file's status that it is a regular file.
-
-    Raises:
-        ObjectNotFoundError: it is something else; says what.
-    """
+    """See by a file's status that it is a regular file."""
     if not stat.S_ISREG(status.st_mode):
         name = os.fspath(path)
         raise ObjectNotFoundError(f"{name}: not a file but {what_it_is(status.st_mode)}. Check the path.", url=name)

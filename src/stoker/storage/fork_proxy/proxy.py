@@ -248,7 +248,6 @@ class ProxyStore:
 
     Args:
         store: the :class:`~stoker.storage.Store`, which is pickled for the helper.
-        stall_timeout: seconds without progress after which a request fails.
     """
 
     def __init__(self, url: str, store: object, stall_timeout: float) -> None:

@@ -94,11 +94,7 @@ class HubAddress:
         return f"/api/datasets/{quote(self.repo)}/{kind}/{quote(revision, safe='')}{'/' if path else ''}{quote(path)}"
 
     def login(self) -> dict[str, str]:
-        """Headers that say who asks.
-
-        Raises:
-            ConfigError: there is no such login, or its token is none.
-        """
+        """Headers that say who asks."""
         try:  # not build_hf_headers, which asks the Hub for the names of coding agents, to tell it of them
             token = get_token_to_send(self.token)
         except Exception as error:  # noqa: BLE001 - each kind of login has its own
@@ -151,7 +147,6 @@ class HubClient:
 
     Args:
         address: of the folder to which keys are relative.
-        stall_timeout: seconds without a byte after which a request fails.
         sha: names the commit that is read.
     """
 

@@ -156,7 +156,6 @@ class HubFolder(RemoteReads[HubClient]):
     """The files of a folder of a dataset, at one commit. Thread-safe; belongs to the process that made it.
 
     Args:
-        stall_timeout: seconds without a byte after which a request fails.
         sha: names the commit that is read.
     """
 

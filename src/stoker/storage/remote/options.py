@@ -164,7 +164,6 @@ def client_spec(
 
     Args:
         options: the caller's ``storage_options``.
-        stall_timeout: seconds without a byte after which a request fails.
         cloud: tells on whose virtual machine this runs; asked only where no credentials are found.
 
     Raises:

@@ -51,8 +51,6 @@ class RemoteReads(Generic[C]):
     """Requests for the objects under one root of a store, under the retries of the store, and the methods that read objects.
 
     Args:
-        stall_timeout: seconds without a byte after which a request fails.
-        transfer: endpoints, and the size and number of requests.
         identity: in words, where the credentials come from; for messages, without secrets.
     """
 

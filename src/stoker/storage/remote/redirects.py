@@ -20,11 +20,7 @@ _HOST: Final = re.compile(r"[\w.:-]+")
 
 
 def parse_hosts(value: Any) -> list[str]:
-    """The hosts of ``storage_options['redirect_hosts']``: a list, or names with commas between them.
-
-    Raises:
-        ConfigError: something that is no host.
-    """
+    """The hosts of ``storage_options['redirect_hosts']``: a list, or names with commas between them."""
     hosts = value.split(",") if isinstance(value, str) else value
     if not isinstance(hosts, Iterable) or isinstance(hosts, Mapping):
         hosts = [value]

@@ -88,7 +88,6 @@ def body(
     Each piece is looked at when it arrives, so that one byte every few seconds is noticed at once.
 
     Args:
-        stall_timeout: seconds without a byte after which a request fails.
         brief: the request has a bound on the whole, and its answer has as many bytes as it said.
 
     Raises:
@@ -113,11 +112,7 @@ def body(
 
 
 def check_speed(done: int, size: int, seconds: float) -> None:
-    """Check that ``done`` of ``size`` bytes are enough, so many seconds after the stall time.
-
-    Raises:
-        AnswerError: they are fewer than :data:`SLOWEST` a second.
-    """
+    """Check that ``done`` of ``size`` bytes are enough, so many seconds after the stall time."""
     if done < min(size, seconds * SLOWEST):
         detail = f"{done} of {size} bytes arrived, slower than {SLOWEST} bytes/s after the stall time"
         raise AnswerError(Fault("timeout", detail, answered=True))
