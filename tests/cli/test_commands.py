@@ -122,7 +122,7 @@ def test_index_of_others_files_is_kept_next_to_them(tmp_path: Path, capsys: pyte
     np.save(tmp_path / "a.npy", np.arange(10))
     found = as_json(capsys, "index", tmp_path)
     assert (found["format"], found["samples"], found["kept"]) == ("npy", 10, f"{tmp_path}/.stoker")
-    assert [path.suffix for path in (tmp_path / ".stoker").iterdir()] == [".npz"]
+    assert [path.suffix for path in (tmp_path / ".stoker").iterdir()] == [".facts"]
 
 
 def test_cache_lists_prunes_and_clears(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

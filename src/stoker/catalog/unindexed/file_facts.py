@@ -1,22 +1,17 @@
 """The side file of a dataset without an index: what its files hold, so that the next start opens none that is still the same.
 
-Arrays as :func:`numpy.savez` writes them, without pickles, and a JSON text for the rest; behind them a digest, for the
-archive's own checksums tell little of an archive whose directory is damaged. The file is there by rename, whole or not at
-all. One that is damaged, or that another version of stoker wrote, is ignored and made anew.
+Its layout is that of :mod:`stoker.concurrency.shared.arrays`. The file is there by rename, whole or not at all. One that is
+damaged, or that another version of stoker wrote, is ignored and made anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import io
-import json
 import logging
 import os
 import secrets
 import time
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,25 +20,23 @@ import numpy as np
 
 from stoker.cache.disk.quota import part_name, release, remove_unlocked, try_lock
 from stoker.cache.origin import make_private
+from stoker.concurrency.shared.arrays import cut_arrays, pack_arrays, unpack_arrays
+from stoker.concurrency.shared.bytes import SharedBytes
 from stoker.errors import StorageError
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.storage import ObjectInfo
 from stoker.storage.files.mounts import UNREADABLE
 from stoker.storage.files.own import PRIVATE, open_own
 from stoker.storage.files.regular import read_regular
-from stoker.types import Array
+from stoker.types import Ids
 
 logger = logging.getLogger(__name__)
 
-# 1 to 3 were two layouts: one of Parquet files, and one in JSON of all others. 6 knows encodings of Parquet's columns. 9 has
-# shapes of tensors, microseconds of INT96, and the whole chunks of old writers. 10 has Spark's old calendar.
-_VERSION: Final = 10
-_DIGEST: Final = 16
+# The number at its end rises when the arrays change, and when a format tells more of a file.
+_MAGIC: Final = b"stokfct\1"
 _TURN: Final = "turn"
 _MOST_WAITING: Final = 300.0
 _POLL: Final = 0.05
-# What NumPy and zipfile make of damaged archives.
-_UNREADABLE: Final = (*UNREADABLE, EOFError, zipfile.BadZipFile)
 
 
 def load_facts(directories: Sequence[Path], name: str) -> dict[str, UnindexedFile]:
@@ -57,15 +50,10 @@ def load_facts(directories: Sequence[Path], name: str) -> dict[str, UnindexedFil
 
 
 def parse_facts(data: bytes) -> dict[str, UnindexedFile]:
-    """Files by key; empty where the archive is not whole, as its digest tells, or of another version."""
-    whole = memoryview(data)[: max(0, len(data) - _DIGEST)]
-    if _digest(whole) != data[len(whole) :]:
-        logger.info("what was known of files without an index is damaged, and is found out anew")
-        return {}
+    """Files by key; empty where the file is not whole, as its digest tells, or of another version."""
     try:
-        with np.load(io.BytesIO(whole), allow_pickle=False) as arrays:
-            return _unpack({key: arrays[key] for key in arrays.files})
-    except _UNREADABLE as error:
+        return _unpack(SharedBytes(data))
+    except UNREADABLE as error:
         logger.info("what was known of files without an index can not be read, and is found out anew: %s", error)
         return {}
 
@@ -102,19 +90,13 @@ def taking_turns(directories: Sequence[Path], url: str, name: str) -> Iterator[b
 
 def save_facts(directories: Sequence[Path], url: str, name: str, files: Sequence[UnindexedFile]) -> None:
     """Keep what is known of files below ``url`` in the first of the directories that can be written to; else nowhere."""
-    packed = io.BytesIO()
-    np.savez(packed, **_pack(files))  # type: ignore[arg-type]
+    packed = _pack(files)
     for directory in directories:
         try:
-            data = packed.getbuffer()
-            save_side_file(make_private(directory, url), name, [data, _digest(data)])
+            save_side_file(make_private(directory, url), name, packed)
             return
         except OSError as error:
             logger.debug("can not keep what is known of files in %s: %s", directory, error)
-
-
-def _digest(whole: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(whole, digest_size=_DIGEST).digest()
 
 
 def save_side_file(private: Path, name: str, parts: Iterable[bytes | memoryview]) -> None:
@@ -139,50 +121,42 @@ def save_side_file(private: Path, name: str, parts: Iterable[bytes | memoryview]
         release(descriptor)
 
 
-def _pack(files: Sequence[UnindexedFile]) -> dict[str, Array]:
+def _pack(files: Sequence[UnindexedFile]) -> list[Any]:
     specs: dict[int, tuple[int, Mapping[str, Any]]] = {}
     numbers = [specs.setdefault(id(one.spec), (len(specs), one.spec))[0] for one in files]
-    text = {
-        "version": _VERSION,
+    header = {
         "specs": [spec for _, spec in specs.values()],
         "keys": [one.key for one in files],
         "versions": [one.file.version for one in files],
         "beside": {one.key: [(it.key, it.size, it.version) for it in one.beside] for one in files if one.beside},
         "unpacked": {one.key: one.unpacked for one in files if one.unpacked is not None},
     }
-    shapes = [one.spans.shape for one in files]
-    return {
-        "text": np.frombuffer(json.dumps(text).encode(), dtype=np.uint8),
-        "spec": np.array(numbers, dtype=np.int64),
-        "size": np.array([one.file.size for one in files], dtype=np.int64),
-        "samples": np.array([one.samples for one in files], dtype=np.int64),
-        "shape": np.array(shapes, dtype=np.int64).reshape(len(files), 2),
-        "pieces": np.concatenate([np.zeros(0, dtype=np.int64), *(one.spans.ravel() for one in files)]),
-    }
+    columns = [[one.file.size for one in files], [one.samples for one in files], numbers]
+    shapes = [length for one in files for length in one.spans.shape]
+    arrays = [np.array(column, np.int64) for column in (*columns, shapes)]
+    return pack_arrays(_MAGIC, header, [array.tobytes() for array in (*arrays, *(one.spans for one in files))])
 
 
-def _unpack(arrays: Mapping[str, Array]) -> dict[str, UnindexedFile]:
-    for name, array in arrays.items():  # what is no array, NumPy hands out as bytes
-        if not isinstance(array, np.ndarray) or array.dtype != (np.uint8 if name == "text" else np.int64):
-            raise ValueError(f"{name!r} is no array of whole numbers")
-    text = json.loads(arrays["text"].tobytes())
-    if text["version"] != _VERSION:
-        raise ValueError(f"it is of version {text['version']}, and this one reads version {_VERSION}")
-    specs, beside, unpacked = text["specs"], text["beside"], text["unpacked"]
-    numbers, ends = arrays["pieces"], arrays["shape"].prod(axis=1).cumsum()
-    if (arrays["shape"] < 0).any() or int(ends[-1] if len(ends) else 0) != len(numbers):
+def _unpack(data: SharedBytes) -> dict[str, UnindexedFile]:
+    header, at = unpack_arrays(_MAGIC, data)
+    count = len(header["keys"])
+    *arrays, shapes, rest = cut_arrays(data.view, at, [("q", count), ("q", count), ("q", count), ("q", 2 * count)])
+    shape: Ids = np.ndarray((count, 2), np.int64, shapes)
+    pieces: Ids = np.ndarray(len(rest) // 8, np.int64, rest)
+    ends = shape.prod(axis=1).cumsum()
+    if (shape < 0).any() or int(ends[-1] if count else 0) != len(pieces):
         raise ValueError("the arrays do not go together")
+    specs, beside, unpacked = header["specs"], header["beside"], header["unpacked"]
     found: dict[str, UnindexedFile] = {}
     first = 0
-    columns = [arrays[name].tolist() for name in ("size", "samples", "spec", "shape")]
-    for key, version, size, samples, spec, shape, end in zip(
-        text["keys"], text["versions"], *columns, ends.tolist(), strict=True
+    for key, version, size, samples, spec, lengths, end in zip(
+        header["keys"], header["versions"], *arrays, shape.tolist(), ends.tolist(), strict=True
     ):
         found[key] = UnindexedFile(
             ObjectInfo(key, size, version),
             samples,
             specs[spec],
-            numbers[first:end].reshape(shape),
+            pieces[first:end].reshape(lengths),
             tuple(ObjectInfo(*one) for one in beside.get(key, ())),
             unpacked.get(key),
         )

@@ -349,7 +349,7 @@ class _Wanted:
             options["filters"] = f"2 {options['filters']}"
         recipe = [source.root, source.pattern, source.keys, self.reader.name, options, self.columns]
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:24]
-        return f"{self.reader.name}.{digest}.npz"
+        return f"{self.reader.name}.{digest}.facts"
 
     def partitions(self, found: SourceFiles) -> dict[str, Partition]:
         """Columns that folders' names give to files; see :mod:`stoker.catalog.unindexed.open_files`."""
