@@ -20,7 +20,7 @@ from typing_extensions import TypeAliasType
 
 import stoker
 from stoker import KeepIds, MDSWriter, Stream, StreamingDataset, World, partitions
-from stoker.arguments.calls import check_argument
+from stoker.arguments import check_argument
 from stoker.errors import ConfigError
 from stoker.formats.mds.encodings import Encoding, registry
 from stoker.partitions import RoundRobin

@@ -15,7 +15,7 @@ import pytest
 
 from stoker import MDSWriter, ReadOptions, StreamingDataset, rebuild_index
 from stoker.cli import main
-from stoker.coordination.history import codec
+from stoker.coordination.history.records import decode
 from stoker.errors import CorruptDataError, FormatError, StateError
 from stoker.formats.common import checks
 from stoker.formats.common.compression import parse_compression
@@ -111,7 +111,7 @@ def test_a_compressed_line_is_unpacked_within_bounds(tmp_path: Path, monkeypatch
 def test_json_that_is_nested_too_deeply_is_an_error_of_ours(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     deep = b"[" * 200_000
     with pytest.raises(StateError):
-        codec.decode(deep)
+        decode(deep)
     (tmp_path / "state").write_bytes(deep)
     with MDSWriter(out=str(tmp_path / "data"), columns={"x": "int"}) as writer:
         writer.write({"x": 1})

@@ -29,10 +29,9 @@ from stoker.inspection.caches import list_caches, prune_caches
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage.files.mapped import MappedFile, check_mapped, map_file
 from stoker.storage.files.own import make_own_directory
-from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter
+from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter, RawTokens
 from stoker.tokens.sources.parquet import ParquetSource
 from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.raw import RawTokens
 from stoker.tokens.tokenize.encoding import make_job
 from stoker.types import Buffer
 from support import environ, open_parquet, run_script

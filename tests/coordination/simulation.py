@@ -14,8 +14,7 @@ from typing import Any
 
 from stoker.coordination.agent import Agent
 from stoker.coordination.errors import CommitRefusedError
-from stoker.coordination.history.codec import decode, encode
-from stoker.coordination.history.records import CoordinationSettings, Epoch, Lane, Process, SplitRecord
+from stoker.coordination.history.records import CoordinationSettings, Epoch, Lane, Process, SplitRecord, decode, encode
 from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned

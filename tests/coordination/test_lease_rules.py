@@ -11,8 +11,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stoker.coordination.history.assignment import Replay
 from stoker.coordination.history.checkpoint import take, uncommitted
-from stoker.coordination.history.codec import _DECODERS, _KINDS, decode, encode
-from stoker.coordination.history.records import CoordinationSettings, Entry, Epoch, Lane, LogChunk, SplitRecord
+from stoker.coordination.history.records import (
+    _DECODERS,
+    _KINDS,
+    CoordinationSettings,
+    Entry,
+    Epoch,
+    Lane,
+    LogChunk,
+    SplitRecord,
+    decode,
+    encode,
+)
 from stoker.coordination.rules import (
     cleared,
     commit,

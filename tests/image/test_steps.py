@@ -18,12 +18,10 @@ from PIL import Image
 from stoker import BadSamples, MDSWriter, ReadOptions, StreamingDataset, World
 from stoker.errors import ConfigError, ImageError, MissingPackageError, TransformError
 from stoker.formats.unstacked import stacked
-from stoker.image import CenterCrop, Decode, RandomResizedCrop, Resize, decode
-from stoker.image import resize as resizing
+from stoker.image import CenterCrop, Decode, RandomResizedCrop, Resize, decode, steps
 from stoker.image.batch_rows import BatchRows, new_row
 from stoker.image.picture import Mode, open_picture
-from stoker.image.resize import Box, Resample, resize_part
-from stoker.image.steps import Layout
+from stoker.image.steps import Box, Layout, Resample, resize_part
 from stoker.pipeline import columns
 from stoker.types import Array
 
@@ -181,14 +179,14 @@ def test_settings_that_make_no_sense_are_errors(make: Callable[[], object], mess
 
 def test_without_opencv_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
-    resizing._opencv.cache_clear()
+    steps._opencv.cache_clear()
     try:
         sample = {"image": encoded(photo(20, 20))}
         with pytest.raises(MissingPackageError, match=r"'antialias' does not.*stoker\[images\]"):
             Resize((8, 8))(sample)
         assert Resize((8, 8), resample="antialias")(sample)["image"].shape == (8, 8, 3)
     finally:
-        resizing._opencv.cache_clear()
+        steps._opencv.cache_clear()
 
 
 COUNT = 60

@@ -125,7 +125,7 @@ def test_packed_rows_are_counted_once(tmp_path: Path, monkeypatch: pytest.Monkey
     write_parquet(tmp_path / "a.parquet", [DOCUMENTS] * 3)
     options: dict[str, Any] = {"layout": "pack", "seq_len": 5}
     first = sorted(tokens_of(tmp_path, **options))
-    monkeypatch.setattr("stoker.tokens.sources.measure.measure", None)  # would fail if it were called
+    monkeypatch.setattr("stoker.tokens.sources.block_buffer.measure", None)  # would fail if it were called
     assert sorted(tokens_of(tmp_path, **options)) == first == sorted(FLAT * 3)
 
 

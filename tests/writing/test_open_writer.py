@@ -125,7 +125,7 @@ def test_unknown_formats_and_options_are_errors_that_name_what_there_is(tmp_path
     [
         *permutations(
             [
-                "import stoker.conversion.tasks.work",
+                "import stoker.conversion.work",
                 "from stoker import convert, inspect",
                 "import stoker.inspection",
             ]

@@ -10,11 +10,10 @@ import numpy as np
 
 from stoker.conversion.open_source import OpenedSource, head, sample_types, spread, tried_samples
 from stoker.conversion.schema import ColumnType, of_values
+from stoker.conversion.sinks import ShardSettings, encoding_for
 from stoker.conversion.source import ConversionSource, FileSource
-from stoker.conversion.tasks.sinks import ShardSettings, encoding_for
-from stoker.conversion.tasks.task import items
-from stoker.conversion.transform import Transform, apply
-from stoker.conversion.values import ColumnPlan, adapted, check_encoding, taken, without_nulls
+from stoker.conversion.task import items
+from stoker.conversion.values import ColumnPlan, Transform, adapted, apply, check_encoding, taken, without_nulls
 from stoker.errors import ConfigError, EncodingError, SampleError
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding

@@ -13,14 +13,13 @@ from typing import Any, Final
 from stoker.arguments import checked
 from stoker.concurrency.shared.counters import Counts
 from stoker.conversion.columns import plan_columns
-from stoker.conversion.detect import Url
-from stoker.conversion.open_source import OpenedSource, open_source
+from stoker.conversion.job import Arrangement, ConversionJob, bounds_of, digest
+from stoker.conversion.open_source import OpenedSource, Url, open_source
+from stoker.conversion.runners import Processes, run_here, run_on_ray, run_processes
 from stoker.conversion.settings import check_bad_samples, check_listed, check_work, parts_of, settings_of, target_of
-from stoker.conversion.tasks.job import Arrangement, ConversionJob, bounds_of, digest
-from stoker.conversion.tasks.runners import Processes, run_here, run_on_ray, run_processes
-from stoker.conversion.tasks.task import bad_of, totals
-from stoker.conversion.tasks.work import FILES, begin, done_before, finish, unfinished
-from stoker.conversion.transform import Transform, identity_of, load_transform
+from stoker.conversion.task import bad_of, totals
+from stoker.conversion.values import Transform, identity_of, load_transform
+from stoker.conversion.work import FILES, begin, done_before, finish, unfinished
 from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.order.shuffle.shuffle import SHUFFLES

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Final
 
-from stoker.conversion.detect import Url
-from stoker.conversion.tasks.sinks import ShardSettings, target_writer
+from stoker.conversion.open_source import Url
+from stoker.conversion.sinks import ShardSettings, target_writer
 from stoker.display import counted
 from stoker.errors import ConfigError
 from stoker.formats.registry import format_name

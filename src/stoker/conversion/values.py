@@ -1,16 +1,22 @@
-"""Values as a reader hands them out, to values that the column's encoding takes."""
+"""Values as a reader hands them out, through the caller's function, to values that the column's encoding takes."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import inspect
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from stoker.concurrency.user_code import pass_exits
 from stoker.conversion.schema import Reading
-from stoker.errors import ConfigError, FormatError
+from stoker.display import with_article
+from stoker.errors import ConfigError, EncodingError, FormatError, TransformError
 from stoker.formats.common.container import fixed_kind
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
@@ -18,7 +24,78 @@ from stoker.formats.one_file import SIGNATURES
 from stoker.formats.parquet.columns import list_dtype
 from stoker.storage.files.regular import read_regular
 from stoker.streams.compare import null_mask
-from stoker.types import Array, Batch, Column
+from stoker.types import Array, Batch, Column, Sample
+
+Transform: TypeAlias = Callable[[Sample], Sample | list[Sample] | None]
+
+
+def load_transform(given: Transform | str | None) -> Transform | None:
+    """The function itself, or what ``package.module:function`` names. The current directory is searched, too.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if given is None or callable(given):
+        return given
+    module, colon, name = given.partition(":")
+    if not colon or not module or not name:
+        raise ConfigError(f"transform={given!r}: expected package.module:function")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"transform={given!r} can not be imported: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"transform={given!r} is {with_article(type(found).__name__)}, not a function")
+    made: Transform = found
+    return made
+
+
+def identity_of(transform: Transform | None) -> str:
+    """Identity of a function: its name and a digest of its source. A resumed conversion compares it."""
+    if transform is None:
+        return ""
+    inner = inspect.unwrap(getattr(transform, "func", transform))
+    name = f"{getattr(inner, '__module__', '')}:{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    try:
+        text = inspect.getsource(inner if not hasattr(inner, "__code__") else inner.__code__)
+    except (OSError, TypeError):
+        try:
+            text = inspect.getsource(type(inner))
+        except (OSError, TypeError):
+            text = ""
+    bound = repr((getattr(transform, "args", ()), getattr(transform, "keywords", {}))) if inner is not transform else ""
+    module = name.partition(":")[0]
+    name = name if module not in ("__main__", "__mp_main__") else f"__main__:{name.partition(':')[2]}"
+    return f"{name}#{hashlib.sha256((text + bound).encode()).hexdigest()[:16]}"
+
+
+def apply(transform: Transform, sample: Sample, where: Callable[[], str]) -> list[Sample]:
+    """Apply the function to a sample: any number of samples.
+
+    Raises:
+        TransformError: it raised an error; names the sample.
+        EncodingError: it returned something else; names the sample.
+    """
+    try:
+        made = transform(sample)
+    except BaseException as error:
+        pass_exits(error)
+        raise TransformError(f"{where()}: the transform raised {type(error).__name__}: {error}") from error
+    if made is None:
+        return []
+    several = [made] if isinstance(made, Mapping) else made
+    if not isinstance(several, list | tuple) or not all(isinstance(one, Mapping) for one in several):
+        raise EncodingError(
+            f"{where()}: the transform returned {with_article(type(made).__name__)}, not a sample (a dict), a list of "
+            "samples or None"
+        )
+    return list(several)
+
 
 _WHOLE: Final = "int", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "str_int"
 _FLOATS: Final = "float16", "float32", "float64", "str_float"

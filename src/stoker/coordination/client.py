@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from stoker.arguments import checked
 from stoker.coordination.agent import Agent
-from stoker.coordination.driver import Driver
+from stoker.coordination.driver import Driver, until_answered
 from stoker.coordination.engines.store import CoordinationStore, open_store
 from stoker.coordination.errors import (
     CommitRefusedError,
@@ -28,8 +28,7 @@ from stoker.coordination.history.checkpoint import uncommitted
 from stoker.coordination.history.records import CoordinationSettings, Entry, Epoch, Lane, Process
 from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
-from stoker.coordination.run import EpochProgress, RunRecords, WorkerHealth
-from stoker.coordination.starting import check_worker, lane_starts, until_answered
+from stoker.coordination.run import EpochProgress, RunRecords, WorkerHealth, check_worker, lane_starts
 from stoker.errors import ConfigError
 
 

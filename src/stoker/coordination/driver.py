@@ -16,12 +16,27 @@ from stoker.coordination.errors import EngineError, WaitTimeoutError, stayed_awa
 from stoker.coordination.membership import ProtocolClock
 from stoker.coordination.operations import Get, Sleep, Steps, Unanswered
 from stoker.coordination.run import perform
-from stoker.coordination.starting import until_answered
 from stoker.errors import ConfigError
 
 _Answer = TypeVar("_Answer")
 
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+
+
+def until_answered(ask: Callable[[], _Answer], url: str, patience: float) -> _Answer:
+    """Call an engine, again until it answers, as it may be restarting; the call must be one that may be repeated.
+
+    Raises:
+        EngineError: it has not answered for ``patience`` seconds.
+    """
+    begun = time.monotonic()
+    while True:
+        try:
+            return ask()
+        except EngineError as error:
+            if time.monotonic() >= begun + patience:
+                raise stayed_away(error.url or url, begun, patience, error) from error
+            time.sleep(0.1)
 
 
 class Driver:
@@ -116,7 +131,7 @@ class Driver:
             self._thread.join(2.0)
 
     def insist(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Call the engine as :func:`~stoker.coordination.starting.until_answered` does, with the driver's patience."""
+        """Call the engine as :func:`until_answered` does, with the driver's patience."""
         self._check_process()
         return until_answered(ask, self._store.url, self._patience)
 

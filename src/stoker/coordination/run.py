@@ -1,4 +1,5 @@
-"""A run's records in an engine, as whole values: what is read and written outside of a worker's protocol."""
+"""A run's records in an engine, as whole values: what is read and written outside of a worker's protocol; and the checks of a
+worker's arguments before."""
 
 from __future__ import annotations
 
@@ -6,20 +7,30 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, Owner
 from stoker.coordination.health import WorkerState
 from stoker.coordination.history.checkpoint import differences, restored, take
-from stoker.coordination.history.codec import decode, encode
-from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, Summary, WorkerRecord
+from stoker.coordination.history.records import (
+    CoordinationSettings,
+    Entry,
+    Epoch,
+    Lane,
+    LogChunk,
+    Summary,
+    WorkerRecord,
+    decode,
+    encode,
+)
 from stoker.coordination.operations import Create, Get, Keys, Operation, Swap, Versioned
 from stoker.coordination.rules import entries_of, finished, first_lane, remaining, set_aside, stalled
 from stoker.errors import ConfigError, StateError
 from stoker.storage.recorded_versions import rewritten_streams, with_versions_of
 
 _TOGETHER = 256
+_MOST_LANES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,3 +285,58 @@ def _agreed(epoch: Epoch) -> dict[str, Any]:
 
 def _parts(starts: Sequence[int]) -> list[int]:
     return [end - begin for begin, end in itertools.pairwise(starts)]
+
+
+def check_worker(run: str, rank: int, world_size: int, settings: CoordinationSettings) -> None:
+    """See that a worker's arguments make sense, before it takes part in a run."""
+    if not run or "/" in run:
+        raise ConfigError(f"a run's id must not be empty or have a slash, got {run!r}")
+    if world_size < 1:
+        raise ConfigError(f"world_size must be at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ConfigError(
+            f"rank {rank} is unknown in run {run!r}: its world has {world_size} workers, 0 to {world_size - 1}"
+        )
+    if settings.heartbeat <= 0 or settings.lease < 1.5 * settings.heartbeat:
+        raise ConfigError(
+            f"a lease ({settings.lease:g} s) must be at least one and a half heartbeats ({settings.heartbeat:g} s), or "
+            f"one lost message would end it"
+        )
+    least = {
+        "smallest": 1,
+        "largest": settings.smallest,
+        "attempts": 1,
+        "grid": 1,
+        "multiple": 1,
+        "stall": 0,
+        "slow": 0,
+    }
+    for name, low in least.items():
+        if getattr(settings, name) < low:
+            raise ConfigError(f"settings.{name} must be at least {low}, got {getattr(settings, name)}")
+    if settings.split <= 0 or (settings.threshold is not None and settings.threshold < 0):
+        raise ConfigError("settings.split must be positive, and settings.threshold not negative")
+
+
+def lane_starts(
+    positions: int | Sequence[int], world_size: int, settings: CoordinationSettings, lanes: int | None
+) -> tuple[int, ...]:
+    """First position of each lane of an epoch, and the total at the end."""
+    if settings.threshold is not None:
+        if isinstance(positions, int) or len(positions) != world_size:
+            given = positions if isinstance(positions, int) else f"{len(positions)} parts"
+            raise ConfigError(
+                f"with a threshold each of {world_size} ranks needs a part of its own: positions has {given}"
+            )
+        starts = [0]
+        for size in positions:
+            starts.append(starts[-1] + int(size))
+    else:
+        if not isinstance(positions, int):
+            raise ConfigError("parts of ranks need settings.threshold")
+        count = lanes if lanes is not None else min(world_size, _MOST_LANES)
+        count = max(1, min(count, positions))
+        starts = [positions * k // count for k in range(count + 1)]
+    if any(after < before for before, after in itertools.pairwise(starts)):
+        raise ConfigError(f"positions must not be negative, got {positions}")
+    return tuple(starts)

@@ -12,15 +12,14 @@ from stoker.lazy import lazy_names
 
 if TYPE_CHECKING:
     from stoker.tokens.batch import LMBatch
-    from stoker.tokens.layouts.best_fit import best_fit
+    from stoker.tokens.layouts.bin_packing import best_fit
+    from stoker.tokens.layouts.concat import Joiner
+    from stoker.tokens.layouts.pack import Packer
     from stoker.tokens.layouts.pad import pad
-    from stoker.tokens.layouts.streaming_concat import Joiner
-    from stoker.tokens.layouts.streaming_pack import Packer
     from stoker.tokens.layouts.windows import stream_starts, windows
     from stoker.tokens.settings import LMSettings
-    from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter
+    from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter, RawTokens
     from stoker.tokens.sources.ragged import Ragged
-    from stoker.tokens.sources.raw import RawTokens
     from stoker.tokens.sources.source import MegatronSource, RawSource, TokenSource
     from stoker.tokens.tokenize.tokenize import TokenizeReport
 
@@ -44,19 +43,19 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "Joiner": "stoker.tokens.layouts.streaming_concat",
+    "Joiner": "stoker.tokens.layouts.concat",
     "LMBatch": "stoker.tokens.batch",
     "LMSettings": "stoker.tokens.settings",
     "MegatronFile": "stoker.tokens.sources.megatron",
     "MegatronSource": "stoker.tokens.sources.source",
     "MegatronWriter": "stoker.tokens.sources.megatron",
-    "Packer": "stoker.tokens.layouts.streaming_pack",
+    "Packer": "stoker.tokens.layouts.pack",
     "Ragged": "stoker.tokens.sources.ragged",
     "RawSource": "stoker.tokens.sources.source",
-    "RawTokens": "stoker.tokens.sources.raw",
+    "RawTokens": "stoker.tokens.sources.megatron",
     "TokenSource": "stoker.tokens.sources.source",
     "TokenizeReport": "stoker.tokens.tokenize.tokenize",
-    "best_fit": "stoker.tokens.layouts.best_fit",
+    "best_fit": "stoker.tokens.layouts.bin_packing",
     "pad": "stoker.tokens.layouts.pad",
     "stream_starts": "stoker.tokens.layouts.windows",
     "windows": "stoker.tokens.layouts.windows",

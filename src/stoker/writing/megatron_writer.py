@@ -17,9 +17,8 @@ from stoker.formats.megatron import DTYPES, index_bytes, read_index
 from stoker.storage import Store
 from stoker.storage.types import PutData
 from stoker.types import Array, Batch
-from stoker.writing.base import WriterOptions
+from stoker.writing.base import FileSetWriter, WriterOptions
 from stoker.writing.destination import OutPath
-from stoker.writing.file_sets import FileSetWriter
 
 ENDS: Final = (".bin", ".idx")
 """Suffixes of the names of a pair; the second file is the index of the first."""

@@ -2,15 +2,17 @@
 
 An engine must be durable and linearizable: what it has acknowledged stays, and every read that is sent after that sees
 it. It needs nothing else: no clock, no expiry, no locks, no notifications, no transactions over records.
-:class:`stoker.testing.EngineTests` checks an engine. A new one is a module next to this one and a line of :data:`ENGINES`.
+:class:`stoker.testing.EngineTests` checks an engine. A new one is a module next to this one and a line of :data:`ENGINES`;
+:class:`MemoryStore` is the simplest.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 from stoker.display import redact_url
@@ -21,7 +23,7 @@ ENGINES: Final[dict[str, str]] = {
     "sqlite": "stoker.coordination.engines.sqlite:SqliteStore",
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "unix"), "stoker.coordination.engines.redis:RedisStore"),
     "ray": "stoker.coordination.engines.ray:RayStore",
-    "memory": "stoker.coordination.engines.memory:MemoryStore",
+    "memory": "stoker.coordination.engines.store:MemoryStore",
 }
 """Schemes of URLs and the engines that open them, called with the URL and ``timeout=`` in seconds."""
 
@@ -118,3 +120,50 @@ def options_of(url: str, known: Mapping[str, str]) -> dict[str, str]:
     if unknown:
         raise ConfigError(f"{url!r}: unknown option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
     return {**known, **given}
+
+
+class MemoryStore:
+    """Records in a dict. Stores of one URL share it."""
+
+    _all: ClassVar[dict[str, dict[str, Stored]]] = {}
+    _lock = threading.Lock()
+
+    def __init__(self, url: str, *, timeout: float = 10.0) -> None:  # noqa: ARG002 - nothing takes time
+        options_of(url, {})
+        self.url = url
+        with self._lock:
+            self._records = self._all.setdefault(url, {})
+
+    def get(self, keys: Sequence[str]) -> list[Stored | None]:
+        with self._lock:
+            return [self._records.get(key) for key in keys]
+
+    def create(self, key: str, value: bytes) -> int | None:
+        with self._lock:
+            return None if key in self._records else self._put(key, value)
+
+    def swap(self, key: str, value: bytes, version: int) -> int | None:
+        with self._lock:
+            old = self._records.get(key)
+            return None if old is None or old.version != version else self._put(key, value)
+
+    def delete(self, key: str, version: int) -> bool:
+        with self._lock:
+            old = self._records.get(key)
+            if old is None or old.version != version:
+                return False
+            del self._records[key]
+            return True
+
+    def scan(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, Stored]]:
+        with self._lock:
+            found = sorted([item for item in self._records.items() if item[0].startswith(prefix) and item[0] > after])
+            return found[:limit]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _put(self, key: str, value: bytes) -> int:
+        version = fresh_version()
+        self._records[key] = Stored(bytes(value), version)
+        return version

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.coordination.history.checkpoint import differences
-from stoker.coordination.history.codec import from_rows, to_rows
-from stoker.coordination.history.records import Entry
+from stoker.coordination.history.records import Entry, from_rows, to_rows
 from stoker.errors import ConfigError, StateError
 from stoker.storage.recorded_versions import with_versions_of
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.coordination.errors import StaleCheckpointError
-from stoker.coordination.history.codec import from_rows, to_rows
-from stoker.coordination.history.records import Epoch, History, Lane
+from stoker.coordination.history.records import Epoch, History, Lane, from_rows, to_rows
 from stoker.coordination.rules import log_entries, partial
 from stoker.errors import StateError
 from stoker.storage.recorded_versions import with_versions_of

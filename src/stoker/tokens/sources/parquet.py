@@ -28,7 +28,7 @@ from stoker.reading.shard_pool import ShardPool
 from stoker.storage import open_store
 from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.tokens.order.division import Groups
-from stoker.tokens.sources.measure import measure
+from stoker.tokens.sources.block_buffer import measure
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import SkippedFile
 from stoker.types import Ids, StorageOptions

@@ -17,9 +17,8 @@ from stoker.errors import ConfigError
 from stoker.storage.recorded_versions import describe_version, version_of_files
 from stoker.storage.versions import local_version
 from stoker.tokens.order.division import Groups
-from stoker.tokens.sources.megatron import MegatronFile
+from stoker.tokens.sources.megatron import MegatronFile, RawTokens
 from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.raw import RawTokens
 from stoker.types import Ids
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -228,7 +227,7 @@ class RawSource(_Mapped):
         header_bytes: bytes before the first token.
 
     Raises:
-        ObjectNotFoundError, CorruptDataError, ConfigError: as :class:`~stoker.tokens.sources.raw.RawTokens`.
+        ObjectNotFoundError, CorruptDataError, ConfigError: as :class:`~stoker.tokens.sources.megatron.RawTokens`.
     """
 
     @checked

@@ -25,9 +25,8 @@ from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.job_record import JobRecord, changed_files, read_record, remove_partial_files, write_record
 from stoker.storage.unfinished import MARK
 from stoker.tokens.sources.ragged import Ragged
-from stoker.writing.base import Writer, WriterOptions
+from stoker.writing.base import FileSetWriter, Writer, WriterOptions
 from stoker.writing.destination import Destination, OutPath, open_destination
-from stoker.writing.file_sets import FileSetWriter
 from stoker.writing.parquet_writer import read_parquet_footer
 from stoker.writing.shard_formats import MDSWriter
 

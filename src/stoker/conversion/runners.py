@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from stoker.concurrency.processes import WorkerProcess, sendable, stop_workers
 from stoker.concurrency.ray_tasks import on_ray
-from stoker.conversion.tasks.job import ConversionJob
+from stoker.conversion.job import ConversionJob
 from stoker.errors import ConfigError, StokerError
 
 _ATTEMPTS: Final = 3
@@ -26,7 +26,7 @@ Done = tuple[int, dict[str, Any]]
 
 def run_here(job: ConversionJob, tasks: Sequence[int], advance: Callable[[int], None]) -> Generator[Done]:
     """Tasks one after the other, in this process."""
-    from stoker.conversion.tasks.task import run_task
+    from stoker.conversion.task import run_task
 
     try:
         for number in tasks:
@@ -46,7 +46,7 @@ def run_on_ray(
 
 
 def _on_cluster(job: ConversionJob, number: int) -> dict[str, Any]:
-    from stoker.conversion.tasks.task import run_task
+    from stoker.conversion.task import run_task
 
     return run_task(job, number, lambda _: None)
 
@@ -182,7 +182,7 @@ def _check_attempts(job: ConversionJob, worker: _Converter, attempts: int) -> No
 
 def _work(pipe: Any) -> None:
     """Main loop of a process: does tasks of the job until it is ended."""
-    from stoker.conversion.tasks.task import run_task
+    from stoker.conversion.task import run_task
 
     try:
         job: ConversionJob = pickle.loads(pipe.recv_bytes())  # noqa: S301 - of our own parent

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.conversion.sinks import ShardSettings
 from stoker.conversion.source import ConversionSource
-from stoker.conversion.tasks.sinks import ShardSettings
-from stoker.conversion.transform import Transform
-from stoker.conversion.values import ColumnPlan
+from stoker.conversion.values import ColumnPlan, Transform
 from stoker.integers import mix
 from stoker.order.selection.selection import Split
 from stoker.order.shuffle.shard_table import ShardTable

@@ -14,9 +14,8 @@ from stoker.storage import Store
 from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.types import PutData
 from stoker.types import Batch
-from stoker.writing.base import Writer, WriterOptions
+from stoker.writing.base import Writer, WriterOptions, size_of
 from stoker.writing.destination import Begun, Destination
-from stoker.writing.file_sets import size_of
 from stoker.writing.output_files import OutputFiles
 from stoker.writing.parquet_writer import ParquetWriter
 from stoker.writing.registry import WriterClass, find_writer, writable_formats, writer_of

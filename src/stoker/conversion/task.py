@@ -11,11 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.concurrency.shared.counters import Counts
-from stoker.conversion.tasks.job import ConversionJob
-from stoker.conversion.tasks.sinks import SampleSink
-from stoker.conversion.tasks.work import dataset_store, put_note
-from stoker.conversion.transform import apply
-from stoker.conversion.values import ColumnPlan, adapted, taken, without_nulls
+from stoker.conversion.job import ConversionJob
+from stoker.conversion.sinks import SampleSink
+from stoker.conversion.values import ColumnPlan, adapted, apply, taken, without_nulls
+from stoker.conversion.work import dataset_store, put_note
 from stoker.errors import (
     DecodeError,
     EncodingError,

@@ -11,8 +11,8 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from stoker.conversion.tasks.job import WORK, ConversionJob
-from stoker.conversion.tasks.sinks import file_sizes
+from stoker.conversion.job import WORK, ConversionJob
+from stoker.conversion.sinks import file_sizes
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
 from stoker.index.index import INDEX_NAME, Index
 from stoker.storage import Store, is_local, join_url, open_store

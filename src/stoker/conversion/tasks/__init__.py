@@ -1,1 +1,0 @@
-"""A conversion as tasks: cut, run, written, and committed together."""
