@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Unpack
 
 import numpy as np
@@ -15,8 +15,7 @@ from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.megatron import DTYPES, index_bytes, read_index
 from stoker.storage import Store
-from stoker.storage.types import PutData
-from stoker.types import Array, Batch
+from stoker.types import Array
 from stoker.writing.base import FileSetWriter, WriterOptions
 from stoker.writing.destination import OutPath
 
@@ -24,84 +23,6 @@ ENDS: Final = (".bin", ".idx")
 """Suffixes of the names of a pair; the second file is the index of the first."""
 
 _MOST_TOKENS: Final = np.iinfo(np.int32).max
-
-
-class MegatronParts:
-    """Pairs of files of the documents that are written, each handed over when it is complete. A document is one sequence.
-
-    Args:
-        columns: see :func:`tokens_of`.
-        size_limit: most bytes of tokens in a pair; one document may be larger.
-        samples_limit: most documents of a pair; ``None`` for no limit.
-        put: stores a pair: gets its number, from 0 on, the bytes of both files, and its documents.
-
-    Attributes:
-        dtype: of the tokens.
-        count: pairs that were handed over.
-    """
-
-    def __init__(
-        self,
-        columns: Mapping[str, str],
-        size_limit: int,
-        samples_limit: int | None,
-        put: Callable[[int, Sequence[PutData], int], None],
-    ) -> None:
-        self._column, self.dtype, self._length = tokens_of(columns)
-        self._limits = size_limit, samples_limit
-        self._put = put
-        self._waiting: list[Array] = []
-        self._bytes = 0
-        self.count = 0
-
-    def write(self, batch: Batch) -> None:
-        """Add documents: all, or none where one does not fit.
-
-        Raises:
-            UnfitValueError: one does not fit; ``row`` and ``column`` tell which.
-        """
-        documents: list[Array] = []
-        for row, value in enumerate(batch[self._column]):
-            try:
-                documents.append(self._checked(value))
-            except UnfitValueError as error:
-                error.row, error.column = row, self._column
-                raise
-        for document in documents:
-            size, most = self._limits
-            full = most is not None and len(self._waiting) >= most
-            if self._waiting and (full or self._bytes + document.nbytes > size):
-                self.end_file()
-            self._waiting.append(document)
-            self._bytes += document.nbytes
-
-    def end_file(self) -> None:
-        """End the pair with the last document that was added, if there is one."""
-        if self._waiting:
-            self._close()
-
-    def finish(self, *, empty: bool) -> None:
-        """Hand over what is left; with ``empty`` a pair without documents, if there was none."""
-        self.end_file()
-        if empty and not self.count:
-            self._close()
-
-    def _checked(self, value: Any) -> Array:
-        """A copy of a document's tokens."""
-        good = isinstance(value, np.ndarray) and value.ndim == 1 and (value.dtype == self.dtype or not value.size)
-        if not good or (self._length is not None and len(value) != self._length) or len(value) > _MOST_TOKENS:
-            length = "any number of" if self._length is None else str(self._length)
-            raise UnfitValueError(f"expected an array of {length} {self.dtype.name} tokens, got {describe(value)}")
-        return np.array(value, self.dtype)
-
-    def _close(self) -> None:
-        documents = self._waiting
-        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
-        tokens = np.concatenate([np.zeros(0, self.dtype), *documents]).astype(self.dtype.newbyteorder("<"), copy=False)
-        index = index_bytes(self.dtype, lengths, np.arange(len(documents) + 1, dtype=np.int64))
-        self._waiting, self._bytes = [], 0
-        self._put(self.count, [tokens.view(np.uint8).data, index], len(documents))
-        self.count += 1
 
 
 def tokens_of(columns: Mapping[str, str]) -> tuple[str, np.dtype[Any], int | None]:
@@ -162,9 +83,10 @@ class MegatronShardWriter(FileSetWriter):
         **options: Unpack[WriterOptions],
     ) -> None:
         self.check_compression(options.get("compression"))
-        self._column, dtype, _ = tokens_of(columns)
-        super().__init__(out, remote, {"dtype": dtype.name}, options, None)
-        self._parts = MegatronParts(columns, self._limit, None, lambda _, files, samples: self._put(files, samples))
+        self._column, self._dtype, self._length = tokens_of(columns)
+        super().__init__(out, remote, {"dtype": self._dtype.name}, options, None)
+        self._waiting: list[Array] = []
+        self._bytes = 0
 
     @classmethod
     def check_compression(cls, compression: str | None) -> None:
@@ -201,17 +123,41 @@ class MegatronShardWriter(FileSetWriter):
         self._add(columns[self._column])
 
     def _add(self, documents: Any) -> None:
-        try:
-            self._parts.write({self._column: documents})
-        except UnfitValueError as error:
-            raise blame(self._column, self._samples + (error.row or 0), error) from error
-        self._samples += len(documents)
+        """Add documents: all, or none where one does not fit."""
+        copied: list[Array] = []
+        for number, value in enumerate(documents, self._samples):
+            try:
+                copied.append(self._copied(value))
+            except UnfitValueError as error:
+                raise blame(self._column, number, error) from error
+        for document in copied:
+            if self._waiting and self._bytes + document.nbytes > self._limit:
+                self._store()
+            self._waiting.append(document)
+            self._bytes += document.nbytes
+        self._samples += len(copied)
+
+    def _copied(self, value: Any) -> Array:
+        """A copy of a document's tokens."""
+        good = isinstance(value, np.ndarray) and value.ndim == 1 and (value.dtype == self._dtype or not value.size)
+        if not good or (self._length is not None and len(value) != self._length) or len(value) > _MOST_TOKENS:
+            length = "any number of" if self._length is None else str(self._length)
+            raise UnfitValueError(f"expected an array of {length} {self._dtype.name} tokens, got {describe(value)}")
+        return np.array(value, self._dtype)
+
+    def _store(self) -> None:
+        """Store the documents that wait as a pair of files."""
+        documents = self._waiting
+        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+        tokens = np.concatenate([np.zeros(0, self._dtype), *documents])
+        index = index_bytes(self._dtype, lengths, np.arange(len(documents) + 1, dtype=np.int64))
+        self._waiting, self._bytes = [], 0
+        little = tokens.astype(self._dtype.newbyteorder("<"), copy=False)
+        self._put([little.view(np.uint8).data, index], len(documents))
 
     def _end_file(self, *, empty: bool) -> None:
-        if empty:
-            self._parts.finish(empty=True)
-        else:
-            self._parts.end_file()
+        if self._waiting or (empty and self._number == 0):
+            self._store()
 
     def _look(self, store: Store, key: str, sizes: Mapping[str, int]) -> tuple[int, Mapping[str, Any]]:
         index = read_index(np.frombuffer(store.get(key, max_bytes=sizes[".idx"]), np.uint8), store.url_of(key))
