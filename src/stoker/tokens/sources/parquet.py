@@ -10,33 +10,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cache.base import CacheSettings
-from stoker.cache.open_cache import check_memory
 from stoker.catalog.location import DatasetLocation
-from stoker.catalog.unindexed.files_location import Files, source_of
-from stoker.catalog.unindexed.find_files import find_files
-from stoker.catalog.unindexed.inspect_headers import BadFile, HeaderReader
-from stoker.catalog.unindexed.open_files import OnBadFiles, open_unindexed, unindexed_format
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared.counters import Counts
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.parquet.footer.facts import NULLS, TOKEN_COLUMNS, RowGroup, token_column, token_counts
+from stoker.formats.parquet.footer.facts import NULLS, RowGroup, token_column, token_counts
 from stoker.formats.parquet.pages.pages import OtherPagesError
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.shard_pool import ShardPool
-from stoker.storage import open_store
 from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.block_buffer import measure
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import SkippedFile
-from stoker.types import Ids, StorageOptions
+from stoker.types import Ids
 
 logger = logging.getLogger(__name__)
 
-# Files whose columns are looked at, where the first ones have none.
-_MOST_LOOKED_AT: Final = 64
 # What is decoded at a time stays in the processor's cache until it has been copied.
 _CHUNK_TOKENS: Final = 1 << 18
 
@@ -44,17 +35,9 @@ _CHUNK_TOKENS: Final = 1 << 18
 class ParquetSource:
     """A token column of Parquet files; groups are row groups.
 
-    Args:
-        location: the opened files, with this column alone.
-        column: its name, or ``None`` for the one that is called ``input_ids``, ``token_ids`` or ``tokens``.
-        counts: where it counts what it reads.
-        fetch_threads: row groups that are fetched at once; ``None``: see
-            :class:`~stoker.reading.opening.load_shard.FetchWidth`.
-        salvage: whether null tokens are given as -1, which is no id, and row groups whose tokens can not be counted are left
-            out, and listed in ``skipped``; otherwise both are errors.
-
-    Raises:
-        ConfigError: there is no such column, it does not hold lists of integers, or there are no tokens.
+    Without ``column``, it is the one called ``input_ids``, ``token_ids`` or ``tokens``. Where ``salvage``, null tokens are
+    given as -1, which is no id, and row groups whose tokens can not be counted are left out, and listed in ``skipped``;
+    otherwise both are errors.
     """
 
     def __init__(
@@ -245,64 +228,6 @@ class ParquetSource:
             return np.array([-1], dtype=np.int64)
 
 
-def open_files(
-    given: Files,
-    column: str | None = None,
-    *,
-    local: str | os.PathLike[str] | None = None,
-    storage_options: StorageOptions | None = None,
-    on_bad_files: OnBadFiles = "error",
-    cache_limit: int | None = None,
-    in_memory: bool = False,
-    fetch_threads: int | None = None,
-    counts: Counts | None = None,
-    salvage: bool = False,
-) -> ParquetSource:
-    """Open Parquet files as a source; arguments as :class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` has them.
-
-    Raises:
-        ConfigError: there is no token column, or there are no tokens.
-        StorageError, CorruptDataError, FormatError, IndexFileError: as
-        :func:`~stoker.catalog.unindexed.open_files.open_unindexed`.
-    """
-    check_memory(in_memory, given, local)
-    if column is None:
-        column = _find_column(given, storage_options, skip_bad=on_bad_files == "skip")
-    location = open_unindexed(
-        given,
-        "parquet",
-        local,
-        options={"hive": False, "on_bad_files": on_bad_files},
-        columns=(column,),
-        settings=CacheSettings(limit=cache_limit, in_memory=in_memory),
-        storage_options=storage_options,
-    )
-    return ParquetSource(location, column, counts, fetch_threads, salvage=salvage)
-
-
-def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_bad: bool) -> str:
-    """Name of the token column, by the schema of the first file that has rows."""
-    reader = unindexed_format("parquet")
-    found = find_files(source_of(given), lambda root: open_store(root, storage_options), reader)
-    headers = HeaderReader(reader, found.store, {})
-    for file in found.files[:_MOST_LOOKED_AT]:
-        one = headers.read(file, skip_bad=skip_bad)
-        if isinstance(one, BadFile) or not one.samples:
-            continue
-        columns: Mapping[str, str] = one.spec["columns"]
-        name = next((name for name in TOKEN_COLUMNS if name in columns), None)
-        if name is None:
-            described = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
-            raise ConfigError(
-                f"{found.store.url_of(file.key)}: there is no token column: none is called {' or '.join(TOKEN_COLUMNS)}; "
-                f"there is {described}. Name it (column=), or make tokens of text with `stoker tokenize`"
-            )
-        return name
-    raise ConfigError(
-        f"{found.source.root}: there are no tokens: none of the first {len(found.files[:_MOST_LOOKED_AT])} files has rows"
-    )
-
-
 def _counts_of(lengths: Ids) -> Ids:
     """The number of documents and of tokens; -1 where lengths are not known."""
     known = not lengths.size or int(lengths[0]) >= 0
@@ -312,15 +237,7 @@ def _counts_of(lengths: Ids) -> Ids:
 def decode_chunks(reader: ParquetReader, column: str, where: str, null_token: int | None = None) -> Iterator[Ragged]:
     """The documents of a row group, some at a time: faster than all at once. Each holds until the next are asked for.
 
-    Args:
-        reader: the row group.
-        column: of lists of integers.
-        where: names the row group in errors.
-        null_token: stands for tokens that are null; ``None``: they are an error.
-
-    Raises:
-        CorruptDataError: the bytes are no such column.
-        FormatError: it does not hold lists of integers, or a token is null.
+    ``null_token`` stands for tokens that are null; without it they are an error.
     """
     done = 0
     try:
