@@ -80,9 +80,7 @@ def with_article(noun: str) -> str:
 def escape(text: str, keep: str = "") -> str:
     """The text with escapes for what is not printable: control characters, overrides of direction, lone surrogates.
 
-    Args:
-        text: any text; names in a dataset are its author's, who is not trusted.
-        keep: characters that stay, such as line breaks.
+    Names in a dataset are its author's, who is not trusted.
     """
     if text.isprintable():
         return text

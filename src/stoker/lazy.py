@@ -84,12 +84,7 @@ class cached_property(Generic[_T]):  # noqa: N801 - as the one of functools
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package whose names are in other modules.
-
-    Args:
-        package: name of the package.
-        modules: of each name, the module that it is imported from.
-    """
+    """The ``__getattr__`` of a package whose names are in other modules."""
 
     def get(name: str) -> Any:
         if name not in modules:

@@ -122,9 +122,7 @@ _MOST_UNDER_WAY: Final = 256 << 20
 def most_fetches(shard_bytes: float, sharers: int) -> int:
     """The bound for the shards that a process fetches at once, whatever the latency.
 
-    Args:
-        shard_bytes: bytes of a shard.
-        sharers: processes on this node that read through the same cache.
+    ``sharers``: processes on this node that read through the same cache.
     """
     of_bytes = int(_MOST_UNDER_WAY / sharers / max(shard_bytes, 1.0))
     return max(USUAL_FETCHES, min(_MOST_FETCHES, _MOST_FETCHES_OF_NODE // sharers, of_bytes))
@@ -332,9 +330,7 @@ def _page_cache(folder: Path) -> int:
 def spare_bytes(limit: int | None, sharers: int) -> int:
     """Bytes of shards in memory that a process keeps for others of its node when it has read them.
 
-    Args:
-        limit: bytes that all of them may hold, or ``None``.
-        sharers: those processes.
+    ``limit``: bytes that all ``sharers``, processes of the node, may hold.
     """
     most = _of_node(_SPARE_BYTES)
     return min(most, most if limit is None else limit // 4) // sharers
@@ -343,8 +339,7 @@ def spare_bytes(limit: int | None, sharers: int) -> int:
 def small_shards_held(sharers: int) -> int:
     """Bytes of small shards that a process holds as they were fetched; it maps those beyond in the cache on disk.
 
-    Args:
-        sharers: processes on this node that read at the same time.
+    ``sharers``: processes on this node that read at the same time.
     """
     return max(_LEAST_SMALL_SHARDS_HELD, _of_node(_SMALL_SHARDS_HELD) // sharers)
 
@@ -352,8 +347,7 @@ def small_shards_held(sharers: int) -> int:
 def parsers(sharers: int) -> int:
     """Threads that parse text ahead of the consumer: none where a process has no more than one processor.
 
-    Args:
-        sharers: processes on this node that read at the same time.
+    ``sharers``: processes on this node that read at the same time.
     """
     count = int(processors(sharers))
     return min(_MOST_PARSERS, count) if count > 1 else 0

@@ -24,11 +24,7 @@ class Unfit(Exception):  # noqa: N818 - becomes a ConfigError, which says whose 
 
 
 def accept(hint: Any, value: Any) -> Any:
-    """A value, if it is what an annotation says, with Python's numbers for NumPy's.
-
-    Raises:
-        Unfit: it is something else.
-    """
+    """A value, if it is what an annotation says, with Python's numbers for NumPy's."""
     if hint is Any or hint is object or isinstance(hint, TypeVar):
         return value
     if hint in _PLAIN:

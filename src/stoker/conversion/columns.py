@@ -40,18 +40,8 @@ def plan_columns(
 ) -> Columns:
     """Decide on the columns.
 
-    Args:
-        opened: the source.
-        settings: of the destination.
-        columns: encodings that the caller chose.
-        select: columns of the source to read, default all.
-        fill: value for the nulls of a column.
-        transform: maps samples.
-        decode: hand decoded images to the transform.
-        skip_bad: leave bad samples out of those that types are told by.
-
-    Raises:
-        ConfigError: an unknown column or encoding, a type that can not be told, or that the format can not hold.
+    ``columns`` are encodings that the caller chose; ``select`` columns of the source to read, default all; ``decode`` hands
+    decoded images to the transform; ``skip_bad`` leaves bad samples out of those that types are told by.
     """
     for name, encoding in columns.items():
         check_encoding(name, encoding)

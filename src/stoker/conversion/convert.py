@@ -65,8 +65,7 @@ class ConvertReport:
 class TaskBadSamples:
     """Lists and bounds the bad samples of tasks, in the order of the tasks, whichever process does them, and when.
 
-    Args:
-        settings: what is asked for; ``None``: there may be none.
+    Without settings there may be none.
     """
 
     def __init__(self, settings: BadSamples | None) -> None:
@@ -77,12 +76,7 @@ class TaskBadSamples:
             self._log = BadSampleLog(settings, Counts())
 
     def add(self, task: int, note: Mapping[str, Any]) -> None:
-        """Take the note of a task that is done.
-
-        Raises:
-            TooManyBadSamplesError: there are more than allowed.
-            ConfigError: there may be none, and a run before left some out.
-        """
+        """Take the note of a task that is done."""
         bad = note.get("bad", ())
         if self._log is None and bad:
             raise ConfigError(

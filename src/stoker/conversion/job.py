@@ -120,11 +120,6 @@ def bounds_of(samples: int, size: int, settings: ShardSettings) -> Ids:
 
     A task makes one shard of the output, or up to four where the data set is large, so that few shards are cut short by the
     end of their task; all tasks are of about the same size.
-
-    Args:
-        samples: of the source.
-        size: bytes of the source.
-        settings: how shards are written.
     """
     if not samples:
         return np.zeros(1, np.int64)

@@ -62,15 +62,7 @@ class DetectedSource:
 def detect(source: Url | Sequence[Url], format: str | None, options: StorageOptions | None) -> DetectedSource:  # noqa: A002
     """Find out what a source is, or see that it is what the caller says.
 
-    Args:
-        source: a directory or URL, a file, a pattern, or a list of files.
-        format: what the caller says; ``None`` to find out.
-        options: of the store.
-
-    Raises:
-        ConfigError: it is several things, or nothing that can be told; says what is there.
-        ObjectNotFoundError: nothing is there; names files next to it with similar names.
-        CorruptDataError: a Hugging Face dataset's own description is damaged.
+    Where several things or nothing can be told, the error says what is there.
     """
     name = HUGGING_FACE if format == "hf" else format_name(format)
     for one in [source] if isinstance(source, str | os.PathLike) else source:
@@ -176,19 +168,10 @@ def open_source(
 ) -> OpenedSource:
     """Open a source.
 
-    Args:
-        given: see :func:`~stoker.conversion.convert.convert`, as for the others.
-        format: of the source, or ``None`` to find out.
-        whole: keep all of a remote source in the cache, as it is read in no order.
-        allow_unsafe_types: decode pickled columns.
-        storage_options: of the source's store.
-        format_options: what the source's format understands.
-        job: names the job that reads it; what is fetched for one job is not used by another.
-        fresh: use nothing that an earlier run of the job has fetched: the source may have changed since.
-        on_listing: called when files are about to be listed.
-
-    Raises:
-        StokerError: it can not be found, told or read.
+    Arguments are as :func:`~stoker.conversion.convert.convert` has them. ``whole`` keeps all of a remote source in the
+    cache, as it is read in no order. What is fetched for one ``job`` is not used by another; ``fresh``: nor is what an
+    earlier run of it has fetched, as the source may have changed since. ``on_listing`` is called when files are about to be
+    listed.
     """
     found = detect(given, format, storage_options)
     name = str(given) if isinstance(given, str | os.PathLike) else f"{given[0]} and {len(given) - 1} more"
@@ -213,16 +196,7 @@ def open_source(
 
 
 def sample_types(opened: OpenedSource, columns: Sequence[str], *, skip_bad: bool = False) -> dict[str, ColumnType]:
-    """The types of some columns, by their values where nothing declares them.
-
-    Args:
-        opened: the source.
-        columns: names.
-        skip_bad: leave out bad samples.
-
-    Raises:
-        ConfigError: a type can not be told; says so.
-    """
+    """The types of some columns, by their values where nothing declares them."""
     types = {name: opened.types[name] for name in columns if name in opened.types}
     unsure = [name for name in columns if name not in types or (not types[name].encoding)]
     if unsure:
@@ -250,14 +224,8 @@ def tried_samples(
 ) -> tuple[Batch, Ids, Ids]:
     """Samples that columns' types are told by: their columns, shards and rows.
 
-    Args:
-        source: of the samples.
-        columns: names.
-        choices: shards and rows to read, of the sizes of shards; the next one is for where all samples of this one are bad.
-        skip_bad: leave out bad samples.
-
-    Raises:
-        SampleError: all are bad; the first one's error.
+    A choice gives shards and rows to read, of the sizes of shards; the next one is for where all samples of this one are
+    bad. Where all are bad, the first one's error is raised.
     """
     for choice in choices:
         shards, rows = choice(source.sizes)

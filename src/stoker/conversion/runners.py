@@ -54,8 +54,7 @@ def _on_cluster(job: ConversionJob, number: int) -> dict[str, Any]:
 class Processes:
     """Processes that can be started before there is work for them: they take a moment to begin.
 
-    Args:
-        count: how many; 1 for none but this one.
+    A count of 1 is for none but this one.
     """
 
     def __init__(self, count: int) -> None:
@@ -91,16 +90,8 @@ def run_processes(
 ) -> Generator[Done]:
     """Tasks on several processes, as they are done.
 
-    Args:
-        job: the work; goes to each process once.
-        tasks: numbers of the tasks.
-        processes: to do them.
-        advance: told of samples read; of fewer than none, where a task begins again.
-        killed: told of each process that ended before its task did.
-
-    Raises:
-        StokerError: a task failed, or three processes that had it were killed.
-        ConfigError: the transform can not be sent to a process.
+    ``advance`` is told of samples read; of fewer than none, where a task begins again. ``killed`` is told of each process
+    that ended before its task did; three for one task are an error.
     """
     try:
         data = pickle.dumps(job)

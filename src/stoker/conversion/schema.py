@@ -57,13 +57,8 @@ def of_arrow(kind: Any, name: str, array: tuple[str, tuple[int, ...]] | None = N
     structs, maps, all other lists          ``json``
     ======================================  ===============================================================
 
-    Args:
-        kind: a ``pyarrow.DataType``.
-        name: the column, for messages.
-        array: data type and shape of the arrays that its bytes are declared to be.
-
-    Raises:
-        ConfigError: it holds nothing but nulls.
+    ``array``: data type and shape of the arrays that its bytes are declared to be. A column of nothing but nulls is an
+    error.
     """
     import pyarrow as pa
 
@@ -105,11 +100,7 @@ def of_arrow(kind: Any, name: str, array: tuple[str, tuple[int, ...]] | None = N
 
 
 def of_values(values: Column, name: str) -> ColumnType:
-    """The type of a column by some of its values.
-
-    Raises:
-        ConfigError: they are of no type that can be told, or of several.
-    """
+    """The type of a column by some of its values."""
     if isinstance(values, np.ndarray):
         return _of_array(values, name)
     some = [value for value in values if value is not None]

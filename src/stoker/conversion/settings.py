@@ -20,11 +20,7 @@ _LARGEST: Final = 1 << 30
 
 
 def check_work(processes: int | None, shard_samples: int | None) -> None:
-    """Check that there can be work.
-
-    Raises:
-        ConfigError: a number is below 1.
-    """
+    """Check that there can be work."""
     if processes is not None and processes < 1:
         raise ConfigError(f"processes={processes}: at least 1")
     if shard_samples is not None and shard_samples < 1:
@@ -38,11 +34,7 @@ def settings_of(
     size_limit: int | str,
     shard_samples: int | None,
 ) -> ShardSettings:
-    """Settings of the shards; see :func:`~stoker.conversion.convert.convert`.
-
-    Raises:
-        ConfigError: they can not be.
-    """
+    """Settings of the shards; see :func:`~stoker.conversion.convert.convert`."""
     limit = check_size_limit(size_limit)
     if limit is None or limit > _LARGEST:
         raise ConfigError(f"size_limit={size_limit!r}: above 0, and at most 1 GiB, as shards are made in memory")
@@ -52,11 +44,7 @@ def settings_of(
 
 
 def check_bad_samples(given: OnBadSample | BadSamples) -> BadSamples | None:
-    """The treatment of bad samples; ``None`` where they are errors.
-
-    Raises:
-        ConfigError: they are to be replaced, or their list can not be written to.
-    """
+    """The treatment of bad samples; ``None`` where they are errors."""
     settings = BadSamples.of(given)
     if settings is not None and settings.on_bad_sample == "replace":
         raise ConfigError(
@@ -69,13 +57,7 @@ def check_bad_samples(given: OnBadSample | BadSamples) -> BadSamples | None:
 def check_listed(settings: BadSamples | None, bad: int, destination: str) -> None:
     """Check that a finished conversion is one that was asked for.
 
-    Args:
-        settings: what is asked for now.
-        bad: bad samples that it left out.
-        destination: its root.
-
-    Raises:
-        ConfigError: it left some out where that is an error, or that are not in the list.
+    Bad samples that it left out are an error where none may be, or where they are not in the list.
     """
     if bad and settings is None:
         raise ConfigError(
@@ -90,11 +72,7 @@ def check_listed(settings: BadSamples | None, bad: int, destination: str) -> Non
 
 
 def parts_of(split: Mapping[str, float | Fraction] | None) -> tuple[tuple[str, Fraction, Fraction], ...]:
-    """Name and bounds of each part of a split; one part without a name where there is none.
-
-    Raises:
-        ConfigError: a name that is no directory's, or shares that do not make 1.
-    """
+    """Name and bounds of each part of a split; one part without a name where there is none."""
     if split is None:
         return (("", Fraction(0), Fraction(1)),)
     parts: list[tuple[str, Fraction, Fraction]] = []
@@ -116,11 +94,7 @@ def parts_of(split: Mapping[str, float | Fraction] | None) -> tuple[tuple[str, F
 
 
 def target_of(source: Url | Sequence[Url], destination: Url) -> str:
-    """The destination, absolute.
-
-    Raises:
-        ConfigError: it lies in the source.
-    """
+    """The destination, absolute."""
     local = is_local(destination)
     target = os.path.abspath(local) if local is not None else os.fspath(destination).rstrip("/")
     for one in [source] if isinstance(source, str | os.PathLike) else source:

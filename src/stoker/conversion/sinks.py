@@ -62,8 +62,7 @@ class ShardSettings:
 def target_writer(name: str) -> WriterClass:
     """The writer of a format.
 
-    Raises:
-        ConfigError: it has none, or one that must be told more than the columns.
+    One that must be told more than the columns is none.
     """
     writer = find_writer(name) if name in format_names() else None
     if writer is None or writer.required:
@@ -73,11 +72,7 @@ def target_writer(name: str) -> WriterClass:
 
 
 def encoding_for(settings: ShardSettings, name: str, encoding: str) -> str:
-    """The encoding with which a format holds a column of another encoding.
-
-    Raises:
-        ConfigError: it can not hold it.
-    """
+    """The encoding with which a format holds a column of another encoding."""
     if not get_format(settings.format).text:
         return encoding
     if encoding in ("str", "int", "float"):
@@ -156,12 +151,7 @@ def _writer_for(
 class SampleSink:
     """Takes the samples of one task for one dataset.
 
-    Args:
-        settings: how shards are written.
-        plans: the columns.
-        store: the destination of the dataset.
-        task: its number, which shards are named by; ``None`` for an only task.
-        first: number of its first sample, for formats that number them.
+    Shards are named by the number of the ``task``, ``None`` for an only one; ``first`` is the number of its first sample.
 
     Attributes:
         samples: taken so far.
@@ -180,9 +170,7 @@ class SampleSink:
     def write(self, batch: Batch) -> None:
         """Add samples.
 
-        Raises:
-            EncodingError: a value does not fit its column; names it and the sample's number here. ``samples`` says how many
-                were written before it.
+        Where a value does not fit, ``samples`` says how many were written before it.
         """
         count = len(next(iter(batch.values())))
         if self._single:  # so that it is known which are written where one does not fit

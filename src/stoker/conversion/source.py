@@ -89,13 +89,7 @@ class ConversionSource(Protocol):
 
 
 class ShardSource(ConversionSource):
-    """A dataset, of whatever format.
-
-    Args:
-        name: what messages call it.
-        location: the dataset.
-        options: how samples are handed out.
-    """
+    """A dataset, of whatever format."""
 
     def __init__(self, name: str, location: DatasetLocation, options: ReadOptions) -> None:
         self.name = name
@@ -256,11 +250,7 @@ def _read_local(path: str, store: Store, key: str) -> bytes:
 def verbatim_images(location: DatasetLocation) -> tuple[DatasetLocation, dict[str, str]]:
     """A dataset whose images are handed out as the bytes of their files, so that they are not encoded a second time.
 
-    Returns:
-        The location of these shards, and the encodings of all columns that the index names, unchanged.
-
-    Raises:
-        ConfigError: shards of the dataset differ in a column's encoding.
+    Also gives the encodings of all columns that the index names, unchanged.
     """
     encodings: dict[str, str] = {}
     specs: dict[int, Mapping[str, Any]] = {}

@@ -36,20 +36,10 @@ _SAMPLE: Final = re.compile(r"(?:the batch from )?sample ([0-9]+)")
 def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) -> dict[str, Any]:
     """Do a task, and record in the destination that it is done. Done again, it writes the same again.
 
-    Args:
-        job: the work.
-        number: the task's.
-        advance: told of samples that were read.
-
-    Returns:
-        The note: ``identity``, ``task``, ``read``, for each split its ``entries`` and ``samples``, and ``bad``, the samples
-        that were left out, in order, each with its number in the task. Where there are more of them than allowed, whatever
-        other tasks find, the task ends early: its note says ``exceeded``, and nothing is recorded.
-
-    Raises:
-        EncodingError: a sample does not fit; names it in the source.
-        SampleError: a sample does not decode, or the transform raised an error for it; names it in the source.
-        StorageError: something can not be read or written.
+    The note has ``identity``, ``task``, ``read``, for each split its ``entries`` and ``samples``, and ``bad``, the samples
+    that were left out, in order, each with its number in the task. Where there are more of them than allowed, whatever
+    other tasks find, the task ends early: its note says ``exceeded``, and nothing is recorded. ``advance`` is told of
+    samples that were read.
     """
     first, stop = int(job.bounds[number]), int(job.bounds[number + 1])
     shards, rows = job.arrangement.located(first, stop)
@@ -92,10 +82,6 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) ->
 
 class _Chunk:
     """Some samples of a task, read, mapped and written together. A row is a sample's index among them.
-
-    Args:
-        job: the work.
-        shards, rows: of the samples in the source.
 
     Attributes:
         bad: errors of the samples that are left out, by row; ``None`` where such errors are raised.
@@ -147,8 +133,7 @@ class _Chunk:
     def _failed(self, row: int, error: Exception) -> None:
         """Note that a sample is bad.
 
-        Raises:
-            Exception: the error itself, where those of samples are raised, or it is not the sample's fault.
+        Where errors of samples are raised, or it is not the sample's fault, the error itself is.
         """
         if self.bad is None or not (isinstance(error, EncodingError) or is_of_sample(error)):
             raise error
@@ -306,12 +291,8 @@ def items(
 ) -> dict[str, list[Any]]:
     """One value a sample for each column; images instead of their files' bytes for those that are ``decoded``.
 
-    Args:
-        batch: the columns.
-        decoded: names of columns of images.
-        where: names the sample of a row.
-        failed: told of each file that holds no image: its row, and a :class:`DecodeError`. Unless it raises an error, the
-            image is ``None``.
+    ``failed`` is told of each file that holds no image: its row, and a :class:`DecodeError`. Unless it raises an error, the
+    image is ``None``.
     """
     return {
         name: _decoded(values, name, where, failed) if name in decoded else _plain(values)

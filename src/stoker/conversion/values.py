@@ -30,11 +30,7 @@ Transform: TypeAlias = Callable[[Sample], Sample | list[Sample] | None]
 
 
 def load_transform(given: Transform | str | None) -> Transform | None:
-    """The function itself, or what ``package.module:function`` names. The current directory is searched, too.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
+    """The function itself, or what ``package.module:function`` names. The current directory is searched, too."""
     if given is None or callable(given):
         return given
     module, colon, name = given.partition(":")
@@ -75,12 +71,7 @@ def identity_of(transform: Transform | None) -> str:
 
 
 def apply(transform: Transform, sample: Sample, where: Callable[[], str]) -> list[Sample]:
-    """Apply the function to a sample: any number of samples.
-
-    Raises:
-        TransformError: it raised an error; names the sample.
-        EncodingError: it returned something else; names the sample.
-    """
+    """Apply the function to a sample: any number of samples."""
     try:
         made = transform(sample)
     except BaseException as error:
@@ -127,8 +118,7 @@ class ColumnPlan:
 def adapted(values: Column, plan: ColumnPlan) -> Column:
     """The values of a column, as its encoding takes them; ``None`` stays.
 
-    Raises:
-        UnfitValueError: a value can not be made what it should be; ``row`` and ``column`` say which.
+    ``row`` and ``column`` of an :class:`UnfitValueError` say which value can not be made what it should be.
     """
     if plan.arrow is not None:
         return values
@@ -150,17 +140,8 @@ def without_nulls(
 ) -> tuple[Batch, Array | None]:
     """Nulls filled, or the samples that have any left out. NaN and NaT are nulls, which all formats hold.
 
-    Args:
-        batch: the columns.
-        fill: value for the nulls of a column.
-        drop: leave out samples that have nulls in other columns.
-        allowed: columns that may have nulls, unless they are filled or dropped.
-
-    Returns:
-        The batch, and which rows are left (int64), or ``None`` for all.
-
-    Raises:
-        UnfitValueError: a null remains; ``row`` and ``column`` say which.
+    Also gives which rows are left (int64), or ``None`` for all. Other nulls are an :class:`UnfitValueError`, unless their
+    column is ``allowed`` to have some.
     """
     kept: Array | None = None
     made: Batch = {}
@@ -358,11 +339,7 @@ def _count(shape: Sequence[int], rows: int) -> int:
 
 
 def check_encoding(name: str, encoding: str) -> None:
-    """Check that an encoding exists.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Check that an encoding exists."""
     try:
         get_encoding(encoding)
     except FormatError as error:

@@ -52,11 +52,7 @@ def put_note(job: ConversionJob, number: int, note: Mapping[str, Any]) -> None:
 
 
 def unfinished(destination: str, options: StorageOptions | None) -> bool:
-    """Whether a conversion has begun at a destination. See too that nothing else is there.
-
-    Raises:
-        ConfigError: it is not empty, and no conversion has begun there.
-    """
+    """Whether a conversion has begun at a destination. See too that nothing else is there."""
     store = open_root(destination, options)
     if store.exists(_RECORD):
         return True
@@ -71,14 +67,8 @@ def unfinished(destination: str, options: StorageOptions | None) -> bool:
 def done_before(job: ConversionJob, about: Mapping[str, Any], *, resume: bool) -> dict[str, Any] | None:
     """The report of this job by :func:`finish`, where an earlier run has finished it.
 
-    Args:
-        job: the work.
-        about: its settings, by name, and a digest of the versions of the source's files.
-        resume: whether a job that is done is as good as one that is done now.
-
-    Raises:
-        ConfigError: another conversion was finished there, or this one, and it is to start again.
-        CorruptDataError: it was finished, and files of it are missing.
+    ``about`` are its settings, by name, and a digest of the versions of the source's files; ``resume``: whether a job that
+    is done is as good as one that is done now.
     """
     store = open_root(job.destination, job.storage_options)
     record = _record(store, resume=resume)
@@ -102,18 +92,8 @@ def begin(
 ) -> dict[int, dict[str, Any]]:
     """Begin in an empty destination, or resume in one that an unfinished run of the same job left.
 
-    Args:
-        job: the work.
-        about: see :func:`done_before`.
-        versions: of the source's files, by name.
-        resume: continue; otherwise what an unfinished run left is removed.
-
-    Returns:
-        The notes of tasks that are done, by number.
-
-    Raises:
-        ConfigError: something else is there, or what a run with other settings left.
-        SourceChangedError: files of the source were changed since that run began; names them.
+    ``about`` is as :func:`done_before` has it, ``versions`` are of the source's files, by name. Without ``resume``, what an
+    unfinished run left is removed. Returns the notes of tasks that are done, by number.
     """
     store = open_root(job.destination, job.storage_options)
     record = _record(store, resume=resume)
@@ -168,14 +148,7 @@ def finish(
     """Put the files where they belong and write the indexes and the record that it is done; then remove what there was only
     for the work.
 
-    Args:
-        job: the work.
-        about: see :func:`begin`.
-        notes: of all tasks.
-        report: makes what the record says of the work, of the number of files or shards, and their bytes.
-
-    Returns:
-        What ``report`` made.
+    ``report`` makes what the record says of the work, of the number of files or shards, and their bytes; that is returned.
     """
     root = open_root(job.destination, job.storage_options)
     shards = size = files = 0
@@ -243,11 +216,7 @@ def _differences(record: JobRecord, about: Mapping[str, Any], files: str = "") -
 
 
 def _check_whole(store: Store, done: Mapping[str, Any]) -> None:
-    """Check that the files of a finished conversion are there.
-
-    Raises:
-        CorruptDataError: they are not.
-    """
+    """Check that the files of a finished conversion are there."""
     sizes = [
         item.size
         for item in store.list()

@@ -24,11 +24,7 @@ _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
 def until_answered(ask: Callable[[], _Answer], url: str, patience: float) -> _Answer:
-    """Call an engine, again until it answers, as it may be restarting; the call must be one that may be repeated.
-
-    Raises:
-        EngineError: it has not answered for ``patience`` seconds.
-    """
+    """Call an engine, again until it answers, as it may be restarting; the call must be one that may be repeated."""
     begun = time.monotonic()
     while True:
         try:
@@ -89,11 +85,7 @@ class Driver:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Wait for the protocol's end, and raise the error that it ended with, if any.
-
-        Raises:
-            EngineError: it has not ended in time.
-        """
+        """Wait for the protocol's end, and raise the error that it ended with, if any."""
         if self._thread is None:
             return
         begun = time.monotonic()
@@ -106,11 +98,7 @@ class Driver:
             raise error
 
     def run(self, make: Callable[[], Steps], timeout: float) -> None:
-        """Run a short protocol to its end in the caller's thread, again while the engine does not answer.
-
-        Raises:
-            EngineError: it has not answered for ``timeout`` seconds.
-        """
+        """Run a short protocol to its end in the caller's thread, again while the engine does not answer."""
         self._check_process()
         begun = time.monotonic()
         while True:
@@ -143,15 +131,8 @@ class Driver:
     def wait(self, ready: Callable[[], bool], timeout: float | None, what: str) -> None:
         """Wait until the protocol's state is as the caller wants.
 
-        Args:
-            ready: asked with ``changed`` held and the clock set, after each step.
-            timeout: seconds; ``None`` for as long as the engine answers.
-            what: what is waited for, for the message.
-
-        Raises:
-            WaitTimeoutError: it was not in time.
-            EngineError: the engine has not answered for the driver's patience.
-            StokerError: what the protocol ended with.
+        ``ready`` is asked with ``changed`` held and the clock set, after each step. Without ``timeout`` it waits for as
+        long as the engine answers, or is silent for no longer than the driver's patience.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self.changed:

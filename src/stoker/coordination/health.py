@@ -63,15 +63,8 @@ class Observer:
     ) -> float:
         """Note a look at a counter.
 
-        Args:
-            name: whose counter.
-            mark: incarnation and counter.
-            sent: this process's clock when it asked.
-            received: this process's clock when it had the answer.
-            progress: number of splits it holds, and what moves with each commit.
-
-        Returns:
-            Seconds for which the counter has been unchanged, at least.
+        ``sent`` and ``received`` are this process's clock when it asked and when it had the answer; ``progress`` is the
+        number of splits that the worker holds, and what moves with each commit.
         """
         seen = self._seen.get(name)
         if seen is None:
@@ -100,10 +93,7 @@ class Observer:
 def lost(split: SplitRecord, worker: WorkerRecord | None, failed: bool) -> bool:
     """Whether a split's owner will not continue it.
 
-    Args:
-        split: a leased split.
-        worker: the record of the worker with the split's rank, read after the split.
-        failed: whether that worker is taken for lost.
+    The worker's record must have been read after the split.
     """
     if worker is None or worker.incarnation < split.incarnation:
         return False  # who leases has a record: the engine has lost it, which its owner will notice
@@ -115,12 +105,8 @@ def judge(
 ) -> WorkerState:
     """A worker's state.
 
-    Args:
-        worker: its record, ``None`` if it has none.
-        quiet: seconds for which its counter was seen unchanged, ``None`` if it was never seen.
-        failed: whether it is taken for lost.
-        median: the live workers' median throughput, 0 if unknown.
-        settings: the thresholds.
+    ``quiet``: seconds for which its counter was seen unchanged, ``None`` if it was never seen; ``median``: the live
+    workers' median throughput, 0 if unknown.
     """
     if worker is None or worker.left or quiet is None:
         return WorkerState.UNKNOWN
@@ -150,14 +136,7 @@ def open_lanes(
     alive; and when the coefficient of variation of the live workers' expected finish times exceeds the threshold, and
     that of worker r is above the mean. A rate that is not known yet is taken for the median of the others.
 
-    Args:
-        lanes: all lanes.
-        workers: the records of workers, by rank.
-        alive: ranks that are neither lost nor gone.
-        settings: the rules' numbers.
-
-    Returns:
-        The coefficient of variation (0 where lanes belong to nobody), and lane number to samples that can be leased.
+    Returns the coefficient of variation (0 where lanes belong to nobody), and lane number to samples that can be leased.
     """
     free = {lane.number: count for lane in lanes if (count := leasable(lane))}
     if settings.threshold is None:
@@ -185,12 +164,8 @@ def split_size(lane: Lane, *, rate: float, share: float, settings: CoordinationS
     the worker does in ``settings.split`` seconds, and no less than in a twentieth of that. Where lanes belong to ranks it
     is a whole split of their grid.
 
-    Args:
-        lane: the lane.
-        rate: the worker's samples a second, 0 if not known yet.
-        share: the worker's part of the throughput that works on this lane, in (0, 1].
-        settings: the rules' numbers.
-        from_back: whether it is taken from the back.
+    ``rate`` is the worker's samples a second, 0 if not known yet; ``share`` its part of the throughput that works on this
+    lane.
     """
     if settings.threshold is not None:
         grid = settings.grid

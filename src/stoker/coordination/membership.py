@@ -59,9 +59,7 @@ class Membership:
     def join(self) -> Steps:
         """Take the rank. If another process has it, watch that one until it has moved twice or been silent for a lease.
 
-        Raises:
-            RankTakenError: the other process lives.
-            Unanswered: the engine does not answer; may be called again.
+        May be called again where it was :class:`Unanswered`.
         """
         clock, settings = self._clock, self._settings
         rank, process = self.record.rank, self.record.process
@@ -102,10 +100,7 @@ class Membership:
     def renew(self, record: WorkerRecord) -> Steps:
         """Move the counter, and say what the record says.
 
-        Raises:
-            RankTakenError: another process has taken the rank, as this one was silent for too long.
-            EngineRegressedError: the record is gone.
-            Unanswered: the engine does not answer; may be called again.
+        May be called again where it was :class:`Unanswered`.
         """
         clock = self._clock
         sent = clock.now

@@ -21,17 +21,8 @@ _TOGETHER = 1 << 22
 def holders(shards: Ids, workers: Sequence[int], replication: int) -> Ids:
     """The workers that hold each shard, the foremost first.
 
-    Args:
-        shards: shard numbers, int64, shape ``(n,)``.
-        workers: ranks of the workers that live, in any order, each once.
-        replication: how many holders a shard has, in ``[1, len(workers)]``.
-
-    Returns:
-        Ranks, int64, shape ``(n, replication)``. The first is whose shard it is; when it fails, the second is, with
-        the same numbers for those that are left.
-
-    Raises:
-        ConfigError: more holders than workers, or a worker twice.
+    The first of a row is whose shard it is; when it fails, the second is, with the same numbers for those that are left.
+    Shards are of shape ``(n,)``, holders of ``(n, replication)``.
     """
     ranks = _checked(workers, replication)
     found = np.empty((shards.size, replication), dtype=np.int64)

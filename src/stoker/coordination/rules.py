@@ -44,17 +44,8 @@ def lease(
     What came back goes first. A range on which leases were lost twice waits until nothing else is there, and is then
     leased in ever smaller parts: so what kills its readers is cornered, and little is set aside in the end.
 
-    Args:
-        lane: the record.
-        rank: the worker's.
-        incarnation: the worker's.
-        turn: how many splits the worker had before.
-        size: most samples, at least 1.
-        from_back: take from the back of what is unleased: for workers whose lane this is not, so that those whose lane
-            it is read on in order.
-
-    Returns:
-        The lane, and the split in it; ``None`` where there is nothing to lease.
+    ``turn`` is how many splits the worker had before. ``from_back`` takes from the back of what is unleased: for workers
+    whose lane this is not, so that those whose lane it is read on in order.
     """
     token = lane.token + 1
     if lane.free:
@@ -84,11 +75,7 @@ def commit(lane: Lane, rank: int, incarnation: int, token: int, cursor: int, *, 
 
     Committing again, or less than before, changes nothing.
 
-    Returns:
-        The lane; ``None`` if the token is no longer in it for this worker, or was taken from it: the commit is refused.
-
-    Raises:
-        ConfigError: the position is not of the split.
+    ``None`` if the token is no longer in the lane for this worker, or was taken from it: the commit is refused.
     """
     index = next((k for k, split in enumerate(lane.splits) if split.token == token), None)
     if index is None:
@@ -229,12 +216,7 @@ def _noted(log: tuple[Entry, ...], split: SplitRecord) -> tuple[Entry, ...]:
 
 
 def entries_of(lanes: Sequence[Lane], chunks: Sequence[Sequence[Entry]]) -> list[Entry]:
-    """All entries of one incarnation of an epoch so far, what is committed of splits that are out included.
-
-    Args:
-        lanes: all its lanes.
-        chunks: for each lane the entries of its chunks, in order.
-    """
+    """All entries of one incarnation of an epoch so far, what is committed of splits that are out included."""
     found: list[Entry] = []
     for lane, earlier in zip(lanes, chunks, strict=True):
         found += [*earlier, *lane.log, *partial(lane)]

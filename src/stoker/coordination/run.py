@@ -86,12 +86,7 @@ class EpochProgress:
 
 
 def perform(store: CoordinationStore, operation: Operation) -> Any:
-    """Carry out an operation of a protocol, but for sleeping.
-
-    Raises:
-        EngineError: the engine gave no answer.
-        StateError: what it holds are no records of ours.
-    """
+    """Carry out an operation of a protocol, but for sleeping."""
     if isinstance(operation, Get):
         found = store.get(operation.keys)
         return [None if entry is None else Versioned(decode(entry.value), entry.version) for entry in found]
@@ -110,11 +105,7 @@ class RunRecords:
         self.keys = Keys(run)
 
     def open_epoch(self, wanted: Epoch) -> Epoch:
-        """The record of an epoch; it is made if there is none.
-
-        Raises:
-            ConfigError: the others' record says otherwise; names both sides.
-        """
+        """The record of an epoch; it is made if there is none."""
         key = self.keys.epoch(wanted.number)
         found = self._get(key)
         if found is None and self.store.create(key, encode(wanted)) is None:
@@ -194,12 +185,7 @@ class RunRecords:
         return take(epoch, self.lanes(epoch))
 
     def restore(self, wanted: Epoch, checkpoint: dict[str, Any], *, rollback: bool, attempt: int) -> None:
-        """Bring an epoch to where a checkpoint is.
-
-        Raises:
-            StateError: the checkpoint is of something else.
-            StaleCheckpointError: the engine is further on, and ``rollback`` is not set.
-        """
+        """Bring an epoch to where a checkpoint is."""
         key = self.keys.epoch(wanted.number)
         while True:
             found = self._get(key)
@@ -238,11 +224,7 @@ class RunRecords:
         return tuple(sorted([one for one in cut if one.begin < one.end], key=lambda one: one.begin))
 
     def forget_epoch(self, epoch: Epoch) -> int:
-        """Remove the records of an epoch that is over; returns how many they were.
-
-        Raises:
-            StateError: it is not over.
-        """
+        """Remove the records of an epoch that is over; returns how many they were."""
         if not self.progress(epoch).finished:
             raise StateError(f"epoch {epoch.number} of run {self.keys.run!r} is not over: its records are needed")
         count = 0

@@ -71,11 +71,7 @@ class Watch:
         return quiet is not None and quiet >= self._epoch.settings.lease + turn * _APART
 
     def glance(self) -> Steps:
-        """Read the epoch's record and the summary; returns the former.
-
-        Raises:
-            Unanswered: the engine does not answer.
-        """
+        """Read the epoch's record and the summary; returns the former."""
         keys = [self._keys.epoch(self._epoch.number), self._keys.summary(self._epoch)]
         watcher = self.summary.rank if self.summary is not None and not self.watching else None
         if watcher is not None:
@@ -96,11 +92,7 @@ class Watch:
     def look(self, *, publish: bool) -> Steps:
         """Read the lanes and workers, take splits from lost workers, and see what is open and whether all is over.
 
-        Args:
-            publish: read all workers, and publish a summary.
-
-        Raises:
-            Unanswered: the engine does not answer; what was done is done.
+        To ``publish`` is to read all workers, and to publish a summary.
         """
         epoch = self._epoch
         # Lanes before workers. So a worker that was silent, and has written its lanes since it is back, has changed what is

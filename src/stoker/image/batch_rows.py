@@ -20,9 +20,6 @@ class BatchRows:
     ...     made = [new_row("image", (4, 3)), new_row("image", (4, 3))]
     >>> rows.joined(made).shape, rows.joined(made)
     ((2, 4, 3), None)
-
-    Args:
-        count: rows of the batch.
     """
 
     def __init__(self, count: int) -> None:
@@ -48,8 +45,7 @@ class BatchRows:
     def joined(self, values: Sequence[Any]) -> Array | None:
         """The array of which some values are the rows, one after the other, and which was not asked for before.
 
-        Args:
-            values: of one shape and dtype.
+        The values are of one shape and dtype.
         """
         for key, (block, _) in self._blocks.items():
             owner = block.base

@@ -99,11 +99,7 @@ class Picture:
         _check_size(*size, kind)
 
     def pixels(self, shrink: int = 1) -> Array:
-        """Its pixels: uint8, shape ``(⌈height / shrink⌉, ⌈width / shrink⌉, channels)``; may be a view.
-
-        Raises:
-            ImageError: it is damaged.
-        """
+        """Its pixels: uint8, shape ``(⌈height / shrink⌉, ⌈width / shrink⌉, channels)``; may be a view."""
         found = self._read(shrink)
         return found if self._turn is None else self._turn(found)
 
@@ -205,11 +201,7 @@ def _header_size(data: bytes) -> int:
 def _opened_by_pillow(source: Any, mode: Mode, kind: str, *, turned: bool = True) -> Picture:
     """A picture that Pillow decodes.
 
-    Args:
-        source: a file, or an image that is open already.
-        mode: colours of the pixels.
-        kind: what it is, for messages.
-        turned: whether its orientation counts.
+    The source is a file, or an image that is open already; ``turned``: whether its orientation counts.
     """
     image = _open(source, kind)
     if image.format == "TIFF":  # which Pillow turns as it loads it, and then tells no orientation

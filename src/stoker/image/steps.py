@@ -37,16 +37,8 @@ class Box:
 def resize_part(picture: Picture, box: Box, out: Array, resample: Resample, *, flip: bool = False) -> None:
     """Decode a part of a picture at the size of ``out``.
 
-    Args:
-        picture: to decode.
-        box: the part; ``bilinear`` takes the whole pixels that are nearest, of what it was shrunk to.
-        out: pixels, uint8, shape ``(height, width, channels)``, C-contiguous.
-        resample: see :data:`Resample`.
-        flip: whether left and right are exchanged.
-
-    Raises:
-        ImageError: the picture is damaged.
-        MissingPackageError: OpenCV or Pillow is not installed.
+    ``bilinear`` takes the whole pixels that are nearest to the box, of what the picture was shrunk to. ``out`` is uint8, of
+    shape ``(height, width, channels)``, C-contiguous; ``flip`` exchanges left and right.
     """
     height, width = out.shape[:2]
     shrink = 1

@@ -234,11 +234,7 @@ class Writer(ABC):
             self._progress.advance(size, samples=samples, shards=1)
 
     def _check_open(self) -> None:
-        """
-        Raises:
-            ConfigError: the writer is closed.
-            BaseException: what storing an earlier file failed with.
-        """
+        """See that the writer is open, and that storing earlier files did not fail."""
         if self._closed is None:
             self._uploads.check()
         elif self._closed == _FORKED:
@@ -253,11 +249,7 @@ class Writer(ABC):
 
 
 def check_hash_names(hashes: str | Sequence[str] | None) -> list[str]:
-    """Names of hashes, sorted, each once; those of the default for ``None``.
-
-    Raises:
-        ConfigError: an unknown one.
-    """
+    """Names of hashes, sorted, each once; those of the default for ``None``."""
     names = _DEFAULT_HASHES if hashes is None else [hashes] if isinstance(hashes, str) else list(hashes)
     try:
         return sorted({check_hash_name(name) for name in names})
@@ -332,13 +324,8 @@ class FileSetWriter(Writer):
     def _look(self, store: Store, key: str, sizes: Mapping[str, int]) -> tuple[int, Mapping[str, Any]]:
         """Samples and identity of the files of a number, which are all there.
 
-        Args:
-            store: where they are.
-            key: the last one's key.
-            sizes: bytes, by :attr:`ends`.
-
-        Raises:
-            CorruptDataError, FormatError: they are damaged, or another program's.
+        ``key`` is the last one's; ``sizes`` are bytes by :attr:`ends`. Files that are damaged, or another program's, are an
+        error.
         """
 
     def _put(self, files: Sequence[PutData | StagedFile], samples: int) -> None:

@@ -55,8 +55,7 @@ class Begun:
 class Destination:
     """The one or two stores that get every file of a dataset.
 
-    Args:
-        stores: the last one is the one that counts when looking for what is there.
+    The last store is the one that counts when looking for what is there.
     """
 
     whole: bool = True
@@ -81,15 +80,8 @@ class Destination:
     def begin(self, files: OutputFiles, *, append: bool = False, resume: bool = False, exist_ok: bool = False) -> Begun:
         """Prepare the stores for files of a writer.
 
-        Args:
-            files: the writer's.
-            append: add to the output that is there; without one, begin it.
-            resume: continue what a stopped writer of the same settings left.
-            exist_ok: remove the output that is there.
-
-        Raises:
-            ConfigError: what is there is in the way; says what to do.
-            FormatError: what is to be added to is damaged.
+        ``append`` adds to the output that is there, or begins it; ``resume`` continues what a stopped writer of the same
+        settings left; ``exist_ok`` removes the output that is there.
         """
         self._staged = not files.indexed
         begun = Begun()
@@ -110,8 +102,7 @@ class Destination:
     def put(self, key: str, data: PutData | StagedFile) -> None:
         """Write a file to all stores. The first one is preceded by the mark.
 
-        Raises:
-            ConfigError: another writer has begun there meanwhile.
+        An error where another writer has begun there meanwhile.
         """
         with self._lock:
             if self._mark is not None:
@@ -134,11 +125,7 @@ class Destination:
     def commit(self, index: bytes | None = None) -> None:
         """Make what was written count.
 
-        Args:
-            index: the index, for formats that have one.
-
-        Raises:
-            ConfigError: another writer has written there, too. Then neither's output counts.
+        Where another writer has written there, too, neither's output counts, which is an error.
         """
         if self._stored is not None:
             self._check_alone(self._stored)
@@ -307,9 +294,6 @@ def open_destination(
     """Work out where ``out``, ``remote`` and ``keep_local`` say that files should go.
 
     With a remote and without ``keep_local``, files go to the remote straight from memory.
-
-    Raises:
-        ConfigError: the arguments contradict each other.
     """
     if isinstance(out, Destination):
         return out

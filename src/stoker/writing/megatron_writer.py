@@ -28,11 +28,7 @@ _MOST_TOKENS: Final = np.iinfo(np.int32).max
 def tokens_of(columns: Mapping[str, str]) -> tuple[str, np.dtype[Any], int | None]:
     """The one column of tokens, their data type, and how many a document has, where that is said.
 
-    Args:
-        columns: its name to ``ndarray:DTYPE`` or ``ndarray:DTYPE:n``.
-
-    Raises:
-        ConfigError: Megatron's files can not hold that; says what they hold.
+    Columns are its name to ``ndarray:DTYPE`` or ``ndarray:DTYPE:n``.
     """
     if len(columns) != 1:
         raise ConfigError(

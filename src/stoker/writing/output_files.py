@@ -68,8 +68,7 @@ class WrittenFiles:
 class OutputFiles(ABC):
     """The files of one kind of writer.
 
-    Args:
-        settings: what they are; a writer of other settings can not continue them.
+    A writer of other settings can not continue them.
 
     Attributes:
         settings: see above, as JSON gives them back.
@@ -87,30 +86,19 @@ class OutputFiles(ABC):
     def find(self, listing: Iterable[ObjectInfo], store: Store) -> list[FoundFiles]:
         """The files in a listing that such a writer may have written, by number.
 
-        Raises:
-            ConfigError: files that would be read with what is written.
+        Files that would be read with what is written are an error.
         """
 
     @abstractmethod
     def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> WrittenFiles:
         """Read the samples and settings of some files.
 
-        Args:
-            store: where they are.
-            found: the files.
-            keys: where each of them lies.
-
-        Raises:
-            FormatError: they are damaged or incomplete.
-            ConfigError: they have other columns or settings.
+        ``keys``: where each of them lies. Files that are damaged or incomplete are a :class:`FormatError`, other columns or
+        settings a :class:`ConfigError`.
         """
 
     def check_columns(self, shard: ShardInfo, where: str) -> None:
-        """Check that a shard that is there has the columns of the writer.
-
-        Raises:
-            ConfigError: it has others.
-        """
+        """Check that a shard that is there has the columns of the writer."""
         found = as_json(identity_of(shard))
         wanted = {key: self.settings.get(key) for key in found}
         if found != wanted:
@@ -174,12 +162,7 @@ class ImageFiles(OutputFiles):
 class NumberedFiles(OutputFiles):
     """Files without an index: ``part-00000.parquet``, or a pair ``part-00000.bin`` and ``part-00000.idx``, and so on.
 
-    Args:
-        identity: what the files are, as ``look`` finds it; files of another can not be added to.
-        settings: other settings of the writer.
-        stem: what their names begin with.
-        ends: what the names of the files of one number end with.
-        look: reads the files' samples and identity.
+    ``identity`` is what the files are, as ``look`` finds it, and what other files can not be added to.
     """
 
     indexed = False

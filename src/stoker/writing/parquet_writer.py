@@ -25,11 +25,7 @@ _CODECS: Final = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "snappy": "snapp
 
 
 def check_compression(given: str | None) -> tuple[str, int | None]:
-    """Codec and level as ``pyarrow`` has them.
-
-    Raises:
-        ConfigError: Parquet has no such codec.
-    """
+    """Codec and level as ``pyarrow`` has them."""
     if given is None:
         return "none", None
     name, _, level = given.partition(":")
@@ -209,12 +205,7 @@ class ParquetWriter(FileSetWriter):
 
 
 def read_parquet_footer(store: Store, key: str, size: int) -> Any:
-    """A ``pyarrow.parquet.ParquetFile`` of an object, of which the footer is read.
-
-    Raises:
-        CorruptDataError: it is no Parquet file.
-        StorageError: it can not be read.
-    """
+    """A ``pyarrow.parquet.ParquetFile`` of an object, of which the footer is read."""
     file = ByteSourceFile(StoreSource(store, key, size, store.url_of(key)))
     pa = pyarrow()
     try:

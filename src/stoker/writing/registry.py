@@ -63,14 +63,7 @@ class WriterClass(Protocol):
 
 
 def writer_of(name: str) -> WriterClass:
-    """The writer of a format.
-
-    Args:
-        name: of the format, or another name of it.
-
-    Raises:
-        ConfigError: there is no such format, or it is only read; lists those that are written.
-    """
+    """The writer of a format."""
     form = format_name(name)
     if form not in format_names():
         raise ConfigError(unknown_name("format", name, writable_formats()))
@@ -87,11 +80,7 @@ def writable_formats() -> list[str]:
 
 @cache
 def find_writer(form: str) -> WriterClass | None:
-    """The writer of a format by its name; ``None`` where it is only read.
-
-    Raises:
-        FormatError: another package's can not be loaded, or is not a writer.
-    """
+    """The writer of a format by its name; ``None`` where it is only read."""
     found: Any
     if form in _ENCODERS:
         found = type(f"{form.upper()}Writer", (EncoderWriter,), {"encoder_of": _ENCODERS[form]})

@@ -22,10 +22,8 @@ from stoker.writing.destination import Destination
 class UploadPool:
     """Threads that store files.
 
-    Args:
-        threads: how many files are stored at once.
-        waiting: how many more may wait.
-        on_failed: called from a thread that failed, after ``error`` is set.
+    ``threads`` files are stored at once, and ``waiting`` more may wait; ``on_failed`` is called from a thread that failed,
+    after ``error`` is set.
 
     Attributes:
         error: what the first file that could not be stored failed with.
@@ -50,8 +48,7 @@ class UploadPool:
     def finish(self) -> None:
         """Wait for all files.
 
-        Raises:
-            BaseException: what storing one failed with.
+        Raises what storing one failed with.
         """
         self._pool.shutdown()
         self.check()
@@ -77,14 +74,7 @@ class ShardUploader:
 
     Memory is bounded by the buffers: there is one for each shard that is stored or waits, and one that the caller fills.
 
-    Args:
-        encoder: lays out the files.
-        destination: gets them.
-        uploads: stores them.
-        compression: how they are compressed, or ``None``.
-        hashes: names of the hashes that go into the index.
-        capacity: bytes of a buffer.
-        on_stored: called from a thread with each stored shard.
+    ``capacity`` is the bytes of a buffer; ``on_stored`` is called from a thread with each stored shard.
     """
 
     def __init__(
@@ -111,8 +101,7 @@ class ShardUploader:
     def buffer(self) -> NDArray[np.uint8]:
         """A buffer to fill.
 
-        Raises:
-            BaseException: what a thread failed with.
+        Raises what a thread failed with.
         """
         self._uploads.check()
         return self._spare.pop() if self._spare else np.empty(self._capacity, np.uint8)

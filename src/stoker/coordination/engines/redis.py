@@ -142,11 +142,7 @@ class RedisStore:
         return found
 
     def _check_generation(self, found: bytes | None) -> None:
-        """Check that the records are those that the engine was opened with.
-
-        Raises:
-            EngineReplacedError: they are not.
-        """
+        """Check that the records are those that the engine was opened with."""
         if found is None or found != self._generation:
             raise EngineReplacedError(
                 f"the engine {self.url} was emptied while this worker used it, or restarted without its file: the run's "

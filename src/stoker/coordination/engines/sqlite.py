@@ -179,11 +179,7 @@ class SqliteStore:
         return int(found[0])
 
     def _check_file(self) -> None:
-        """Check that the file which is open is the one at the path.
-
-        Raises:
-            EngineReplacedError: it is not.
-        """
+        """Check that the file which is open is the one at the path."""
         try:
             found = _identity(self._path)
         except OSError as error:

@@ -110,11 +110,7 @@ def _engine_of(scheme: str, url: str) -> Callable[..., CoordinationStore]:
 
 
 def options_of(url: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Options after the question mark, with defaults for those that are not given.
-
-    Raises:
-        ConfigError: an option that is not known.
-    """
+    """Options after the question mark, with defaults for those that are not given."""
     given = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
     unknown = [name for name in given if name not in known]
     if unknown:

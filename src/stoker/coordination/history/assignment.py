@@ -85,11 +85,7 @@ class Assignment:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Assignment:
-        """The assignment that :meth:`as_dict` gave.
-
-        Raises:
-            StateError: it is none.
-        """
+        """The assignment that :meth:`as_dict` gave."""
         try:
             version, epoch, world_size = (values[name] for name in ("version", "epoch", "world_size"))
             identity, rows = values["identity"], values["entries"]
@@ -101,11 +97,7 @@ class Assignment:
         return cls(epoch, world_size, dict(identity), tuple(from_rows(rows)))
 
     def check(self, identity: Mapping[str, Any]) -> None:
-        """Check that an order is the one that was recorded.
-
-        Raises:
-            StateError: it is another; says what differs.
-        """
+        """Check that an order is the one that was recorded."""
         ours, theirs = _comparable(identity), _comparable(with_versions_of(self.identity, identity))
         if ours != theirs:
             said = differences(theirs, ours, "the recorded assignment", "this loader")

@@ -65,20 +65,8 @@ def restored(
 ) -> Epoch | None:
     """The epoch's record after going back to a checkpoint.
 
-    Args:
-        wanted: the epoch as this worker is configured.
-        checkpoint: what :func:`take` made.
-        found: the epoch's record in the engine, if there is one.
-        lanes: its lanes.
-        rollback: whether commits that the engine has and the checkpoint lacks are to be undone.
-        attempt: tells apart several times that a run goes back to the same checkpoint.
-
-    Returns:
-        The record to write; ``None`` if the engine is already where the checkpoint is.
-
-    Raises:
-        StateError: the checkpoint is of another epoch, dataset, order or world, or is none.
-        StaleCheckpointError: the engine has more, and ``rollback`` is not set.
+    ``None`` if the engine is already where the checkpoint is. ``rollback`` says that commits which the engine has and the
+    checkpoint lacks are to be undone; ``attempt`` tells apart several times that a run goes back to the same checkpoint.
     """
     try:
         if checkpoint["version"] != _VERSION:

@@ -22,11 +22,7 @@ from stoker.errors import ConfigError, StateError
 
 
 def apportion(count: int, weights: Sequence[int]) -> list[int]:
-    """Divide ``count`` in proportion to integer weights by largest remainder; ties go to the first.
-
-    Raises:
-        ConfigError: a negative weight, or none above 0.
-    """
+    """Divide ``count`` in proportion to integer weights by largest remainder; ties go to the first."""
     total = sum(weights)
     if min(weights, default=-1) < 0 or total <= 0:
         raise ConfigError(f"weights must not be negative, and one must be above 0, got {list(weights)}")
@@ -98,11 +94,7 @@ class PlanLog:
         return PlanLog(self.end, self.step, self.generations, max(self.horizon, horizon))
 
     def append(self, generation: Generation) -> PlanLog:
-        """Change who takes part, from a position on.
-
-        Raises:
-            ConfigError: the position was granted already, or an earlier change begins no earlier than this.
-        """
+        """Change who takes part, from a position on."""
         if generation.start < self.horizon:
             raise ConfigError(
                 f"a generation can not begin at {generation.start}: positions up to {self.horizon} are granted, and may have "
@@ -121,9 +113,6 @@ class PlanLog:
     def step_at(self, position: int) -> tuple[int, int]:
         """The step that a position is in, as ``(begin, end)``. Steps are counted from their generation's beginning; the next
         generation, or the epoch's end, can cut one short.
-
-        Raises:
-            ConfigError: the position is not in the epoch.
         """
         if not 0 <= position < self.end:
             raise ConfigError(f"position {position} is not in an epoch of {self.end}")
@@ -153,13 +142,8 @@ class PlanLog:
     def from_dict(cls, values: Mapping[str, Any], position: int | None = None) -> PlanLog:
         """The plan of a checkpoint.
 
-        Args:
-            values: what :meth:`as_dict` gave.
-            position: where the run resumes. Nothing beyond it is granted any more: the ranks that had fetched it are
-                rolled back too. Generations stay.
-
-        Raises:
-            StateError: it is no plan.
+        Nothing beyond ``position``, where the run resumes, is granted any more: the ranks that had fetched it are rolled
+        back too. Generations stay.
         """
         try:
             rows = tuple(

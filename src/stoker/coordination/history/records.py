@@ -361,11 +361,7 @@ def to_rows(entries: Iterable[Entry]) -> list[list[int]]:
 
 
 def from_rows(rows: Iterable[Sequence[int]]) -> list[Entry]:
-    """The entries that :func:`to_rows` made.
-
-    Raises:
-        StateError: they are none.
-    """
+    """The entries that :func:`to_rows` made."""
     try:
         return [Entry(*[int(number) for number in row]) for row in rows]
     except (TypeError, ValueError) as error:

@@ -74,17 +74,8 @@ def assemble(
 ) -> LMBatch:
     """The batch that has these spans.
 
-    Args:
-        documents: where tokens come from.
-        spans: which of them go where.
-        shape: rows and width of the batch.
-        settings: see :class:`LMSettings`.
-        first_document: the number that the first of ``documents`` has in ``document_ids``, or the numbers of all.
-        cut: documents and tokens that the layout cut off, to be told.
-
-    Raises:
-        FormatError: an id is not in the vocabulary, or does not fit the dtype of the batch.
-        ConfigError: there are slots to fill, but no ``pad_id``.
+    ``first_document`` is the number that the first of ``documents`` has in ``document_ids``, or the numbers of all;
+    ``cut``: the documents and tokens that the layout cut off, to be told.
     """
     documents.check(settings.limit)
     size = shape[0] * shape[1]

@@ -166,11 +166,7 @@ class TokenLayout(ABC):
 
 
 def state_number(state: Mapping[str, Any], name: str) -> int:
-    """A count in the state of a :class:`RowMaker` or of the stream around it.
-
-    Raises:
-        StateError: it is missing, or no integer from 0.
-    """
+    """A count in the state of a :class:`RowMaker` or of the stream around it."""
     value = state.get(name)
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise StateError(f"this state's {name!r} should be an integer from 0, found {value!r}: it is not complete")

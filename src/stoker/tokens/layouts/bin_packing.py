@@ -175,12 +175,7 @@ class PackedRows:
 
 
 def pack_documents(documents: Ragged, settings: LMSettings, too_long: TooLong) -> PackedRows:
-    """Pack documents into rows by best-fit-decreasing.
-
-    Raises:
-        FormatError: a document is too long, where that is an error.
-        ConfigError: ``too_long`` is unknown.
-    """
+    """Pack documents into rows by best-fit-decreasing."""
     rows, firsts, lengths, cut = split(documents, settings, too_long)
     return into_rows(rows, firsts, lengths, best_fit(lengths, settings.seq_len), cut)
 
@@ -211,9 +206,7 @@ def split(documents: Ragged, settings: LMSettings, too_long: TooLong) -> tuple[I
 def into_rows(documents: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[int, int]) -> PackedRows:
     """Spans sorted into rows.
 
-    Args:
-        documents, firsts, lengths, cut: see :class:`PackedRows`.
-        row: number of the row of each span; int64, shape ``(k,)``.
+    ``row`` is the number of the row of each span; the rest is as :class:`PackedRows` has it.
     """
     order = np.argsort(row, kind="stable")
     row, lengths = row[order], lengths[order]
@@ -226,10 +219,6 @@ def into_rows(documents: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[in
 
 
 def check_too_long(too_long: TooLong) -> None:
-    """See that ``too_long=`` is known.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """See that ``too_long=`` is known."""
     if too_long not in get_args(TooLong):
         raise ConfigError(f"too_long={too_long!r} is unknown; known: {', '.join(get_args(TooLong))}")

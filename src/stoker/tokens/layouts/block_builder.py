@@ -24,12 +24,7 @@ from stoker.tokens.sources.source import TokenSource, describe_row
 
 
 class BlockBuilder:
-    """Makes blocks of documents out of groups of files, and batches of the blocks.
-
-    Args:
-        source: the files.
-        layout: how documents become rows.
-    """
+    """Makes blocks of documents out of groups of files, and batches of the blocks."""
 
     def __init__(self, source: TokenSource, layout: TokenLayout) -> None:
         self.source = source
@@ -66,12 +61,8 @@ class BlockBuilder:
     ) -> Generator[list[LMBatch], None, None]:
         """Read what is left of an epoch: blocks are decoded ahead, their rows made into batches, some of them together.
 
-        Args:
-            run: order and plan of this rank, which a :class:`~stoker.tokens.order.token_order.TokenSampleOrder` made.
-            worker: this DataLoader worker, which reads every ``worker.count``-th batch.
-            begun: batches of this worker that were delivered before.
-            batch_size: rows in a batch; the last of a block may have fewer.
-            threads: blocks that are decoded at once.
+        ``begun`` counts batches of this worker that were delivered before; ``threads`` blocks that are decoded at once. The
+        last batch of a block may have fewer rows than ``batch_size``.
         """
         order = run.order
         assert isinstance(order, TokenOrder)
@@ -97,14 +88,7 @@ class BlockBuilder:
     def load(self, order: TokenOrder, last: Mapping[int, int], sequence: int, block: int) -> DocumentBlock:
         """Decode a block.
 
-        Args:
-            order: of the epoch.
-            last: sequence to the last block of it that is read; the others are read to their ends.
-            sequence: number of the sequence.
-            block: number of the block.
-
-        Raises:
-            StokerError: a group can not be read, or is not what was said of it.
+        ``last``: sequence to the last block of it that is read; the others are read to their ends.
         """
         return self.layout.block(self.gather(order, last, sequence, block)[0])
 
@@ -113,11 +97,7 @@ class BlockBuilder:
     ) -> tuple[BlockInput, list[LostDocuments]]:
         """Decode the documents of a block; arguments as those of :meth:`load`.
 
-        Args:
-            salvage: whether documents that can not be read are no errors.
-
-        Returns:
-            The documents, and those of them that can not be read.
+        Where ``salvage``, documents that can not be read are no errors; they are listed.
         """
         way = order.sequence(sequence)
         self._fetch(order, sequence, block, last.get(sequence, way.blocks - 1))

@@ -311,12 +311,7 @@ class ConcatLayout(TokenLayout):
     def _label(self, block: DocumentBlock, ids: Array, labels: Array, stop: Ids, ends: Ids) -> None:
         """Labels as if there were no borders of documents.
 
-        Args:
-            block: the documents.
-            ids: of all rows.
-            labels: to fill.
-            stop: one past the index of each row's last document.
-            ends: where each row ends in the block's stream.
+        ``stop``: one past the index of each row's last document; ``ends``: where each row ends in the block's stream.
         """
         if not self._shifted:
             labels[:] = ids

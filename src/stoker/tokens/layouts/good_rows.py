@@ -86,13 +86,7 @@ class GoodRowBuilder:
     A row is bad if its tokens or labels depend on what can not be read. Another row for its place is looked for near it in
     the order of its sequence.
 
-    Args:
-        builder: makes blocks. Its layout counts damaged documents: :attr:`~stoker.tokens.layouts.base.TokenLayout.salvage`.
-        on_bad_sample: ``"skip"`` or ``"replace"``.
-        log: counts and lists bad rows as they are delivered.
-
-    Raises:
-        ConfigError: there are less than two tokens.
+    The builder's layout counts damaged documents: :attr:`~stoker.tokens.layouts.base.TokenLayout.salvage`.
     """
 
     def __init__(self, builder: BlockBuilder, on_bad_sample: OnBadSample, log: BadSampleSink) -> None:
@@ -213,8 +207,7 @@ class _EpochRows:
     def _instead(self, part: _Rows, number: int, error: DecodeError) -> LMBatch:
         """Another row of the epoch for the place of a bad one.
 
-        Raises:
-            DecodeError: all that were tried are bad, too.
+        Where all that were tried are bad, too, the error says so.
         """
         first, step = part.blocks[0], self._layout.step
         way = self._order.sequence(first.sequence)
@@ -231,11 +224,7 @@ class _EpochRows:
         return made
 
     def _row(self, sequence: int, at_hand: Mapping[tuple[int, int], _CheckedBlock], unit: int) -> LMBatch:
-        """One row of a sequence, by its number.
-
-        Raises:
-            DecodeError: it is bad.
-        """
+        """One row of a sequence, by its number."""
         way, step = self._order.sequence(sequence), self._layout.step
         amount = unit * step
         end = min(amount + step + self._layout.reach, way.total)

@@ -22,9 +22,7 @@ LAYOUTS: Final[dict[str, type[TokenLayout]]] = {
 def make_layout(name: LayoutName, settings: LMSettings, too_long: TooLong) -> TokenLayout:
     """The layout of a name.
 
-    Raises:
-        ConfigError: it is unknown, or needs a ``pad_id``; or ``too_long`` is unknown, or is given for a layout that is not
-            ``"pack"``.
+    ``too_long`` is for ``"pack"`` alone.
     """
     if name not in LAYOUTS:
         raise ConfigError(f"layout={name!r} is unknown; known: {', '.join(LAYOUTS)}")

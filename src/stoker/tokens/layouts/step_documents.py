@@ -32,17 +32,8 @@ def documents_of_step(
 ) -> Ids:
     """Numbers of the documents of which ranks have tokens in a step: the row groups of these batches are decoded.
 
-    Args:
-        builder: makes batches.
-        run_of, ranks, point, step, since_resume: as of :func:`~stoker.order.step.samples_of_step`.
-        batch_size: rows in a batch of a rank.
-        on_bad_sample: what becomes of rows that can not be read; ``None``: they are errors.
-
-    Returns:
-        int64, rising within a rank, one rank after the other.
-
-    Raises:
-        ConfigError: there is no such step.
+    ``run_of``, ``ranks``, ``point``, ``step`` and ``since_resume`` are as of :func:`~stoker.order.step.samples_of_step`.
+    Numbers rise within a rank, one rank after the other.
     """
     found = [
         np.unique(_batch(builder, run, before, batch_size, on_bad_sample).extents.documents)
@@ -62,11 +53,7 @@ def _batch(builder: BlockBuilder, run: Run, step: int, batch_size: int, on_bad_s
 
 
 def document_location(source: TokenSource, document: int) -> SampleLocation:
-    """The file of a document, the number of its row group among those of all files, and its row there.
-
-    Raises:
-        IndexError: there is no such document.
-    """
+    """The file of a document, the number of its row group among those of all files, and its row there."""
     groups = source.groups
     if document < 0 or not len(groups):
         raise IndexError(f"document {document}: documents are numbered from 0, among the rows of all files")

@@ -84,8 +84,7 @@ class RowGroupRuns:
 def join_groups(groups: Groups, least: int) -> Ids:
     """Bounds of cells: groups of one file that follow each other, joined until they have ``least`` tokens.
 
-    Returns:
-        int64, shape ``(cells + 1,)``: number of each cell's first group, and the number of groups.
+    int64, shape ``(cells + 1,)``: number of each cell's first group, and the number of groups.
     """
     if least <= 1:
         return np.arange(len(groups) + 1, dtype=np.int64)
@@ -117,11 +116,8 @@ class ReadSequence:
     def lay(cls, cells: RowGroupRuns, members: Ids, key: int | None, block_tokens: int) -> ReadSequence:
         """The sequence of some cells.
 
-        Args:
-            cells: all cells.
-            members: numbers of those of this sequence, rising.
-            key: puts them into a random order; ``None``: they stay in theirs.
-            block_tokens: cells are put together into blocks of about so many tokens: less than this and a cell's.
+        ``members`` are numbers of cells, rising; ``key`` puts them into a random order. Cells are put together into blocks
+        of about ``block_tokens``: less than this and a cell's.
         """
         if key is not None:
             # Two cells come in the same order whatever other cells there are.
@@ -189,15 +185,7 @@ class TokenDivision:
     def sequence(
         self, cells: RowGroupRuns, number: int, seed: int | None, epoch: int, block_tokens: int
     ) -> ReadSequence:
-        """A sequence as it is in an epoch. A function of the epoch's number, not of the epochs before.
-
-        Args:
-            cells: what was divided.
-            number: of the sequence.
-            seed: of the order; ``None`` for the order of files.
-            epoch: number of the epoch.
-            block_tokens: see :meth:`ReadSequence.lay`.
-        """
+        """A sequence as it is in an epoch. A function of the epoch's number, not of the epochs before."""
         members = np.arange(len(cells), dtype=np.int64) if self.owners is None else self.members(number)
         key = None if seed is None else mix(seed, _TAG_CELLS, epoch)
         return ReadSequence.lay(cells, members[cells.amounts[members] > 0], key, block_tokens)

@@ -29,11 +29,7 @@ _Key: TypeAlias = tuple[int, int]
 def join_steps(steps: Iterator[list[BlockSpan]], rows: int, step: int, row_bytes: int) -> Iterator[list[BlockSpan]]:
     """Batches that follow each other within one block as one step.
 
-    Args:
-        steps: batches, as spans of sequences.
-        rows: rows of a batch.
-        step: amounts in a row.
-        row_bytes: memory that a row of a batch takes.
+    ``rows``: of a batch; ``step``: amounts in a row; ``row_bytes``: memory that a row takes.
     """
     most = rows * max(1, min(_MOST, _BYTES // max(1, rows * row_bytes)))
     held: BlockSpan | None = None
@@ -71,14 +67,9 @@ def read_ahead(
     decoded, there are one block a sequence and ``threads`` more; and where a batch needs more than that, what it needs. With
     one sequence and one thread that makes two.
 
-    Args:
-        steps: batches, as spans of sequences.
-        load: decodes a block, by the numbers of its sequence and its own.
-        make: makes rows of a span's blocks, and keeps none of these: from so many amounts inside the first, so many rows.
-        threads: how many blocks are decoded at once.
-
-    Raises:
-        StokerError: what ``load`` raised, where the first batch that needs the block would come.
+    ``load`` decodes a block, by the numbers of its sequence and its own; its errors come where the first batch that needs
+    the block would. ``make`` makes rows of a span's blocks, and keeps none of these: from so many amounts inside the first,
+    so many rows.
     """
     blocks = _Blocks(load, threads)
     window: deque[list[BlockSpan]] = deque()

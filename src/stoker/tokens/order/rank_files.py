@@ -16,11 +16,7 @@ _WORDS = {"file": "file", "row_group": "row group", "row": "row"}
 
 
 class RankFiles:
-    """The files that a rank has something of.
-
-    Args:
-        sample_order: of the run.
-    """
+    """The files that a rank has something of."""
 
     def __init__(self, sample_order: TokenSampleOrder) -> None:
         self._sample_order = sample_order

@@ -90,13 +90,7 @@ class TokenStart(EpochStart):
 class TokenSampleOrder:
     """The :class:`~stoker.order.sample_order.SampleOrder` of a run over tokens.
 
-    Args:
-        name: of the data, in states.
-        about: identifies the data; has a ``fingerprint``.
-        cells: what is divided.
-        files: names of the files.
-        settings: everything else.
-        url: where the data is, for messages.
+    ``about`` identifies the data, and has a ``fingerprint``; ``url`` is for messages.
     """
 
     def __init__(
@@ -191,14 +185,7 @@ class TokenSampleOrder:
 
 
 class TokenOrder:
-    """Locates the units of an epoch.
-
-    Args:
-        cells: what was divided.
-        division: how.
-        settings: of the sample order.
-        epoch: the epoch's number.
-    """
+    """Locates the units of an epoch."""
 
     def __init__(self, cells: RowGroupRuns, division: TokenDivision, settings: TokenSettings, epoch: int) -> None:
         self.cells = cells

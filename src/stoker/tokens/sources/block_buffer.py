@@ -48,9 +48,7 @@ class Gathered:
     Tokens are copied, so that what they were decoded into is free at once, into 16 bits where ids allow it. Documents
     without tokens are left out.
 
-    Args:
-        tokens: how many tokens will come.
-        limit: one more than the largest id that is allowed.
+    ``tokens`` says how many will come, ``limit`` is one more than the largest id that is allowed.
 
     Attributes:
         lost: what :meth:`add_good` could not read.
@@ -75,16 +73,8 @@ class Gathered:
     def add(self, chunks: Iterable[Ragged], first_row: int, rows: int, tokens: int, where: str) -> None:
         """Add a group.
 
-        Args:
-            chunks: its documents.
-            first_row: number of its first row among the rows of all groups.
-            rows: documents with tokens that it should have.
-            tokens: tokens that it should have.
-            where: names it in errors.
-
-        Raises:
-            FormatError: an id is not in the vocabulary.
-            CorruptDataError: it has other numbers of documents and tokens.
+        It should have so many ``rows``, documents with tokens, and ``tokens``; ``first_row`` is the number of its first row
+        among the rows of all groups.
         """
         before = self._counts
         for chunk in chunks:
@@ -108,13 +98,8 @@ class Gathered:
         A token that is no id keeps its place. What does not decode, and lies between documents that do, has
         as many documents and tokens as the group should have more: so many, and of nearly equal lengths, stand for it.
 
-        Args:
-            chunks, first_row, rows, tokens, where: as of :meth:`add`.
-            behind: gives the documents behind the damage, as far as it can be told, with the numbers of their rows in the
-                group.
-
-        Raises:
-            StokerError: what is wrong is not the documents' fault; or no documents could have such numbers of tokens.
+        ``behind`` gives the documents behind the damage, as far as it can be told, with the numbers of their rows in the
+        group. What is not the documents' fault is an error; so is damage that has more documents than tokens.
         """
         mark = len(self._ends), len(self.lost), self._used, self._counts
         before, row = self._counts, first_row
@@ -204,8 +189,7 @@ class Gathered:
     def finish(self, describe: Callable[[int], str]) -> tuple[Ragged, Ids]:
         """All documents, and the number of each document's row among the rows of all groups; int64.
 
-        Args:
-            describe: names a row by that number, for messages.
+        ``describe`` names a row by that number, for messages.
         """
         zero = np.zeros(1, dtype=np.int64)
         offsets = np.concatenate([zero, *self._ends])
@@ -270,11 +254,7 @@ def measure(
 ) -> Iterator[Any]:
     """Results of a function of the lengths of each group's documents that are not empty, in order.
 
-    Args:
-        source: the groups.
-        groups: numbers of those to measure.
-        what: from int64 lengths to anything; called on threads.
-        lengths_of: gives the lengths of a group; default: ``source.lengths``.
+    ``what``, from int64 lengths to anything, is called on threads; ``lengths_of`` is by default ``source.lengths``.
     """
     threads = Threads(min(8, os.cpu_count() or 1), "measure")
     running: deque[Future[Any]] = deque()
@@ -297,10 +277,7 @@ def _measured(lengths_of: Callable[[int], Ids], group: int, what: Callable[[Ids]
 def good_lengths(source: TokenSource, limit: int, group: int) -> Ids:
     """Tokens in each document of a group that is not empty, also where some can not be read; int64.
 
-    Args:
-        source: the groups.
-        limit: one more than the largest id that is allowed.
-        group: the group; see :meth:`~stoker.tokens.sources.block_buffer.Gathered.add_good`.
+    ``limit`` is one more than the largest id that is allowed; see :meth:`Gathered.add_good`.
     """
     gathered = Gathered(int(source.groups.tokens[group]), limit)
     add_group(gathered, source, group, salvage=True)
@@ -312,18 +289,8 @@ def packed_rows(
 ) -> Ids:
     """The number of rows that the documents of each cell fill when they are packed.
 
-    Args:
-        source: the groups.
-        bounds: first group of each cell, and their number; int64, shape ``(cells + 1,)``.
-        settings: see :class:`LMSettings`.
-        too_long: what becomes of documents longer than a row.
-        salvage: whether documents that can not be read are counted as :func:`good_lengths` has them.
-
-    Returns:
-        int64, shape ``(cells,)``.
-
-    Raises:
-        FormatError: a document is too long, where that is an error.
+    ``bounds``: first group of each cell, and their number, int64, shape ``(cells + 1,)``. Where ``salvage``, documents that
+    can not be read are counted as :func:`good_lengths` has them.
     """
     lengths_of = partial(good_lengths, source, settings.limit) if salvage else None
     found = measure(source, range(int(bounds[-1])), lambda lengths: lengths, lengths_of)

@@ -23,22 +23,14 @@ Tokenize: TypeAlias = Callable[[Sequence[str]], Sequence[Any]]
 class DocumentColumn:
     """A column of token ids, or of texts.
 
-    Args:
-        name: of the column.
-        tokenize: for texts; ``None``: the column holds ids.
-        dtype: of ids that are ``bytes``.
+    ``tokenize`` is for texts; without it the column holds ids, of ``dtype`` where they are ``bytes``.
     """
 
     def __init__(self, name: str, tokenize: Tokenize | None, dtype: DTypeLike | None) -> None:
         self._name, self._tokenize, self._dtype = name, tokenize, dtype
 
     def documents(self, batch: Batch, first: int) -> Ragged:
-        """The ids of a batch's documents; ``first`` is the number of the first in this rank's iteration.
-
-        Raises:
-            ConfigError: there is no such column, or it holds no texts for the tokenizer.
-            TransformError: the tokenizer failed; names the document.
-        """
+        """The ids of a batch's documents; ``first`` is the number of the first in this rank's iteration."""
         if not batch:  # all of its samples were left out, and none was read before
             return Ragged.of([])
         if self._name not in batch:
@@ -82,11 +74,7 @@ def _tokenizer_error(error: BaseException, which: str) -> TransformError:
 def as_function(tokenizer: Any) -> Tokenize:
     """A tokenizer as a function.
 
-    Args:
-        tokenizer: a function, or a ``tokenizers.Tokenizer``, for which special tokens in a text are text like any other.
-
-    Raises:
-        ConfigError: it is neither.
+    Special tokens in a text are text like any other for a ``tokenizers.Tokenizer``.
     """
     if hasattr(tokenizer, "encode_batch"):
         if hasattr(tokenizer, "encode_special_tokens"):

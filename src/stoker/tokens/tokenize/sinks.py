@@ -63,15 +63,7 @@ class TokenColumn:
 def finished_before(store: Store, job: JobRecord, *, resume: bool, exist_ok: bool) -> tuple[int, int] | None:
     """Files and blocks of this job, where an earlier run has finished it; ``None`` where there is work to do.
 
-    Args:
-        store: where the tokens go.
-        job: settings, and versions of the files of text.
-        resume: take what is done for done.
-        exist_ok: without ``resume``: it is to be done again, and replaced.
-
-    Raises:
-        ConfigError: the job, or with ``resume`` another one, is done there.
-        SourceChangedError: it was done of files that were changed since.
+    With ``resume``, what is done is taken for done; with ``exist_ok`` alone, it is to be done again, and replaced.
     """
     record = read_record(store, _RECORD)
     if record is None or record.done is None or not ("files" in record.done or store.exists(INDEX_NAME)):
@@ -105,17 +97,7 @@ def _other(record: JobRecord, job: JobRecord, what: str, remedy: str) -> ConfigE
 class TokenSink(ABC):
     """Takes documents block by block, and writes them to a directory or a URL.
 
-    Args:
-        store: where the tokens go.
-        column: what is written.
-        job: settings, and versions of the files of text; only what was written with the same can be continued.
-        options: ``resume``, ``exist_ok`` and ``storage_options``, as writers take them.
-
-    Raises:
-        ConfigError: what is there is in the way, another process of this machine writes there, or ``resume`` finds what
-            others left.
-        SourceChangedError: ``resume`` finds what was made of files that were changed since; names them.
-        StorageError: it can not be written.
+    Only what was written by the same job, settings and versions of the files of text, can be continued.
 
     Attributes:
         blocks: that are stored already, and need not be tokenized again.
@@ -156,22 +138,14 @@ class TokenSink(ABC):
 
     @abstractmethod
     def write(self, documents: Ragged) -> None:
-        """Take the documents of the next block; none of them is empty.
-
-        Raises:
-            StorageError: they can not be written, as the disk is full, say.
-        """
+        """Take the documents of the next block; none of them is empty."""
 
     @abstractmethod
     def _done(self) -> dict[str, int]:
         """Counts for the record of the finished job."""
 
     def finish(self) -> None:
-        """Make what was written count.
-
-        Raises:
-            StorageError: it can not be written.
-        """
+        """Make what was written count."""
         self._writer.finish()
         write_record(self._store, _RECORD, replace(self._job, done=self._done()))
         self._close()
@@ -268,11 +242,6 @@ class TokenFileWriter(FileSetWriter):
     They are fast to read: row groups of a given number of tokens, whose statistics say how many there are; plain pages where
     they are not compressed, and otherwise numbers of dictionary entries, which take half the space of ids, and less time to
     decompress. What is counted as its samples are blocks of text.
-
-    Args:
-        out: a directory, a URL or a destination.
-        column: what is written.
-        options: as other writers take them.
     """
 
     stem = "tokens"
@@ -309,11 +278,7 @@ class TokenFileWriter(FileSetWriter):
         self.write_block(Ragged.of([np.asarray(row) for row in columns[self._column.name]]))
 
     def write_block(self, documents: Ragged) -> None:
-        """Add the documents of a block; none of them is empty.
-
-        Raises:
-            StorageError: they can not be written, as the disk is full, say.
-        """
+        """Add the documents of a block; none of them is empty."""
         self._check_open()
         row_group, file = self._column.row_group_tokens, self._column.file_tokens
         self._samples += 1
@@ -391,12 +356,7 @@ def _count_files(store: Store) -> int:
 
 
 def _lock(store: Store) -> int | None:
-    """Keep other processes from writing into a local directory, where its file system can do that.
-
-    Raises:
-        ConfigError: another one does, or there is no directory.
-        StorageError: it can not be made.
-    """
+    """Keep other processes from writing into a local directory, where its file system can do that."""
     folder = is_local(store.url)
     if folder is None:
         return None

@@ -78,11 +78,7 @@ class TextBlock:
     size: int
 
     def documents(self) -> Sequence[str | None]:
-        """The texts, parsed.
-
-        Raises:
-            FormatError: a line is not JSON, or has no text; names it.
-        """
+        """The texts, parsed."""
         if self.key is None:
             return self.texts  # type: ignore[return-value]
         return [self._parse(number, line) for number, line in enumerate(self.texts, self.first + 1) if line.strip()]  # type: ignore[union-attr]
@@ -139,12 +135,7 @@ class Texts:
         return found
 
     def blocks(self) -> Iterator[TextBlock]:
-        """All documents, in order. The same files always give the same blocks, of about 1 MiB.
-
-        Raises:
-            FormatError: a file is not what its name says; names it, and the remedy.
-            StorageError: a file can not be read.
-        """
+        """All documents, in order. The same files always give the same blocks, of about 1 MiB."""
         read = {"parquet": self._parquet, "jsonl": self._lines, "text": self._whole}[self.kind]
         for file in self.files:
             yield from read(file)
@@ -199,11 +190,6 @@ def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool)
 
     A directory gives its Parquet files or its files of JSON lines (``.jsonl``, ``.ndjson``); without any, its ``.json`` or
     its plain text (``.txt``, ``.text``, ``.md``). Names that begin with ``.`` or ``_`` are left out.
-
-    Raises:
-        ObjectNotFoundError: there is nothing.
-        ConfigError: the files are of several kinds, of several splits, of a dataset with an index, or in a directory of a
-            kind that is not known; or ``column`` is given for plain text.
     """
     source = os.fspath(src)
     check_exists(source)
