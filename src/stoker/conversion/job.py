@@ -37,8 +37,6 @@ class Arrangement:
 
     Attributes:
         sizes: samples in each shard of the source; int64.
-        shuffle: see :class:`~stoker.order.shuffle.shuffle.ShuffleSettings`.
-        seed: of the shuffle and the split.
         splits: name, and the part of ``[0, 1]`` that is its.
     """
 
@@ -77,19 +75,8 @@ class ConversionJob:
     """Everything that a process needs to do any of the tasks.
 
     Attributes:
-        source: the samples.
         inputs: the columns that are read; without a transform also those that are written.
-        outputs: the columns that are written.
-        decoded: columns of images that a transform gets decoded.
-        transform: maps samples.
-        fill: value for the nulls of a column.
-        drop_nulls: leave out samples that have other nulls.
-        arrangement: which sample comes where.
         bounds: first position of each task, and the end of the last; int64.
-        settings: how shards are written.
-        destination: root of what is written.
-        storage_options: of the destination.
-        identity: tells the job from others.
         bad_samples: the limits of bad samples, which are left out; ``None``: they are errors. No part of the identity: what
             is written of the good samples is the same.
     """

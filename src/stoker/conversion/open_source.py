@@ -138,8 +138,6 @@ class OpenedSource:
     """A source that is open.
 
     Attributes:
-        source: its samples.
-        kind: see :class:`~stoker.conversion.open_source.DetectedSource`.
         types: of its columns, as far as they are declared.
         versions: of the source's files when it was opened, by name.
         folder: directory that paths inside of samples are relative to; empty where there is none.

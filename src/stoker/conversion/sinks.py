@@ -28,9 +28,6 @@ class ShardSettings:
     """Settings of the shards.
 
     Attributes:
-        format: the name of a format that :func:`target_writer` knows.
-        compression: see :class:`~stoker.writing.base.WriterOptions`, as for ``hashes``.
-        hashes: names.
         size_limit: most raw bytes of a shard.
         shard_samples: most samples of a shard; ``None`` for no limit.
     """
@@ -152,9 +149,6 @@ class SampleSink:
     """Takes the samples of one task for one dataset.
 
     Shards are named by the number of the ``task``, ``None`` for an only one; ``first`` is the number of its first sample.
-
-    Attributes:
-        samples: taken so far.
     """
 
     def __init__(

@@ -50,9 +50,7 @@ class ConversionSource(Protocol):
     """Samples of a source, by shard and row.
 
     Attributes:
-        name: what messages call it.
         sizes: samples in each shard; int64.
-        columns: their names.
         bytes: of all shards, about.
         identity: tells the data from other data, with :meth:`versions`.
     """
@@ -163,12 +161,8 @@ class FileSource(ConversionSource):
     """Files that are a sample each: images in folders that are their classes, or any files. Nothing is decoded.
 
     Attributes:
-        name: what messages call it.
         content: the column of the file's bytes.
-        store: where the files are.
-        keys: the files.
         numbers: of images in folders: number of each class.
-        bytes: of all files.
     """
 
     name: str

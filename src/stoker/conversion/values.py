@@ -97,8 +97,6 @@ class ColumnPlan:
     """A column, from the source to the destination.
 
     Attributes:
-        name: in the destination.
-        source: in the source.
         encoding: as an MDS index names it.
         reading: what is done to the values that the reader hands out.
         arrow: the ``pyarrow.DataType`` of the source, kept where the destination is Parquet.

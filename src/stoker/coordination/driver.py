@@ -41,7 +41,6 @@ class Driver:
     Attributes:
         changed: the lock of the protocol's state: hold it to read or change that. It is released during calls of the
             engine, and notified after each step.
-        clock: the protocol's.
         forked: whether this process was forked from that of the driver.
     """
 

@@ -14,8 +14,6 @@ class Holding:
     """A split that this worker holds.
 
     Attributes:
-        lane: its lane.
-        split: as it was leased.
         delivered: one past the last position that was delivered.
         wanted: up to where the consumer has asked to commit.
         committed: up to where the engine has acknowledged.
@@ -44,11 +42,9 @@ class Holdings:
 
     Attributes:
         ready: splits that are leased and not yet taken by the consumer.
-        delivered: samples delivered.
         committed: samples whose commit is acknowledged.
         again: samples delivered whose split was lost before they were committed.
         refused: what the consumer has asked to commit, and what others have.
-        leases: splits leased so far.
         turns: one past the highest turn of a split that it had.
         rate: samples a second that the consumer processes; 0 if not known yet.
     """

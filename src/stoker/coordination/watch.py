@@ -28,12 +28,10 @@ class Watch:
 
     Attributes:
         summary: the last one that was read or published.
-        watching: whether this worker publishes it.
         open: lanes from which any worker may lease, as last seen: number to samples.
         orphans: lanes in which something came back, or whose worker is lost, as last seen.
         lanes: lanes as last read, with their versions; version 0 where there is no record yet.
         over: whether nothing is left to do: all is committed, or what is left was set aside.
-        revoked: splits that this worker has taken from lost ones.
     """
 
     def __init__(

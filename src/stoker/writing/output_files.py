@@ -29,7 +29,6 @@ class FoundFiles:
     """The files of one number that a listing found: a shard, an image, or a file and those that belong to it.
 
     Attributes:
-        number: the number.
         sizes: their keys, and bytes.
         whole: whether all files of the number are there, as far as a listing tells.
         own: whether they are of the writer's format.
@@ -48,9 +47,7 @@ class WrittenFiles:
     """Files of one number that are part of the output.
 
     Attributes:
-        number: the number.
         sizes: their keys, and bytes.
-        samples: that they hold.
         shard: the index's description, for formats that have an index.
     """
 

@@ -62,10 +62,7 @@ class Assignment:
     """A recorded assignment of an epoch, and what it is of.
 
     Attributes:
-        epoch: number of the epoch.
-        world_size: ranks of the run.
         identity: names and JSON values of what the positions follow from: data set, order and settings.
-        entries: who committed what.
     """
 
     epoch: int

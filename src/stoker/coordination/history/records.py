@@ -161,9 +161,7 @@ class Process(NamedTuple):
     """The process of a worker.
 
     Attributes:
-        host: name of the host.
         boot: the host's boot, and its name space of process numbers.
-        pid: process number there.
         started: when it started, in the kernel's ticks.
         nonce: unlike any other process's.
     """
@@ -190,16 +188,11 @@ class WorkerRecord(NamedTuple):
     """A worker, as it describes itself.
 
     Attributes:
-        rank: its rank.
         incarnation: how many processes had this rank, this one included.
         counter: moves with each heartbeat.
-        process: where it runs.
         left: whether it has gone in good order.
         rate: samples a second while it had work; 0 before it has finished a split.
-        delivered: samples delivered in the epoch.
-        committed: samples committed in the epoch.
         again: delivered samples whose lease it found lost.
-        held: its splits.
         epoch: that the numbers are of; -1 before the first.
     """
 
@@ -220,7 +213,6 @@ class History(NamedTuple):
     """The entries of an incarnation's log that hold, where a run was restored from a checkpoint.
 
     Attributes:
-        incarnation: of the epoch.
         counts: for each lane, how many of its entries were complete at the checkpoint.
         partial: each lane's last entry as it was then, and what was committed of splits that were out.
     """
@@ -234,13 +226,11 @@ class Epoch(NamedTuple):
     """An epoch: its lanes, and the settings that all its workers must have in common.
 
     Attributes:
-        number: of the epoch.
         incarnation: 1, and one more each time it is restored from a checkpoint.
         world_size: ranks are below it.
         starts: first position of each lane, and the total at the end.
         left: the ranges that a checkpoint had not committed; ``None`` where there was none: all.
         identity: names and values (of the dataset, the seed, the order) that must be the same for all workers.
-        settings: the rules' numbers.
         history: of earlier incarnations.
         restored: names the restore that made this incarnation, so that it is made once although all workers ask for it.
     """

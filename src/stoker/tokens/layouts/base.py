@@ -28,7 +28,6 @@ class DocumentBlock:
         numbers: number of each document; int64.
         order: the order in which documents, or packed rows, come; ``None``: as they lie.
         starts: where documents, or packed rows, begin in amounts, in that order, and the total; int64.
-        packed: packed rows.
         whole: every document is as long as a row, and nothing is put behind it.
         rows: the order in which rows come that are cut of the joined documents and lie in the block; ``None``: as they lie.
     """
@@ -53,7 +52,6 @@ class BlockInput:
         amounts: what each cell should have; int64.
         before: amounts before the block on its sequence.
         key: shuffles; ``None``: order of files.
-        where: names the block in errors.
     """
 
     documents: Ragged

@@ -56,7 +56,6 @@ class _Rows:
     """Rows of blocks that follow each other.
 
     Attributes:
-        blocks: the blocks.
         inside: amounts of the first block before the rows.
         batch: all rows, zeros in the bad ones.
         bad: number to error of those that are bad.

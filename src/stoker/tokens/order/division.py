@@ -38,7 +38,6 @@ class Groups:
     """Sizes of the groups, known before any of them is read.
 
     Attributes:
-        files: names of the files.
         file: number of each group's file; int64, shape ``(groups,)``, rising, as are all.
         rows: documents in each group that are not empty.
         tokens: tokens in each group.

@@ -45,59 +45,46 @@ class TokenSource(Protocol):
     @property
     def name(self) -> str:
         """The name in states and messages."""
-        ...
 
     @property
     def url(self) -> str:
         """The location of the files, for messages."""
-        ...
 
     @property
     def groups(self) -> Groups:
         """Groups, with their exact numbers of documents and tokens."""
-        ...
 
     @property
     def about(self) -> Mapping[str, Any]:
         """The identity of the data, for states: a ``fingerprint``, and other facts."""
-        ...
 
     @property
     def skipped(self) -> Sequence[SkippedFile]:
         """Files that were left out, by choice."""
-        ...
 
     def where(self, group: int) -> str:
         """Names a group in errors."""
-        ...
 
     def chunks(self, group: int) -> Iterator[Ragged]:
         """A group's documents, decoded now, some at a time. A chunk may be overwritten when the next is asked for."""
-        ...
 
     def lengths(self, group: int) -> Ids:
         """Tokens in each of a group's documents that are not empty; int64."""
-        ...
 
     def fetch(self, groups: Iterable[int]) -> None:
         """Begin to fetch groups that will be read next, in this order."""
-        ...
 
     def done(self, group: int) -> None:
         """A group that was read, or was to be fetched, is not needed soon."""
-        ...
 
     def rest(self) -> None:
         """No group is needed soon: an iteration begins, or was left."""
-        ...
 
     def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
         """The result of ``make``, computed from the data by a recipe; kept for later starts where that is possible."""
-        ...
 
     def close(self) -> None:
         """Close all files. Reading opens them again."""
-        ...
 
 
 @runtime_checkable
@@ -106,7 +93,6 @@ class Salvageable(Protocol):
 
     def last_documents(self, group: int) -> Ragged | None:
         """The documents of a group behind its last damage, with their row numbers; ``None`` where it can not tell."""
-        ...
 
 
 def describe_row(source: TokenSource, row: int) -> str:

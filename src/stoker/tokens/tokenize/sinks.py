@@ -44,7 +44,6 @@ class TokenColumn:
     """The column of tokens.
 
     Attributes:
-        name: its name.
         dtype: ``uint16`` or ``uint32``.
         compression: of the files; ``None`` for none.
         row_group_tokens: a Parquet row group ends with the document that makes it as large as that.

@@ -49,8 +49,6 @@ class TextFile:
     """A file of text.
 
     Attributes:
-        path: where it is.
-        size: bytes.
         version: see :func:`~stoker.storage.job_record.file_version`.
     """
 
@@ -64,7 +62,6 @@ class TextBlock:
     """Some documents that follow on each other in one file.
 
     Attributes:
-        where: the file.
         first: number of the first row or line, from 0; lines are told of from 1.
         texts: documents, ``None`` where a row has none; or lines of JSON, not parsed yet.
         key: of the text in the lines of JSON; ``None`` where texts are texts.
@@ -105,8 +102,6 @@ class Texts:
     """Files of text of one kind, in order.
 
     Attributes:
-        kind: what they are.
-        files: which they are.
         column: the column or key of the text; ``None``: to be found.
         strict: bytes that are not UTF-8 are an error; otherwise they are replaced by U+FFFD.
     """
