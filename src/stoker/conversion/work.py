@@ -209,7 +209,7 @@ def _differences(record: JobRecord, about: Mapping[str, Any], files: str = "") -
     told = [
         f"the source's files were changed since it began{files and ': '}{files}"
         if name == FILES
-        else f"{name} was {_short(record.about.get(name))}, is {_short(_plain(about[name]))}"
+        else f"{name} was {_short(record.about.get(name))}, is {_short(json.loads(json.dumps(about[name])))}"
         for name in record.differences(about)
     ]
     return "; ".join(told)
@@ -273,10 +273,6 @@ def _clear(store: Store) -> None:
 
 def _note(number: int) -> str:
     return f"{WORK}/task-{number:05}.json"
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value))
 
 
 def _short(value: Any) -> str:

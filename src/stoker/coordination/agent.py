@@ -329,7 +329,7 @@ class Agent:
             after = done
             requested.append((holding, cursor, back))
         fresh: list[SplitRecord] = []
-        if self._may_lease(number):
+        if not self.over and self.safe and self._wants() and number == self._choose():
             after, fresh = self._lease(after)
             if not fresh:
                 self._found_empty(number)
@@ -373,9 +373,6 @@ class Agent:
         for split in fresh:
             self.held.add(number, split)
             self._idle_looks = 0
-
-    def _may_lease(self, number: int) -> bool:
-        return not self.over and self.safe and self._wants() and number == self._choose()
 
     def _lease(self, lane: Lane) -> tuple[Lane, list[SplitRecord]]:
         """The lane with one more split leased, or with several: where they are shorter than the time between commits and

@@ -255,18 +255,13 @@ class RunRecords:
 
 
 def _agreed(epoch: Epoch) -> dict[str, Any]:
-    parts = _parts(epoch.starts)
     return {
         "world_size": epoch.world_size,
         "positions": epoch.starts[-1],
-        "parts": parts,
+        "parts": [end - begin for begin, end in itertools.pairwise(epoch.starts)],
         **dict(epoch.identity),
         **{f"settings.{name}": value for name, value in epoch.settings._asdict().items()},
     }
-
-
-def _parts(starts: Sequence[int]) -> list[int]:
-    return [end - begin for begin, end in itertools.pairwise(starts)]
 
 
 def check_worker(run: str, rank: int, world_size: int, settings: CoordinationSettings) -> None:

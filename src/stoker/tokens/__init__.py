@@ -13,10 +13,9 @@ from stoker.lazy import lazy_names
 if TYPE_CHECKING:
     from stoker.tokens.batch import LMBatch
     from stoker.tokens.layouts.bin_packing import best_fit
-    from stoker.tokens.layouts.concat import Joiner
+    from stoker.tokens.layouts.concat import Joiner, stream_starts, windows
     from stoker.tokens.layouts.pack import Packer
     from stoker.tokens.layouts.pad import pad
-    from stoker.tokens.layouts.windows import stream_starts, windows
     from stoker.tokens.settings import LMSettings
     from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter, RawTokens
     from stoker.tokens.sources.ragged import Ragged
@@ -57,8 +56,8 @@ _MODULES: Final = {
     "TokenizeReport": "stoker.tokens.tokenize.tokenize",
     "best_fit": "stoker.tokens.layouts.bin_packing",
     "pad": "stoker.tokens.layouts.pad",
-    "stream_starts": "stoker.tokens.layouts.windows",
-    "windows": "stoker.tokens.layouts.windows",
+    "stream_starts": "stoker.tokens.layouts.concat",
+    "windows": "stoker.tokens.layouts.concat",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES)

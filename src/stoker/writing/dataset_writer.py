@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, Unpack
 
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, EncodingError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET
-from stoker.formats.common.compression import parse_compression
-from stoker.formats.common.records import RecordEncoder
+from stoker.formats.common.compression import Compression, parse_compression
+from stoker.formats.common.hashing import hash_hex
+from stoker.formats.common.records import BytesLike, RecordEncoder
+from stoker.formats.registry import get_format
 from stoker.index.index import Index
-from stoker.writing.base import Writer, WriterOptions, check_hash_names, check_size_limit
-from stoker.writing.destination import OutPath
+from stoker.index.shard_files import shard_name
+from stoker.writing.base import UploadPool, Writer, WriterOptions, check_hash_names, check_size_limit
+from stoker.writing.destination import Destination, OutPath
 from stoker.writing.output_files import ShardOutput
-from stoker.writing.upload_pool import ShardUploader
 
 _DEFAULT_BUFFER: Final = 1 << 26
 
@@ -218,3 +220,77 @@ class DatasetWriter(Writer):
         self._stopped = True
         self._reset()
         self._shards.close()
+
+
+class ShardUploader:
+    """Finishes shards on the threads of a pool.
+
+    Memory is bounded by the buffers: there is one for each shard that is stored or waits, and one that the caller fills.
+
+    ``capacity`` is the bytes of a buffer; ``on_stored`` is called from a thread with each stored shard.
+    """
+
+    def __init__(
+        self,
+        encoder: RecordEncoder,
+        destination: Destination,
+        uploads: UploadPool,
+        *,
+        compression: Compression | None,
+        hashes: list[str],
+        capacity: int,
+        on_stored: Callable[[ShardInfo], None],
+    ) -> None:
+        self._encoder = encoder
+        self._destination = destination
+        self._uploads = uploads
+        self._compression = compression
+        self._hashes = hashes
+        self._capacity = capacity
+        self._on_stored = on_stored
+        self._spare: list[NDArray[np.uint8]] = []
+        self._stored: dict[int, ShardInfo] = {}
+
+    def buffer(self) -> NDArray[np.uint8]:
+        """A buffer to fill.
+
+        Raises what a thread failed with.
+        """
+        self._uploads.check()
+        return self._spare.pop() if self._spare else np.empty(self._capacity, np.uint8)
+
+    def stored(self) -> list[ShardInfo]:
+        """The shards that are stored, in order."""
+        return [info for _, info in sorted(self._stored.items())]
+
+    def close(self) -> None:
+        """Free the buffers."""
+        self._spare.clear()
+
+    def store(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
+        """Store a shard: the first ``used`` bytes of the buffer, with records that end at ``ends``."""
+        encoder = self._encoder
+        entry: dict[str, Any] = {**encoder.settings, "samples": len(ends)}
+        files = encoder.files(buffer.data[:used], np.array(ends, np.int64))
+        for role, parts in zip(encoder.roles, files, strict=True):
+            name = shard_name(number, encoder.format, role)
+            entry[f"raw_{role}"] = self._describe(name, parts)
+            entry[f"zip_{role}"] = None
+            if self._compression is None:
+                self._destination.put(name, parts)
+                continue
+            packed = self._compression.compress(b"".join(parts))
+            name = f"{name}.{self._compression.extension}"
+            entry[f"zip_{role}"] = self._describe(name, [packed])
+            self._destination.put(name, packed)
+        info = self._stored[number] = get_format(encoder.format).parse_shard(entry, f"shard {number}")
+        self._on_stored(info)
+        if len(buffer) <= self._capacity:
+            self._spare.append(buffer)
+
+    def _describe(self, name: str, parts: list[BytesLike]) -> dict[str, Any]:
+        return {
+            "basename": name,
+            "bytes": sum(map(len, parts)),
+            "hashes": {algorithm: hash_hex(algorithm, parts) for algorithm in self._hashes},
+        }

@@ -9,6 +9,7 @@ their places. Last the mark goes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -211,7 +212,8 @@ class Destination:
             counted = [_must(one) for one in _inspected(files, main, there, located)]
             waiting = [] if mark is None else [one for one in found if one not in there]
         written = list(counted)
-        following = [one for one, number in zip(waiting, _numbers_after(written), strict=False) if one.number == number]
+        numbers = itertools.count(written[-1].number + 1 if written else 0)
+        following = [one for one, number in zip(waiting, numbers, strict=False) if one.number == number]
         for one in _inspected(files, main, following if resume else [], located):
             if isinstance(one, FormatError):
                 logger.info("it is not continued from a damaged file: %s", one)
@@ -358,11 +360,6 @@ def _replaced_files(store: Store) -> set[str] | None:
             if str(index["version"]).startswith(_REPLACED):
                 return {name for name in index["files"] if isinstance(name, str)}
     return None
-
-
-def _numbers_after(written: list[WrittenFiles]) -> Iterable[int]:
-    first = written[-1].number + 1 if written else 0
-    return range(first, first + (1 << 40))
 
 
 def _inspected(

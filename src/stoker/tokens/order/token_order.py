@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.integers import mix
 from stoker.order.global_batches import Remainder
@@ -221,11 +222,8 @@ class TokenOrder:
     def locate(self, positions: Ids) -> tuple[Ids, Ids]:
         """The block in which each unit begins, as ``sequence << 32 | block``, and amounts of the block before it."""
         blocks, inside = np.empty_like(positions), np.empty_like(positions)
-        parts = positions >> PART_BITS
-        for part in np.unique(parts).tolist():
-            here = parts == part
-            number, sequence = self.division.sequence_of(part), self.sequence(self.division.sequence_of(part))
-            amounts = (self.division.firsts[part] + (positions[here] & _NUMBER)) * self.settings.step
+        for here, number, units in self._by_part(positions):
+            sequence, amounts = self.sequence(number), units * self.settings.step
             found = sequence.find(amounts)
             blocks[here] = found | number << _BLOCK_BITS
             inside[here] = amounts - sequence.starts[found]
@@ -234,14 +232,18 @@ class TokenOrder:
     def last_block(self, positions: Ids) -> Ids:
         """The last block that is needed to make each unit, as ``sequence << 32 | block``."""
         blocks = np.empty_like(positions)
+        for here, number, units in self._by_part(positions):
+            sequence = self.sequence(number)
+            ends = np.minimum((units + 1) * self.settings.step + self.settings.reach, sequence.total)
+            blocks[here] = sequence.find(ends - 1) | number << _BLOCK_BITS
+        return blocks
+
+    def _by_part(self, positions: Ids) -> Iterator[tuple[NDArray[np.bool_], int, Ids]]:
+        """For each part: which of the positions are its, the number of its sequence, and their units there."""
         parts = positions >> PART_BITS
         for part in np.unique(parts).tolist():
             here = parts == part
-            number, sequence = self.division.sequence_of(part), self.sequence(self.division.sequence_of(part))
-            ends = (self.division.firsts[part] + (positions[here] & _NUMBER) + 1) * self.settings.step
-            ends = np.minimum(ends + self.settings.reach, sequence.total)
-            blocks[here] = sequence.find(ends - 1) | number << _BLOCK_BITS
-        return blocks
+            yield here, self.division.sequence_of(part), self.division.firsts[part] + (positions[here] & _NUMBER)
 
 
 def block_spans(

@@ -175,7 +175,7 @@ class MegatronSource(_Mapped):
 
     @checked
     def __init__(self, paths: Paths) -> None:
-        self._paths = _expand(paths, ".bin")
+        self._paths = _bin_files(paths)
         self._open()
         files, firsts, stops, rows, tokens = [], [], [], [], []
         for number, file in enumerate(self._files):
@@ -220,7 +220,7 @@ class RawSource(_Mapped):
     def __init__(self, paths: Paths, dtype: DTypeLike, *, row_tokens: int, header_bytes: int = 0) -> None:
         if not 1 <= row_tokens < 1 << 31:
             raise ConfigError(f"row_tokens={row_tokens}: from 1 to {(1 << 31) - 1}")
-        self._paths = _expand(paths, ".bin")
+        self._paths = _bin_files(paths)
         dtype = np.dtype(dtype).name
         self._dtype, self._header, self._row = dtype, header_bytes, row_tokens
         self._open()
@@ -261,13 +261,13 @@ def _joined(arrays: Sequence[Ids]) -> Ids:
     return np.concatenate([np.zeros(0, dtype=np.int64), *arrays])
 
 
-def _expand(paths: Paths, ending: str) -> list[str]:
-    """The files; those of a directory in the order of their names."""
+def _bin_files(paths: Paths) -> list[str]:
+    """The ``.bin`` files; those of a directory in the order of their names."""
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[str] = []
     for path in [os.fspath(one) for one in given]:
         if os.path.isdir(path):
-            names = sorted(name for name in os.listdir(path) if name.endswith(ending))
+            names = sorted(name for name in os.listdir(path) if name.endswith(".bin"))
             if len(splits := splits_of(names)) > 1:
                 raise ConfigError(
                     f"{path} holds the splits {', '.join(splits)}, which would come as one: name the files of one, as "
@@ -275,7 +275,7 @@ def _expand(paths: Paths, ending: str) -> list[str]:
                 )
             found += (os.path.join(path, name) for name in names)
         else:
-            found.append(path if path.endswith(ending) else f"{path.removesuffix('.idx')}{ending}")
+            found.append(path if path.endswith(".bin") else f"{path.removesuffix('.idx')}.bin")
     if not found:
-        raise ConfigError(f"there are no {ending} files in {', '.join(str(one) for one in given) or 'an empty list'}")
+        raise ConfigError(f"there are no .bin files in {', '.join(str(one) for one in given) or 'an empty list'}")
     return found
