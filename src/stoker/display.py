@@ -7,21 +7,6 @@ from typing import Final
 
 from stoker.errors import StokerError
 
-__all__ = [
-    "byte_unit",
-    "counted",
-    "decimal_bytes_text",
-    "digits",
-    "error_text",
-    "escape",
-    "is_secret",
-    "nearest",
-    "redact_url",
-    "unknown_name",
-    "unknown_operator",
-    "with_article",
-]
-
 _SECRET: Final = ("secret", "token", "password", "passwd", "key", "credential", "signature", "sas")
 _BYTES: Final = ((10**15, "PB"), (10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
 _AZURE: Final = ("az", "azure", "abfs", "abfss", "adl")

@@ -14,22 +14,6 @@ from numpy.typing import NDArray
 
 from stoker.types import Ids
 
-__all__ = [
-    "GOLDEN",
-    "M1",
-    "M2",
-    "MASK",
-    "U32",
-    "U64",
-    "encode_varint",
-    "finalise",
-    "finalise_array",
-    "mix",
-    "mix_array",
-    "mix_arrays",
-    "ranges",
-]
-
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 

@@ -12,18 +12,6 @@ from stoker.errors import ConfigError, MissingPackageError, StokerError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = [
-    "INSTALL_BENCH",
-    "cached_property",
-    "lazy_names",
-    "load_plugin",
-    "no_attribute",
-    "package_of",
-    "plugins",
-    "shadowed",
-    "told",
-]
-
 INSTALL_BENCH: Final = "pip install . ./packages/stoker-bench, in a clone of stoker's repository"
 """How to install the package stoker-bench, in errors: it is in no index of packages yet."""
 

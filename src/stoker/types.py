@@ -9,20 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Array",
-    "Batch",
-    "Buffer",
-    "Column",
-    "Engine",
-    "HeldBytes",
-    "Ids",
-    "Nulls",
-    "Sample",
-    "StorageOptions",
-    "Transform",
-]
-
 Array: TypeAlias = NDArray[Any]
 """A NumPy array of any dtype and shape."""
 

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from stoker.errors import ConfigError
 
-__all__ = ["GIB", "as_decimal", "parse_bytes", "parse_count"]
-
 GIB: Final = 1 << 30
 """Bytes of a GiB."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final, Unpack
 
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, EncodingError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET
-from stoker.formats.common.compression import Compression, parse_compression
+from stoker.formats.common.compression import parse_compression
 from stoker.formats.common.hashing import hash_hex
 from stoker.formats.common.records import BytesLike, RecordEncoder
 from stoker.formats.registry import get_format
 from stoker.index.index import Index
 from stoker.index.shard_files import shard_name
-from stoker.writing.base import UploadPool, Writer, WriterOptions, check_hash_names, check_size_limit
-from stoker.writing.destination import Destination, OutPath
+from stoker.writing.base import Writer, WriterOptions, check_hash_names, check_size_limit
+from stoker.writing.destination import OutPath
 from stoker.writing.output_files import ShardOutput
 
 _DEFAULT_BUFFER: Final = 1 << 26
@@ -38,33 +38,28 @@ class DatasetWriter(Writer):
         **options: Unpack[WriterOptions],
     ) -> None:
         compression = options.get("compression") or None
-        hashes = check_hash_names(options.get("hashes"))
+        self._hashes = check_hash_names(options.get("hashes"))
         size_limit = check_size_limit(options.get("size_limit", 1 << 26))
         try:
-            codec = None if compression is None else parse_compression(compression)
+            self._codec = None if compression is None else parse_compression(compression)
         except FormatError as error:
             raise ConfigError(str(error)) from None
         self._encoder: RecordEncoder = make_encoder(
-            {"compression": compression, "hashes": hashes, "size_limit": size_limit}
+            {"compression": compression, "hashes": self._hashes, "size_limit": size_limit}
         )
         if options.get("hashes") is None and self._encoder.shard_cost:
             # mosaicml-streaming has none by default: so shards, and orders, are the same with both.
-            self._encoder.shard_cost -= len(json.dumps(hashes)) - len("[]")
+            self._encoder.shard_cost -= len(json.dumps(self._hashes)) - len("[]")
         self._stopped = False
         super().__init__(out, remote, ShardOutput(self._encoder.settings), options, on_failed=self._fail)
         self._limit = min(size_limit or MAX_OFFSET, self._encoder.largest)
         self._before = [written.shard for written in self._begun.written if written.shard is not None]
         self._written = sum(shard.samples for shard in self._before)
         self._number = len(self._before)
-        self._shards = ShardUploader(
-            self._encoder,
-            self._destination,
-            self._uploads,
-            compression=codec,
-            hashes=hashes,
-            capacity=min(self._limit, _DEFAULT_BUFFER) if size_limit is None else self._limit,
-            on_stored=self._shard_stored,
-        )
+        self._capacity = min(self._limit, _DEFAULT_BUFFER) if size_limit is None else self._limit
+        # There is a buffer for each shard that is stored or waits, and one that is filled: they bound the memory.
+        self._spare: list[NDArray[np.uint8]] = []
+        self._finished: dict[int, ShardInfo] = {}  # shards that are stored, by number
         self._encode = self._encoder.encode
         self._sample_cost = self._encoder.sample_cost
         self._at: int = 0
@@ -152,7 +147,9 @@ class DatasetWriter(Writer):
     # -- how it works ----------------------------------------------------------------------------------------------
 
     def _index(self) -> bytes:
-        return Index([*self._before, *self._shards.stored()], extra=self._begun.extra).to_json()
+        return Index(
+            [*self._before, *(info for _, info in sorted(self._finished.items()))], extra=self._begun.extra
+        ).to_json()
 
     def _reset(self) -> None:
         """Begin an empty shard, without a buffer."""
@@ -190,7 +187,8 @@ class DatasetWriter(Writer):
     def _buffer_of(self, need: int) -> NDArray[np.uint8]:
         """The shard's buffer, made to have at least ``need`` bytes."""
         if self._buffer is None:
-            self._buffer = self._shards.buffer()
+            self._uploads.check()
+            self._buffer = self._spare.pop() if self._spare else np.empty(self._capacity, np.uint8)
             self._view = self._buffer.data
         if len(self._buffer) < need:
             larger = np.empty(max(need, min(2 * len(self._buffer), MAX_OFFSET)), np.uint8)
@@ -203,7 +201,7 @@ class DatasetWriter(Writer):
         """Hand the shard, if it has samples, to the threads and begin the next."""
         if self._buffer is None or not self._ends:
             return
-        self._uploads.submit(partial(self._shards.store, self._number, self._buffer, self._at, self._ends))
+        self._uploads.submit(partial(self._store, self._number, self._buffer, self._at, self._ends))
         self._written += len(self._ends)
         self._number += 1
         self._reset()
@@ -212,63 +210,8 @@ class DatasetWriter(Writer):
         """Have the next call raise what a thread failed with."""
         self._stopped = True
 
-    def _shard_stored(self, info: ShardInfo) -> None:
-        self._stored(info.samples, sum(file.bytes for file in info.stored))
-
-    def _close(self, how: str) -> None:
-        super()._close(how)
-        self._stopped = True
-        self._reset()
-        self._shards.close()
-
-
-class ShardUploader:
-    """Finishes shards on the threads of a pool.
-
-    Memory is bounded by the buffers: there is one for each shard that is stored or waits, and one that the caller fills.
-
-    ``capacity`` is the bytes of a buffer; ``on_stored`` is called from a thread with each stored shard.
-    """
-
-    def __init__(
-        self,
-        encoder: RecordEncoder,
-        destination: Destination,
-        uploads: UploadPool,
-        *,
-        compression: Compression | None,
-        hashes: list[str],
-        capacity: int,
-        on_stored: Callable[[ShardInfo], None],
-    ) -> None:
-        self._encoder = encoder
-        self._destination = destination
-        self._uploads = uploads
-        self._compression = compression
-        self._hashes = hashes
-        self._capacity = capacity
-        self._on_stored = on_stored
-        self._spare: list[NDArray[np.uint8]] = []
-        self._stored: dict[int, ShardInfo] = {}
-
-    def buffer(self) -> NDArray[np.uint8]:
-        """A buffer to fill.
-
-        Raises what a thread failed with.
-        """
-        self._uploads.check()
-        return self._spare.pop() if self._spare else np.empty(self._capacity, np.uint8)
-
-    def stored(self) -> list[ShardInfo]:
-        """The shards that are stored, in order."""
-        return [info for _, info in sorted(self._stored.items())]
-
-    def close(self) -> None:
-        """Free the buffers."""
-        self._spare.clear()
-
-    def store(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
-        """Store a shard: the first ``used`` bytes of the buffer, with records that end at ``ends``."""
+    def _store(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
+        """On a thread, store a shard: the first ``used`` bytes of the buffer, with records that end at ``ends``."""
         encoder = self._encoder
         entry: dict[str, Any] = {**encoder.settings, "samples": len(ends)}
         files = encoder.files(buffer.data[:used], np.array(ends, np.int64))
@@ -276,15 +219,15 @@ class ShardUploader:
             name = shard_name(number, encoder.format, role)
             entry[f"raw_{role}"] = self._describe(name, parts)
             entry[f"zip_{role}"] = None
-            if self._compression is None:
+            if self._codec is None:
                 self._destination.put(name, parts)
                 continue
-            packed = self._compression.compress(b"".join(parts))
-            name = f"{name}.{self._compression.extension}"
+            packed = self._codec.compress(b"".join(parts))
+            name = f"{name}.{self._codec.extension}"
             entry[f"zip_{role}"] = self._describe(name, [packed])
             self._destination.put(name, packed)
-        info = self._stored[number] = get_format(encoder.format).parse_shard(entry, f"shard {number}")
-        self._on_stored(info)
+        info = self._finished[number] = get_format(encoder.format).parse_shard(entry, f"shard {number}")
+        self._stored(info.samples, sum(file.bytes for file in info.stored))
         if len(buffer) <= self._capacity:
             self._spare.append(buffer)
 
@@ -294,3 +237,9 @@ class ShardUploader:
             "bytes": sum(map(len, parts)),
             "hashes": {algorithm: hash_hex(algorithm, parts) for algorithm in self._hashes},
         }
+
+    def _close(self, how: str) -> None:
+        super()._close(how)
+        self._stopped = True
+        self._reset()
+        self._spare.clear()
