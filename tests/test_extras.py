@@ -47,7 +47,7 @@ def test_names_of_stoker_bench_say_how_to_install_it(name: str, monkeypatch: pyt
     with pytest.raises(ImportError, match=r"no attribute 'Elastic': it is in stoker\.partitions"):
         exec("from stoker import Elastic")
     with pytest.raises(AttributeError, match=r"no attribute 'Elastic': it is in stoker\.partitions"):
-        stoker.Elastic  # type: ignore[attr-defined]  # noqa: B018
+        stoker.Elastic  # noqa: B018
     command = INSTALL_BENCH.partition(",")[0].split()
     assert command[:2] == ["pip", "install"]
     assert all((ROOT / place / "pyproject.toml").exists() for place in command[2:])

@@ -65,83 +65,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.lazy import lazy_names, no_attribute
-from stoker.version import __version__
+from stoker.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from stoker.cluster import World
-    from stoker.cluster.mesh import Mesh
-    from stoker.conversion import convert
-    from stoker.errors import StokerError
-    from stoker.formats.base import ReadOptions
-    from stoker.formats.media.audio import Audio
-    from stoker.formats.media.video import Video
-    from stoker.index.merge import merge_index
-    from stoker.index.shard_files import rebuild_index
-    from stoker.inspection import inspect, verify
-    from stoker.loaders.dataloader import StreamingDataLoader
-    from stoker.loaders.dataset import StreamingDataset
-    from stoker.loaders.lm_stream import LMStream
-    from stoker.loaders.local import LocalDataset
-    from stoker.loaders.parquet_loader import StreamingParquetLoader
-    from stoker.loaders.protocol import Loader
-    from stoker.loaders.shard_loader import StreamingShardLoader
-    from stoker.order.mixture.schedule import Schedule
-    from stoker.pipeline.stats.stats import StreamStats
-    from stoker.pipeline.stats.trace import Trace
-    from stoker.pipeline.workers.adaptive import Adaptive
-    from stoker.pipeline.workers.config import StreamingConfig
-    from stoker.reading.bad_samples import BadSamples
-    from stoker.reading.chain import Chain
-    from stoker.streams.conditions import Where
-    from stoker.streams.quarantine import SkipSteps
-    from stoker.streams.streams import Stream
-    from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, train_validation_split
-    from stoker.tokens.batch import LMBatch
-    from stoker.tokens.settings import ShardConfig
-    from stoker.tokens.tokenize.tokenize import tokenize
-    from stoker.writers import open_writer
-    from stoker.writing.shard_formats import MDSWriter
-
-    __all__ = [
-        "Adaptive",
-        "Audio",
-        "BadSamples",
-        "Chain",
-        "HashSplit",
-        "KeepIds",
-        "LMBatch",
-        "LMStream",
-        "Loader",
-        "LocalDataset",
-        "MDSWriter",
-        "Mesh",
-        "ReadOptions",
-        "Schedule",
-        "ShardConfig",
-        "SkipIds",
-        "SkipSteps",
-        "StokerError",
-        "Stream",
-        "StreamStats",
-        "StreamingConfig",
-        "StreamingDataLoader",
-        "StreamingDataset",
-        "StreamingParquetLoader",
-        "StreamingShardLoader",
-        "Trace",
-        "Video",
-        "Where",
-        "World",
-        "__version__",
-        "convert",
-        "inspect",
-        "merge_index",
-        "open_writer",
-        "rebuild_index",
-        "tokenize",
-        "train_validation_split",
-        "verify",
-    ]
+    from stoker.cluster import World as World
+    from stoker.cluster.mesh import Mesh as Mesh
+    from stoker.conversion import convert as convert
+    from stoker.errors import StokerError as StokerError
+    from stoker.formats.base import ReadOptions as ReadOptions
+    from stoker.formats.media.audio import Audio as Audio
+    from stoker.formats.media.video import Video as Video
+    from stoker.index.merge import merge_index as merge_index
+    from stoker.index.shard_files import rebuild_index as rebuild_index
+    from stoker.inspection import inspect as inspect
+    from stoker.inspection import verify as verify
+    from stoker.loaders.dataloader import StreamingDataLoader as StreamingDataLoader
+    from stoker.loaders.dataset import StreamingDataset as StreamingDataset
+    from stoker.loaders.lm_stream import LMStream as LMStream
+    from stoker.loaders.local import LocalDataset as LocalDataset
+    from stoker.loaders.parquet_loader import StreamingParquetLoader as StreamingParquetLoader
+    from stoker.loaders.protocol import Loader as Loader
+    from stoker.loaders.shard_loader import StreamingShardLoader as StreamingShardLoader
+    from stoker.order.mixture.schedule import Schedule as Schedule
+    from stoker.pipeline.stats.stats import StreamStats as StreamStats
+    from stoker.pipeline.stats.trace import Trace as Trace
+    from stoker.pipeline.workers.adaptive import Adaptive as Adaptive
+    from stoker.pipeline.workers.config import StreamingConfig as StreamingConfig
+    from stoker.reading.bad_samples import BadSamples as BadSamples
+    from stoker.reading.chain import Chain as Chain
+    from stoker.streams.conditions import Where as Where
+    from stoker.streams.quarantine import SkipSteps as SkipSteps
+    from stoker.streams.streams import Stream as Stream
+    from stoker.streams.subsets import HashSplit as HashSplit
+    from stoker.streams.subsets import KeepIds as KeepIds
+    from stoker.streams.subsets import SkipIds as SkipIds
+    from stoker.streams.subsets import train_validation_split as train_validation_split
+    from stoker.tokens.batch import LMBatch as LMBatch
+    from stoker.tokens.settings import ShardConfig as ShardConfig
+    from stoker.tokens.tokenize.tokenize import tokenize as tokenize
+    from stoker.writers import open_writer as open_writer
+    from stoker.writing.shard_formats import MDSWriter as MDSWriter
 
 _MODULES: Final = {
     "Adaptive": "stoker.pipeline.workers.adaptive",

@@ -7,49 +7,27 @@ from typing import TYPE_CHECKING, Final
 from stoker.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from stoker.coordination.client import Coordination, LeasedSplit
-    from stoker.coordination.engines.store import CoordinationStore, open_store
-    from stoker.coordination.errors import (
-        CommitRefusedError,
-        EngineError,
-        EngineRegressedError,
-        EngineReplacedError,
-        LeaseLostError,
-        Owner,
-        RankTakenError,
-        RefusedRange,
-        StaleCheckpointError,
-        StalledError,
-        WaitTimeoutError,
-    )
-    from stoker.coordination.health import WorkerState
-    from stoker.coordination.history.assignment import Replay
-    from stoker.coordination.history.records import CoordinationSettings, Entry
-    from stoker.coordination.run import EpochProgress, WorkerHealth
-
-__all__ = [
-    "CommitRefusedError",
-    "Coordination",
-    "CoordinationSettings",
-    "CoordinationStore",
-    "EngineError",
-    "EngineRegressedError",
-    "EngineReplacedError",
-    "Entry",
-    "EpochProgress",
-    "LeaseLostError",
-    "LeasedSplit",
-    "Owner",
-    "RankTakenError",
-    "RefusedRange",
-    "Replay",
-    "StaleCheckpointError",
-    "StalledError",
-    "WaitTimeoutError",
-    "WorkerHealth",
-    "WorkerState",
-    "open_store",
-]
+    from stoker.coordination.client import Coordination as Coordination
+    from stoker.coordination.client import LeasedSplit as LeasedSplit
+    from stoker.coordination.engines.store import CoordinationStore as CoordinationStore
+    from stoker.coordination.engines.store import open_store as open_store
+    from stoker.coordination.errors import CommitRefusedError as CommitRefusedError
+    from stoker.coordination.errors import EngineError as EngineError
+    from stoker.coordination.errors import EngineRegressedError as EngineRegressedError
+    from stoker.coordination.errors import EngineReplacedError as EngineReplacedError
+    from stoker.coordination.errors import LeaseLostError as LeaseLostError
+    from stoker.coordination.errors import Owner as Owner
+    from stoker.coordination.errors import RankTakenError as RankTakenError
+    from stoker.coordination.errors import RefusedRange as RefusedRange
+    from stoker.coordination.errors import StaleCheckpointError as StaleCheckpointError
+    from stoker.coordination.errors import StalledError as StalledError
+    from stoker.coordination.errors import WaitTimeoutError as WaitTimeoutError
+    from stoker.coordination.health import WorkerState as WorkerState
+    from stoker.coordination.history.assignment import Replay as Replay
+    from stoker.coordination.history.records import CoordinationSettings as CoordinationSettings
+    from stoker.coordination.history.records import Entry as Entry
+    from stoker.coordination.run import EpochProgress as EpochProgress
+    from stoker.coordination.run import WorkerHealth as WorkerHealth
 
 _MODULES: Final = {
     "CommitRefusedError": "stoker.coordination.errors",
@@ -75,4 +53,5 @@ _MODULES: Final = {
     "open_store": "stoker.coordination.engines.store",
 }
 
+__all__ = list(_MODULES)
 __getattr__ = lazy_names(__name__, _MODULES)

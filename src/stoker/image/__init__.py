@@ -24,39 +24,33 @@ See docs/images.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stoker.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from stoker.image.ops import ColorJitter, Normalize, mixup, to_tensor
-    from stoker.image.picture import decode
-    from stoker.image.steps import CenterCrop, Decode, RandomResizedCrop, Resize
-
-__all__ = [
-    "CenterCrop",
-    "ColorJitter",
-    "Decode",
-    "Normalize",
-    "RandomResizedCrop",
-    "Resize",
-    "decode",
-    "mixup",
-    "to_tensor",
-]
+    from stoker.image.ops import ColorJitter as ColorJitter
+    from stoker.image.ops import Normalize as Normalize
+    from stoker.image.ops import mixup as mixup
+    from stoker.image.ops import to_tensor as to_tensor
+    from stoker.image.picture import decode as decode
+    from stoker.image.steps import CenterCrop as CenterCrop
+    from stoker.image.steps import Decode as Decode
+    from stoker.image.steps import RandomResizedCrop as RandomResizedCrop
+    from stoker.image.steps import Resize as Resize
 
 # Of this package all loaders import the memory of batches, and few processes the rest.
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "CenterCrop": "stoker.image.steps",
-        "ColorJitter": "stoker.image.ops",
-        "Decode": "stoker.image.steps",
-        "Normalize": "stoker.image.ops",
-        "RandomResizedCrop": "stoker.image.steps",
-        "Resize": "stoker.image.steps",
-        "decode": "stoker.image.picture",
-        "mixup": "stoker.image.ops",
-        "to_tensor": "stoker.image.ops",
-    },
-)
+_MODULES: Final = {
+    "CenterCrop": "stoker.image.steps",
+    "ColorJitter": "stoker.image.ops",
+    "Decode": "stoker.image.steps",
+    "Normalize": "stoker.image.ops",
+    "RandomResizedCrop": "stoker.image.steps",
+    "Resize": "stoker.image.steps",
+    "decode": "stoker.image.picture",
+    "mixup": "stoker.image.ops",
+    "to_tensor": "stoker.image.ops",
+}
+
+__all__ = list(_MODULES)
+__getattr__ = lazy_names(__name__, _MODULES)

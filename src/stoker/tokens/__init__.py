@@ -11,35 +11,22 @@ from typing import TYPE_CHECKING, Final
 from stoker.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from stoker.tokens.batch import LMBatch
-    from stoker.tokens.layouts.bin_packing import best_fit
-    from stoker.tokens.layouts.concat import Joiner, stream_starts, windows
-    from stoker.tokens.layouts.pack import Packer
-    from stoker.tokens.layouts.pad import pad
-    from stoker.tokens.settings import LMSettings
-    from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter, RawTokens
-    from stoker.tokens.sources.ragged import Ragged
-    from stoker.tokens.sources.source import MegatronSource, RawSource, TokenSource
-    from stoker.tokens.tokenize.tokenize import TokenizeReport
-
-__all__ = [
-    "Joiner",
-    "LMBatch",
-    "LMSettings",
-    "MegatronFile",
-    "MegatronSource",
-    "MegatronWriter",
-    "Packer",
-    "Ragged",
-    "RawSource",
-    "RawTokens",
-    "TokenSource",
-    "TokenizeReport",
-    "best_fit",
-    "pad",
-    "stream_starts",
-    "windows",
-]
+    from stoker.tokens.batch import LMBatch as LMBatch
+    from stoker.tokens.layouts.bin_packing import best_fit as best_fit
+    from stoker.tokens.layouts.concat import Joiner as Joiner
+    from stoker.tokens.layouts.concat import stream_starts as stream_starts
+    from stoker.tokens.layouts.concat import windows as windows
+    from stoker.tokens.layouts.pack import Packer as Packer
+    from stoker.tokens.layouts.pad import pad as pad
+    from stoker.tokens.settings import LMSettings as LMSettings
+    from stoker.tokens.sources.megatron import MegatronFile as MegatronFile
+    from stoker.tokens.sources.megatron import MegatronWriter as MegatronWriter
+    from stoker.tokens.sources.megatron import RawTokens as RawTokens
+    from stoker.tokens.sources.ragged import Ragged as Ragged
+    from stoker.tokens.sources.source import MegatronSource as MegatronSource
+    from stoker.tokens.sources.source import RawSource as RawSource
+    from stoker.tokens.sources.source import TokenSource as TokenSource
+    from stoker.tokens.tokenize.tokenize import TokenizeReport as TokenizeReport
 
 _MODULES: Final = {
     "Joiner": "stoker.tokens.layouts.concat",
@@ -60,4 +47,5 @@ _MODULES: Final = {
     "windows": "stoker.tokens.layouts.concat",
 }
 
+__all__ = list(_MODULES)
 __getattr__ = lazy_names(__name__, _MODULES)
