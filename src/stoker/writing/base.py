@@ -322,15 +322,7 @@ class FileSetWriter(Writer):
     In a local directory the files lie in a hidden folder until all are there. In a store they lie where they belong from the
     beginning, and programs other than stoker, which reads the mark next to them, see those that are complete.
 
-    Args:
-        out: a directory, a URL, or a ``(directory, URL)`` pair.
-        remote: a URL to upload to, where ``out`` is a directory.
-        identity: what the files are; files of another can not be added to.
-        options: see :class:`~stoker.writing.base.WriterOptions`; ``hashes`` are not taken, as there is no index for them.
-        compression: how the files are compressed.
-
-    Raises:
-        ConfigError: an argument makes no sense, or what is there is in the way; says what to do.
+    ``identity`` is what the files are: files of another can not be added to.
     """
 
     stem: ClassVar[str] = "part"

@@ -49,11 +49,6 @@ class RayStore:
         url: ``ray://NAME?path=FILE&namespace=NAMESPACE``: the actor's name, the file on its node, and the
             namespace of Ray in which the name is unique (default: ``stoker``).
         timeout: seconds a call may take.
-
-    Raises:
-        MissingPackageError: Ray is not installed.
-        ConfigError: this process is not connected to Ray; no path; the actor has another.
-        EngineError: the actor does not answer.
     """
 
     def __init__(self, url: str, *, timeout: float = 10.0) -> None:

@@ -67,11 +67,6 @@ class RedisStore:
         url: as redis-py takes it, or with ``valkey``; options of our own are ``prefix`` (of all keys; ``stoker``) and
             ``durability`` (``checked``; or ``unchecked`` for a server that is known to be safe, or may lose something).
         timeout: seconds a call may take, reconnecting included.
-
-    Raises:
-        MissingPackageError: redis-py is not installed.
-        ConfigError: the server may lose what it acknowledges.
-        EngineError: it can not be reached.
     """
 
     def __init__(self, url: str, *, timeout: float = 10.0) -> None:

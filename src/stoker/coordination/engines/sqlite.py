@@ -89,10 +89,6 @@ class SqliteStore:
         url: ``sqlite://`` and the path of the file; its folder must exist. SQLite keeps ``-wal`` and ``-shm`` files next
             to it while it is in use.
         timeout: seconds a call may take.
-
-    Raises:
-        ConfigError: the path does not fit: no such folder, a file of another kind, a network file system.
-        EngineError: it could not be opened in time.
     """
 
     def __init__(self, url: str, *, timeout: float = 10.0) -> None:

@@ -262,7 +262,7 @@ class Packer:
         skip, self._skip = self._skip, 0
         if skip > packed.count:
             raise StateError(f"the state has had {skip} rows of {packed.count}: has the data changed?")
-        return _Block(documents, numbers, packed, first, held, skip, memory)
+        return _Block(documents, numbers, packed, first, held, skip, memory, (0, 0) if skip else packed.cut)
 
     def _hold(self, row: Ids, lengths: Ids, old: int) -> Array:
         """Choose the spans to hold back: those in rows with space, the emptiest first; none of the ``old`` first spans."""
@@ -308,41 +308,34 @@ class _Held:
         return made
 
 
+@dataclass(slots=True)
 class _Block:
-    """Packed rows, of which some have been delivered."""
+    """Packed rows, of which some have been delivered.
 
-    __slots__ = ("_cut", "_documents", "_numbers", "_packed", "delivered", "first", "held", "memory")
+    Attributes:
+        cut: documents that were cut, to be reported with the block's first row.
+        memory: may hold the documents' tokens; free to be used again after the last row.
+    """
 
-    def __init__(
-        self,
-        documents: Ragged,
-        numbers: Ids,
-        packed: PackedRows,
-        first: int,
-        held: _Held,
-        delivered: int,
-        memory: Array | None,
-    ) -> None:
-        self._documents = documents
-        self._numbers = numbers
-        self._packed = packed
-        # Cut documents are reported with the block's first row.
-        self._cut = (0, 0) if delivered else packed.cut
-        self.first = first
-        self.held = held
-        self.delivered = delivered
-        self.memory = memory  # may hold the documents' tokens; free to be used again after the last row
+    documents: Ragged
+    numbers: Ids
+    packed: PackedRows
+    first: int
+    held: _Held
+    delivered: int
+    memory: Array | None
+    cut: tuple[int, int]
 
     @property
     def left(self) -> int:
-        return self._packed.count - self.delivered
+        return self.packed.count - self.delivered
 
     def take(self, rows: int, settings: LMSettings) -> LMBatch:
         first = self.delivered
-        spans = self._packed.spans(first, first + rows, settings.seq_len)
-        cut, self._cut = self._cut, (0, 0)
+        spans = self.packed.spans(first, first + rows, settings.seq_len)
+        cut, self.cut = self.cut, (0, 0)
         shape = rows, settings.seq_len
-        batch = assemble(self._documents, spans, shape, settings, first_document=self._numbers, cut=cut)
+        batch = assemble(self.documents, spans, shape, settings, first_document=self.numbers, cut=cut)
         self.delivered += rows
         return batch
 

@@ -6,20 +6,20 @@ See :mod:`stoker.formats.megatron` for what Megatron's files hold.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
 from stoker.formats.megatron import DTYPES, index_bytes, read_index
+from stoker.storage import open_store
 from stoker.storage.files import mapped
 from stoker.storage.files.file_errors import file_errors
 from stoker.storage.files.mapped import MappedFile, check_mapped
+from stoker.storage.files.staged_file import StagedFile
 from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.types import Array, Ids
 
@@ -210,17 +210,15 @@ class MegatronWriter:
         self.dtype = np.dtype(dtype)
         if self.dtype.name not in DTYPES.values():
             raise ConfigError(f"Megatron's files hold no {self.dtype}; they hold {', '.join(DTYPES.values())}")
-        self._paths = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
-        for there in self._paths:
-            if there.exists():
+        for there in (f"{prefix}.bin", f"{prefix}.idx"):
+            if os.path.exists(there):
                 raise ConfigError(f"{there} exists: write elsewhere, or remove it")
         self._lengths: list[Ids] = []
         self._borders: list[Ids] = [np.zeros(1, dtype=np.int64)]
         self._sequences = 0
-        mark = secrets.token_hex(4)
-        self._temporary = [path.with_name(f".{path.name}.{mark}.partial") for path in self._paths]
-        self._paths[0].parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO | None = open(self._temporary[0], "xb")  # noqa: SIM115
+        folder, self._name = os.path.split(prefix)
+        self._store = open_store(folder or ".")
+        self._data: StagedFile | None = StagedFile(self._store, f"{self._name}.bin")
 
     def write(self, documents: Ragged, *, sequences: Sequence[int] | Ids | None = None) -> None:
         """Add documents, each as one sequence.
@@ -233,8 +231,8 @@ class MegatronWriter:
             EncodingError: a sequence is too long for the format.
             FormatError: a token does not fit the dtype.
         """
-        if self._file is None:
-            raise ConfigError(f"the writer of {self._paths[0]} is closed: make a new one")
+        if self._data is None:
+            raise ConfigError(f"the writer of {self._store.url_of(self._name)}.bin is closed: make a new one")
         info = np.iinfo(self.dtype)
         documents.check(int(info.max) + 1)
         lengths = documents.lengths
@@ -243,32 +241,32 @@ class MegatronWriter:
         counts = np.ones(len(documents), np.int64) if sequences is None else np.asarray(sequences, dtype=np.int64)
         if counts.sum() != len(documents) or (counts.size and int(counts.min()) < 0):
             raise ConfigError(f"{int(counts.sum())} sequences in all documents, but {len(documents)} were given")
-        self._file.write(np.ascontiguousarray(documents.values, self.dtype.newbyteorder("<")).data.cast("B"))
+        self._data.file.write(np.ascontiguousarray(documents.values, self.dtype.newbyteorder("<")).data.cast("B"))
         self._lengths.append(lengths)
         self._borders.append(self._sequences + np.cumsum(counts))
         self._sequences += len(documents)
 
     def finish(self) -> None:
         """Write the index, and give both files their names."""
-        if self._file is None:
+        data, self._data = self._data, None
+        if data is None:
             return
-        _close(self._file)
-        self._file = None
         lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
-        with open(self._temporary[1], "xb") as index:
-            index.writelines(index_bytes(self.dtype, lengths, np.concatenate(self._borders)))
-            index.flush()
-            os.fsync(index.fileno())
-        for temporary, path in zip(self._temporary, self._paths, strict=True):
-            os.replace(temporary, path)
+        index = StagedFile(self._store, f"{self._name}.idx")
+        try:
+            index.file.writelines(index_bytes(self.dtype, lengths, np.concatenate(self._borders)))
+            data.store(self._store, f"{self._name}.bin")
+            index.store(self._store, f"{self._name}.idx")
+        except BaseException:
+            data.discard()
+            index.discard()
+            raise
 
     def abort(self) -> None:
         """Leave nothing."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        for temporary in self._temporary:
-            temporary.unlink(missing_ok=True)
+        if self._data is not None:
+            self._data.discard()
+            self._data = None
 
     def __enter__(self) -> Self:
         return self
@@ -285,9 +283,3 @@ class MegatronWriter:
 def _prefix(path: str | os.PathLike[str]) -> str:
     name = os.fspath(path)
     return name[:-4] if name.endswith((".bin", ".idx")) else name
-
-
-def _close(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
