@@ -19,7 +19,7 @@ from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout
 from stoker.tokens.order.division import Granularity, RowGroupRuns, join_groups
 from stoker.tokens.order.prefetch import join_steps, read_ahead
 from stoker.tokens.order.token_order import BlockSpan, TokenOrder, TokenSampleOrder, TokenSettings, block_spans
-from stoker.tokens.sources.block_buffer import Gathered, LostDocuments, add_group
+from stoker.tokens.sources.block_buffer import Gathered, LostDocuments
 from stoker.tokens.sources.source import TokenSource, describe_row
 
 
@@ -108,7 +108,7 @@ class BlockBuilder:
         with span(Stage.DECODE, int(cells.tokens[members].sum())):
             for cell in members.tolist():
                 for group in range(int(cells.bounds[cell]), int(cells.bounds[cell + 1])):
-                    add_group(gathered, self.source, group, salvage=salvage)
+                    gathered.add(self.source, group, salvage=salvage)
                 bounds.append(gathered.documents)
             documents, numbers = gathered.finish(partial(describe_row, self.source))
             documents.check(self.settings.limit)

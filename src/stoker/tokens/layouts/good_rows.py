@@ -282,12 +282,5 @@ def _no_rows(rows: LMBatch | _Rows) -> LMBatch:
     batch = rows if isinstance(rows, LMBatch) else rows.batch
     none: Any = np.zeros(0, dtype=np.int64)
     labels = None if batch.given_labels is None else batch.labels[:0]
-    return LMBatch(
-        batch.input_ids[:0],
-        labels,
-        batch.label_kind,
-        0,
-        Extents(none, none, none),
-        batch.ignore_index,
-        batch.reset_positions,
-    )
+    empty = replace(batch, input_ids=batch.input_ids[:0], given_labels=labels, num_tokens=0)
+    return replace(empty, made=Extents(none, none, none), cut_documents=0, cut_tokens=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +22,7 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import Salvageable, TokenSource, describe_row
 from stoker.types import Array, Ids
 
+_AHEAD: Final = 4
 # Tokens are kept in the narrowest of these that holds them all.
 _KINDS = tuple(np.dtype(name) for name in ("uint16", "uint32", "int64"))
 
@@ -51,7 +52,7 @@ class Gathered:
     ``tokens`` says how many will come, ``limit`` is one more than the largest id that is allowed.
 
     Attributes:
-        lost: what :meth:`add_good` could not read.
+        lost: what :meth:`add` could not read.
     """
 
     def __init__(self, tokens: int, limit: int) -> None:
@@ -70,54 +71,35 @@ class Gathered:
         """Documents that were taken."""
         return self._counts[0]
 
-    def add(self, chunks: Iterable[Ragged], first_row: int, rows: int, tokens: int, where: str) -> None:
-        """Add a group.
+    def add(self, source: TokenSource, group: int, *, salvage: bool) -> None:
+        """Add a group, if it has tokens.
 
-        It should have so many ``rows``, documents with tokens, and ``tokens``; ``first_row`` is the number of its first row
-        among the rows of all groups.
-        """
-        before = self._counts
-        for chunk in chunks:
-            chunk.check(self._limit)
-            self._take(chunk, first_row)
-            self._column = chunk.column
-            first_row += len(chunk)
-        self._check_found(before, rows, tokens, where)
-
-    def add_good(
-        self,
-        chunks: Iterable[Ragged],
-        first_row: int,
-        rows: int,
-        tokens: int,
-        where: str,
-        behind: Callable[[], Ragged | None],
-    ) -> None:
-        """Add a group in which some documents can not be read; there are zeros for their tokens, listed in :attr:`lost`.
-
-        A token that is no id keeps its place. What does not decode, and lies between documents that do, has
+        Where ``salvage``, documents that can not be read are no errors: there are zeros for their tokens, listed in
+        :attr:`lost`. A token that is no id keeps its place. What does not decode, and lies between documents that do, has
         as many documents and tokens as the group should have more: so many, and of nearly equal lengths, stand for it.
-
-        ``behind`` gives the documents behind the damage, as far as it can be told, with the numbers of their rows in the
-        group. What is not the documents' fault is an error; so is damage that has more documents than tokens.
+        What is not the documents' fault is an error; so is damage that has more documents than tokens.
         """
+        groups = source.groups
+        first_row, rows, tokens = int(groups.first_rows[group]), int(groups.rows[group]), int(groups.tokens[group])
+        if not tokens:
+            return
         mark = len(self._ends), len(self.lost), self._used, self._counts
-        before, row = self._counts, first_row
+        before, row, chunks = self._counts, first_row, source.chunks(group)
         try:
             for chunk in chunks:
-                self._take(self._with_ids(chunk), row)
+                self._take(self._with_ids(chunk) if salvage else chunk.check(self._limit), row)
                 self._column = chunk.column
                 row += len(chunk)
-            self._check_found(before, rows, tokens, where)
+            self._check_found(before, rows, tokens, source.where(group))
             return
         except Exception as error:
-            if not is_of_sample(error):
+            if not (salvage and is_of_sample(error)):
                 raise
             reason = error
         left = rows - self._counts[0] + before[0], tokens - self._counts[1] + before[1]
         last = None
         if 0 < left[0] <= left[1]:
-            last = self._last_documents(behind, left)
+            last = self._last_documents(source, group, left)
         elif left != (0, 0):
             # More than there should be: nothing of it can be trusted.
             (ends, lost, self._used, self._counts), row, left = mark, first_row, (rows, tokens)
@@ -136,10 +118,10 @@ class Gathered:
         if last is not None:
             self._take(last, first_row + int(last.rows[0]))
 
-    def _last_documents(self, behind: Callable[[], Ragged | None], left: tuple[int, int]) -> Ragged | None:
+    def _last_documents(self, source: TokenSource, group: int, left: tuple[int, int]) -> Ragged | None:
         """The documents behind damage, unless there would be no documents and tokens left for the damage itself."""
         try:
-            last = behind()
+            last = source.last_documents(group) if isinstance(source, Salvageable) else None
         except Exception as error:
             if not is_of_sample(error):
                 raise
@@ -221,29 +203,10 @@ class Gathered:
         self._values, self._kind = wider, kind
 
 
-def add_group(gathered: Gathered, source: TokenSource, group: int, *, salvage: bool) -> None:
-    """Add a group of a source, if it has tokens; where ``salvage``, by :meth:`Gathered.add_good`."""
-    groups = source.groups
-    first_row, rows, tokens = int(groups.first_rows[group]), int(groups.rows[group]), int(groups.tokens[group])
-    if not tokens:
-        return
-    if not salvage:
-        gathered.add(source.chunks(group), first_row, rows, tokens, source.where(group))
-        return
-
-    def behind() -> Ragged | None:
-        return source.last_documents(group) if isinstance(source, Salvageable) else None
-
-    gathered.add_good(source.chunks(group), first_row, rows, tokens, source.where(group), behind)
-
-
 def _memory(tokens: int, kind: int) -> Array:
     """Memory for so many tokens, which may have held others: new memory costs more than what is copied into it."""
     memory: Array = empty(1, tokens * _KINDS[kind].itemsize)[0].view(_KINDS[kind])
     return memory
-
-
-_AHEAD: Final = 4
 
 
 def measure(
@@ -277,10 +240,10 @@ def _measured(lengths_of: Callable[[int], Ids], group: int, what: Callable[[Ids]
 def good_lengths(source: TokenSource, limit: int, group: int) -> Ids:
     """Tokens in each document of a group that is not empty, also where some can not be read; int64.
 
-    ``limit`` is one more than the largest id that is allowed; see :meth:`Gathered.add_good`.
+    ``limit`` is one more than the largest id that is allowed; see :meth:`Gathered.add`.
     """
     gathered = Gathered(int(source.groups.tokens[group]), limit)
-    add_group(gathered, source, group, salvage=True)
+    gathered.add(source, group, salvage=True)
     return gathered.finish(str)[0].lengths
 
 
