@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from stoker.coordination import client, driver, errors, starting
+from stoker.coordination import client, driver, errors
 
 __all__ = ["HOUR", "LeaseClock", "retried"]
 
@@ -44,7 +44,7 @@ class LeaseClock:
 
     def __init__(self, patch: pytest.MonkeyPatch, *modules: Any) -> None:
         self._ahead = 0.0
-        for module in (client, driver, errors, starting, *modules):
+        for module in (client, driver, errors, *modules):
             patch.setattr(module, "time", self)
 
     def monotonic(self) -> float:
