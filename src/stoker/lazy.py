@@ -98,8 +98,7 @@ def no_attribute(message: str) -> Exception:
 def plugins(group: str, own: Container[str] = ()) -> dict[str, EntryPoint]:
     """Entry points of a group by their names. Names of ``own`` are stoker's, and not theirs to take.
 
-    Raises:
-        ConfigError: two packages have one name for different things.
+    Two packages that have one name for different things are an error.
     """
     from importlib.metadata import entry_points  # takes long
 
@@ -114,11 +113,7 @@ def plugins(group: str, own: Container[str] = ()) -> dict[str, EntryPoint]:
 
 
 def load_plugin(entry: EntryPoint, what: str, error: type[StokerError] = ConfigError) -> Any:
-    """Load the object that an entry point names.
-
-    Raises:
-        StokerError: it can not be loaded; ``what`` it is goes before, such as ``"the writer of 'x'"``.
-    """
+    """Load the object that an entry point names; ``what`` it is goes into the error, such as ``"the writer of 'x'"``."""
     try:
         return entry.load()
     except Exception as raised:  # noqa: BLE001 - another package's code

@@ -337,18 +337,12 @@ def spare_bytes(limit: int | None, sharers: int) -> int:
 
 
 def small_shards_held(sharers: int) -> int:
-    """Bytes of small shards that a process holds as they were fetched; it maps those beyond in the cache on disk.
-
-    ``sharers``: processes on this node that read at the same time.
-    """
+    """Bytes of small shards that a process holds as they were fetched; it maps those beyond in the cache on disk."""
     return max(_LEAST_SMALL_SHARDS_HELD, _of_node(_SMALL_SHARDS_HELD) // sharers)
 
 
 def parsers(sharers: int) -> int:
-    """Threads that parse text ahead of the consumer: none where a process has no more than one processor.
-
-    ``sharers``: processes on this node that read at the same time.
-    """
+    """Threads that parse text ahead of the consumer: none where a process has no more than one processor."""
     count = int(processors(sharers))
     return min(_MOST_PARSERS, count) if count > 1 else 0
 

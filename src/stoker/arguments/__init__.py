@@ -49,15 +49,7 @@ def checked(target: Any = None, /, **remedies: str) -> Any:
 def check_argument(owner: str, name: str, hint: Any, value: Any, remedy: str = "") -> Any:
     """A value, if it is what an annotation says, with Python's numbers for NumPy's.
 
-    Args:
-        owner: whose argument it is, for the message.
-        name: of the argument.
-        hint: the annotation.
-        value: what was given.
-        remedy: what to write, where the value does not tell.
-
-    Raises:
-        ConfigError: it is something else.
+    ``owner`` and ``name`` are for the message, as is ``remedy``: what to write, where the value does not tell.
     """
     try:
         accepted = accept(hint, value)

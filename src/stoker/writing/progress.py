@@ -16,14 +16,9 @@ _MOST_TITLE: Final = 24
 class ProgressBar:
     """Progress of some work on one line of stderr: part, amount, rate, time left. Threads may advance it.
 
-    Args:
-        title: what is done.
-        total: how much there is to do, in ``unit``; ``None`` while nobody knows.
-        unit: ``bytes``, or what is counted, in the plural.
-        counts: what else is counted, in the plural.
-        rate_of: that of ``counts`` whose rate is shown in place of the amount's.
-        console: where the bar is drawn; it goes when the work is done. Default stderr, where it stays.
-        shown: whether there is a bar at all.
+    ``total`` is how much there is to do, in ``unit``: ``bytes``, or what is counted, in the plural; ``None`` while nobody
+    knows. ``rate_of`` is that of ``counts`` whose rate is shown in place of the amount's. On a ``console`` the bar goes when
+    the work is done; on stderr, by default, it stays.
     """
 
     def __init__(
