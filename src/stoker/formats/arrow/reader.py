@@ -34,6 +34,7 @@ from stoker.formats.common.records import BytesLike
 from stoker.formats.common.rows.merge import scatter
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import FLOATS, pyarrow
+from stoker.formats.parquet.columns import TEXTS
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.formats.parquet.pages.arrow_values import as_values
 from stoker.formats.parquet.pages.values import ColumnValues, Fixed, gather
@@ -41,14 +42,6 @@ from stoker.types import Array, Batch, Buffer, Column, Ids
 
 # What pyarrow, and what is made of its arrays, raise for damaged files, beside its own errors.
 _DAMAGE: Final = (ValueError, OSError, IndexError, KeyError, TypeError, MemoryError)
-# What text columns are declared as, so that others read text.
-_TEXT: Final = ("str", "json", "str_int", "str_float", "str_decimal")
-
-
-def _ipc() -> Any:
-    import pyarrow.ipc
-
-    return pyarrow.ipc
 
 
 class _Bytes(ColumnValues):
@@ -178,7 +171,7 @@ class ArrowShard(PackedShard):
 
     def _read_arrays(self, names: Sequence[str]) -> dict[str, list[Any]]:
         """Batches of columns as they lie in the file, of which nothing is checked."""
-        ipc = _ipc()
+        ipc = pyarrow("ipc")
         opener = ipc.open_stream if self._layout.stream else ipc.open_file
         if self._schema is None:
             self._schema = opener(self._buffer).schema
@@ -317,7 +310,7 @@ class ArrowFormat(PackedFormat):
         """
         only_settings(settings, self.settings, self.name)
         layout = arrow_layout(source)
-        pa, ipc, file = pyarrow(), _ipc(), ByteSourceFile(source)
+        pa, ipc, file = pyarrow(), pyarrow("ipc"), ByteSourceFile(source)
         try:
             opener = ipc.open_stream if layout.stream else ipc.open_file
             schema = opener(pa.PythonFile(file, "r")).schema
@@ -369,7 +362,7 @@ class ArrowEncoder(PackedEncoder):
     format = "arrow"
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
-        pa, ipc = pyarrow(), _ipc()
+        pa, ipc = pyarrow(), pyarrow("ipc")
         arrays = self.arrays(body, ends)
         slices = self.slices(body, ends)
         columns = []
@@ -378,7 +371,7 @@ class ArrowEncoder(PackedEncoder):
                 columns.append(_fixed_column(pa, encoding, arrays[name]))
                 continue
             values, offsets = flatten(body, slices[name])
-            kind = pa.large_string() if encoding.name in _TEXT else pa.large_binary()
+            kind = pa.large_string() if encoding.name in TEXTS else pa.large_binary()
             buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
             columns.append(pa.Array.from_buffers(kind, len(ends), buffers))
         batch = pa.record_batch(columns, names=list(self.encodings))

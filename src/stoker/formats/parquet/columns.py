@@ -22,7 +22,8 @@ from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.schema import DECLARED_KEY, ColumnSchema, plain_layout, tensor_order
 from stoker.types import Column
 
-_TEXT: Final = ("str", "json", "str_int", "str_float", "str_decimal")
+TEXTS: Final = ("str", "json", "str_int", "str_float", "str_decimal")
+"""Encodings of columns that are stored as text, so that others read text."""
 
 
 class ParquetColumn(Protocol):
@@ -121,7 +122,7 @@ def encoded_columns(metadata: Mapping[bytes, bytes], columns: Sequence[ColumnSch
 
 def _stored_type(encoding: Encoding) -> str:
     """The type of a file's column whose values need decoding by this encoding; empty where Parquet's own do."""
-    if encoding.name in _TEXT:
+    if encoding.name in TEXTS:
         return "string" if encoding.name != "str" else ""
     if encoding.size is None:
         return "" if encoding.verbatim or list_dtype(encoding) is not None else "binary"
@@ -139,7 +140,7 @@ def _stored_type(encoding: Encoding) -> str:
 def _from_raw(raw: Any, encoding: Encoding, kind: Any) -> Any:
     """Values as their encoding stores them: a list of bytes, or of a fixed width rows of uint8."""
     pa = pyarrow()
-    if encoding.name in _TEXT:
+    if encoding.name in TEXTS:
         return pa.array([bytes(one).decode() for one in raw], kind)
     if encoding.size is None:
         return pa.array([bytes(one) for one in raw], kind)
@@ -160,7 +161,7 @@ def _arrow_type(column: ParquetColumn) -> Any:
             column.arrow if isinstance(column.arrow, pa.BaseExtensionType) else plain_layout(column.arrow, large=False)
         )
     encoding = get_encoding(column.encoding)
-    if encoding.name in _TEXT:
+    if encoding.name in TEXTS:
         return pa.string()
     if (dtype := list_dtype(encoding)) is not None:
         return pa.list_(pa.from_numpy_dtype(dtype))
