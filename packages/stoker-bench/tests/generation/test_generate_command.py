@@ -16,6 +16,7 @@ from generated import content
 
 from patience import PATIENCE
 from stoker.storage.unfinished import MARK
+from stoker_bench.cli.generate import _sizes
 from stoker_bench.generation import DatasetSpec, file_names
 from support import environ
 
@@ -64,6 +65,16 @@ def test_it_makes_what_the_library_makes_and_says_so(tmp_path: Path) -> None:
     again = json.loads(stoker(tmp_path / "data", *arguments, "--json")[0])
     assert (again["made"], again["kept"], again["complete"]) == (0, 3, True)
     assert "--no-resume" not in stoker(tmp_path / "data", *arguments, "--no-resume", code=1)[1]
+
+
+@pytest.mark.parametrize(
+    ("form", "files"), [("indexed_binary", 1), ("indexed_binary", 30), ("megatron", 40), ("mds", 3)]
+)
+def test_the_size_that_is_planned_counts_files_beside_each_other(form: str, files: int) -> None:
+    spec = DatasetSpec(format=form, files=files, samples_per_file=3, record_bytes=100)
+    planned = _sizes(spec)
+    every = [len(content(spec, number)) for number, _ in enumerate(file_names(spec))]
+    assert (planned["files"], planned["bytes"], planned["exact"]) == (len(every), sum(every), True)
 
 
 @pytest.mark.processes

@@ -123,10 +123,10 @@ def _sizes(spec: Any) -> dict[str, Any]:
     from stoker_bench.generation.making import FileBuilder, file_size
     from stoker_bench.generation.names import output
 
-    total = (spec.files + spec.valid_files) * len(spec.form.suffixes)
-    some = range(total) if total <= 64 else [total * k // 64 for k in range(64)]
-    if spec.form.suffixes[1:]:
-        some = sorted({index + side for index in some for side in (0, 1) if index % 2 == 0})
+    parts = len(spec.form.suffixes)  # files beside each other, such as records and their index
+    numbers = spec.files + spec.valid_files
+    total = numbers * parts
+    some = [number * parts + part for number in sorted({numbers * k // 64 for k in range(64)}) for part in range(parts)]
     found = []
     exact = len(some) == total
     for index in some:
