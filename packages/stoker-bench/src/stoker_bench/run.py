@@ -168,7 +168,7 @@ def _claimed(folder: Path, *, writes: bool = True) -> Iterator[None]:
         ConfigError: it can not be made, or another run writes there.
     """
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is no directory, as results need")
+        raise ConfigError(f"{folder} is not a directory, as results need")
     held: int | None = None
     lock = folder / _LOCK
     try:

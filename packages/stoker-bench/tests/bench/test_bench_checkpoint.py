@@ -355,7 +355,7 @@ def test_a_manifest_that_anyone_wrote_is_not_believed(change: Callable[[bytes], 
     manifests.write(store, saved())
     key = "checkpoint-01234567-000000/checkpoint.json"
     store.put(key, change(store.get(key, max_bytes=1 << 30)))
-    with pytest.raises(CorruptDataError, match="is no manifest of a checkpoint"):
+    with pytest.raises(CorruptDataError, match="is not a manifest of a checkpoint"):
         manifests.read(store, "checkpoint-01234567-000000")
 
 

@@ -133,10 +133,10 @@ def test_what_dlio_ignores_is_said_with_its_line(tmp_path: Path) -> None:
     assert any("line 5: model.model_size: DLIO ignores it" in note for note in notes)
     assert any("checkpoint.fsync" in note and "no writer looks at" in note for note in notes)
     notes = read(tmp_path, UNET3D + "\nfoo:\n  bar: 1\n").notes.ignored
-    assert any("foo.bar is no key of DLIO's, which ignores it" in note for note in notes)
+    assert any("foo.bar is not a key of DLIO's, which ignores it" in note for note in notes)
     notes = read(tmp_path, UNET3D.replace("read_threads", "read_thread")).notes.ignored
     assert any(
-        "reader.read_thread is no key of DLIO's" in n and "did you mean 'reader.read_threads'" in n for n in notes
+        "reader.read_thread is not a key of DLIO's" in n and "did you mean 'reader.read_threads'" in n for n in notes
     )
 
 

@@ -88,5 +88,5 @@ def test_a_directory_that_can_not_be_listed_is_named(runs: Path, monkeypatch: py
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no directory"):
+    with pytest.raises(ConfigError, match="is not a directory"):
         history(tmp_path / "none")

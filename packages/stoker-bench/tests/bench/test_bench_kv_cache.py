@@ -449,7 +449,7 @@ def test_a_killed_process_leaves_no_entries(tmp_path: Path, killed: str) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kv_cache:\n  user: 4\n", "line 2: kv_cache.user is no setting; did you mean 'users'"),
+        ("kv_cache:\n  user: 4\n", "line 2: kv_cache.user is not a setting; did you mean 'users'"),
         ("kv_cache:\n  kinds:\n    - {name: x, context: [5, 1]}\n", "line 3: .*context must be .least, most."),
         ("kv_cache: {part_bytes: 5000}\n", "line 1: kv_cache: part_bytes is a multiple of 4096"),
         ("kv_cache: {seconds: 0}\n", "line 1: kv_cache: the stage never ends"),

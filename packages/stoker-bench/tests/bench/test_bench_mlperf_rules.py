@@ -158,7 +158,7 @@ def _with(change: Callable[[Result], object]) -> Callable[[Result], Result]:
         (_with(lambda one: one["repeats"][2]["train"]["au"].update(mean=0.89)), "utilization", "run 3 has"),
         (_with(lambda one: one["storage"]["volumes"].update(results=OTHER)), "file systems", "/data"),
         (_with(lambda one: one["ranks"].append({**one["ranks"][0], "host": "two"})), "hosts", "one 2, two 1"),
-        (_with(lambda one: one["plan"]["workload"].update(name="mine")), "workload", "mine (h100) is no workload"),
+        (_with(lambda one: one["plan"]["workload"].update(name="mine")), "workload", "mine (h100) is not a workload"),
         (_with(lambda one: one["plan"]["workload"].update(accelerator="b200")), "workload", "a100 and h100"),
     ],
 )

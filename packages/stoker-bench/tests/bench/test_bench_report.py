@@ -263,7 +263,7 @@ def test_a_folder_of_runs_and_runs_without_steps_are_shown(
     assert len(labels(page)) == 10
     assert [path.name for path in file.parent.iterdir() if path.is_file()] == ["report.html"]
     assert main(["bench", "report", str(tmp_path / "nowhere")]) == 1
-    assert "is no directory" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err
     assert main(["bench", "report", str(folders[0]), "--output", str(tmp_path / "no" / "such.html")]) == 1
     assert "such.html can not be written" in capsys.readouterr().err
     assert main(["bench", "report", str(folders[0]), "--output", str(file / "below.html")]) == 1  # nothing to remove
@@ -438,11 +438,11 @@ def _example(folders: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("[]", "not what stoker bench writes"),
         ('{"version": 1}', "is a required property"),
-        ("\xff", "is no JSON"),
+        ("\xff", "is not JSON"),
     ],
 )
 def test_other_files_are_refused_with_the_path(text: str, said: str, tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_a_system_as_names_and_values(folder: Path, tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("none.txt", None, "none.txt can not be read: No such file"),
-        ("other.txt", b"\xff\xfe\x00", "other.txt is no text in UTF-8"),
+        ("other.txt", b"\xff\xfe\x00", "other.txt is not text in UTF-8"),
         ("large.txt", b"x" * ((1 << 20) + 1), "large.txt has more than 1048576 bytes"),
         ("list.yaml", b"- a\n", "list.yaml: names and values are expected"),
         ("broken.yaml", b"a: [\n", "broken.yaml"),

@@ -129,7 +129,7 @@ def test_a_run_counts_its_reads_and_the_next_one_finds_the_index(tmp_path: Path)
     again = bench(tmp_path, few, name="again")
     assert again["vectors"]["build_seconds"] is None
     Path(found["path"]).write_bytes(Path(found["path"]).read_bytes()[:-4096])
-    with pytest.raises(RankFailedError, match="remove it, and it is made anew"):
+    with pytest.raises(RankFailedError, match="remove it, and it is made again"):
         bench(tmp_path, few, name="damaged")
 
 
@@ -162,7 +162,7 @@ def test_a_header_that_makes_no_sense_is_an_error(tmp_path: Path, header: str) -
     write_graph(str(path), draw_points(100, 16, 5), np.zeros((100, 8), np.int32), 7)
     whole = path.read_bytes()
     path.write_bytes((b"stoker vectors 1\n" + header.encode()).ljust(4096, b"\0") + whole[4096:])
-    with pytest.raises(CorruptDataError, match="is no graph of vectors"):
+    with pytest.raises(CorruptDataError, match="is not a graph of vectors"):
         open_graph(str(path))
 
 
@@ -195,7 +195,7 @@ def test_usearch_is_read_through_its_mapping(tmp_path: Path) -> None:
     assert "the index is mapped" in reasons(result, invalid=False)["page cache"]
     path = Path(result["vectors"]["path"])
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(RankFailedError, match=r"is no index .*: remove it, and it is made anew"):
+    with pytest.raises(RankFailedError, match=r"is not an index .*: remove it, and it is made again"):
         bench(tmp_path, "vectors.index=usearch", name="damaged")
 
 

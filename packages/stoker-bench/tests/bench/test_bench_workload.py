@@ -52,7 +52,7 @@ def test_the_field_s_parameters_are_shipped() -> None:
     [
         (
             "name: x\nreader:\n  batch_sice: 4\n",
-            "w.yaml, line 3: reader.batch_sice is no setting; did you mean 'batch_size'",
+            "w.yaml, line 3: reader.batch_sice is not a setting; did you mean 'batch_size'",
         ),
         ("name: x\nreader: {}\nname: y\n", "w.yaml, line 3: 'name' is given twice; first at .*line 1"),
         ("reader:\n  batch_size: four\n", "line 2: reader.batch_size must be a whole number, got 'four'"),
@@ -60,8 +60,8 @@ def test_the_field_s_parameters_are_shipped() -> None:
         ("reader:\n  last_batch: off\n", "line 2: reader.last_batch must be one of drop, keep, got False .YAML reads"),
         ("reader: [1]\n", "line 1: reader is a section of settings"),
         ("a: &x 1\nb: *x\n", "line 1: anchors"),
-        ("reader:\n - {\n", "line 3: no YAML"),
-        ("dataset:\n  record_bytes: 1.5\n", "line 2: dataset.record_bytes: 1.5 is no whole number"),
+        ("reader:\n - {\n", "line 3: not YAML"),
+        ("dataset:\n  record_bytes: 1.5\n", "line 2: dataset.record_bytes: 1.5 is not a whole number"),
         ("compute:\n  seconds: {mean: 1, stdev: x}\n", "line 2: compute.seconds: parameters must be numbers"),
         (
             "compute:\n  seconds: {distribution: gamma, mean: 1}\n",
@@ -73,7 +73,7 @@ def test_the_field_s_parameters_are_shipped() -> None:
         ),
         ("metric:\n  au: 90\n", "line 2: metric: au is a part of 1"),
         ("train:\n  epochs: 0\n", "line 2: train: epochs must be at least 1, got 0"),
-        ("dataset:\n  columns:\n    - {name: a, dtype: flaot32}\n", "line 3: .*'flaot32' is no dtype"),
+        ("dataset:\n  columns:\n    - {name: a, dtype: flaot32}\n", "line 3: .*'flaot32' is not a dtype"),
         (
             "dataset:\n  columns: [{name: a}]\n  record_bytes_stdev: 5\n",
             "columns have a fixed size.*record_bytes_stdev: .*line 3",
@@ -108,7 +108,7 @@ def test_each_setting_knows_where_it_was_given(tmp_path: Path) -> None:
 
 def test_a_variable_that_means_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"the variable STOKER_BENCH_READER__BACTH_SIZE: reader.bacth_size is no setting"
+        ConfigError, match=r"the variable STOKER_BENCH_READER__BACTH_SIZE: reader.bacth_size is not a setting"
     ):
         read(tmp_path, "name: x\n", environ={"STOKER_BENCH_READER__BACTH_SIZE": "2"})
 
@@ -117,7 +117,7 @@ def test_an_argument_that_means_nothing_is_an_error(tmp_path: Path) -> None:
     two = ["vectors.count=5", "vectors.queries=3"]
     with pytest.raises(ConfigError, match=r"^the argument vectors.count=5: vectors: count must be"):
         read_workload("vectors-diskann", two, environ={}, dotenv=None)
-    with pytest.raises(ConfigError, match=r"the argument reader.sice=2: reader.sice is no setting"):
+    with pytest.raises(ConfigError, match=r"the argument reader.sice=2: reader.sice is not a setting"):
         read(tmp_path, "name: x\n", "reader.sice=2")
     with pytest.raises(ConfigError, match=r"the argument \+\+reader.batch_size=2: DLIO's overrides begin with"):
         read(tmp_path, "name: x\n", "++reader.batch_size=2")

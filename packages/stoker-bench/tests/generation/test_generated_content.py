@@ -362,7 +362,7 @@ def test_names_tell_split_folder_and_number() -> None:
         ({"files": 0}, "files=0"),
         ({"files": True}, "files must be an integer, got True"),
         ({"record_bytes": 10, "dims": (3,)}, "give one"),
-        ({"record_bytes": 10, "dtype": "float32"}, "no multiple of the 4 bytes"),
+        ({"record_bytes": 10, "dtype": "float32"}, "not a multiple of the 4 bytes"),
         ({"dtype": "complex64"}, "'complex64' is unknown"),
         ({"compression": "zip"}, "parquet is written with: snappy"),
         ({"format": "hdf5", "compression": "gzip"}, "written with: none"),

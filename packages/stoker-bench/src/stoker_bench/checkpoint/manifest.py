@@ -104,7 +104,7 @@ def read(store: Store, folder: str) -> Manifest:
         made = Manifest(**given, files=files)
         _check(made)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CorruptDataError(f"{store.url_of(key)} is no manifest of a checkpoint: {error}") from None
+        raise CorruptDataError(f"{store.url_of(key)} is not a manifest of a checkpoint: {error}") from None
     return made
 
 

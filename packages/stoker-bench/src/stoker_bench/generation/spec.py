@@ -201,7 +201,7 @@ class DatasetSpec:
         if self.record_bytes is None:
             return default
         if self.record_bytes % size:
-            raise ConfigError(f"record_bytes={self.record_bytes} is no multiple of the {size} bytes of {dtype}")
+            raise ConfigError(f"record_bytes={self.record_bytes} is not a multiple of the {size} bytes of {dtype}")
         return self.record_bytes // size
 
     def _check_columns(self, form: GeneratedFiles) -> None:

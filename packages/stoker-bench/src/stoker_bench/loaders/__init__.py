@@ -89,7 +89,7 @@ def find_loader(name: str) -> LoaderUnderTest:
     else:
         raise ConfigError(unknown_name("loader", name, loader_names()))
     if not isinstance(loader, LoaderUnderTest):
-        raise ConfigError(f"{name!r} is no loader: it needs name, available() and open(job)")
+        raise ConfigError(f"{name!r} is not a loader: it needs name, available() and open(job)")
     return loader
 
 

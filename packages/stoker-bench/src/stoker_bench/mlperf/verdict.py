@@ -115,7 +115,7 @@ def _workload(case: Case) -> Iterator[Broken]:
         known = ", ".join((*case.edition.utilization, *RANKS))
         yield Broken(
             "workload",
-            f"{case.workload.name} ({case.workload.accelerator}) is no workload of {case.rules}, which has {known}, on "
+            f"{case.workload.name} ({case.workload.accelerator}) is not a workload of {case.rules}, which has {known}, on "
             f"{' and '.join(case.edition.accelerators)} (2.1.11, 2.1.21)",
         )
         return

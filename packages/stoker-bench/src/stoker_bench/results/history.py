@@ -59,7 +59,7 @@ def history(folder: str | os.PathLike[str]) -> list[HistoryEntry]:
     """
     root = Path(folder).expanduser()
     if not root.is_dir():
-        raise ConfigError(f"{root} is no directory: give one that holds what --results of stoker bench run named")
+        raise ConfigError(f"{root} is not a directory: give one that holds what --results of stoker bench run named")
     unread: list[OSError] = []
     found = [_entry(Path(parent)) for parent, _, names in os.walk(root, onerror=unread.append) if RESULTS in names]
     found += [_unreadable(str(one.filename), f"{one.filename} can not be listed: {one.strerror}") for one in unread]

@@ -67,7 +67,7 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> list[RunFiles]:
     for one in folders:
         folder = Path(one).expanduser()
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is no directory: give those that --results named")
+            raise ConfigError(f"{folder} is not a directory: give those that --results named")
         inside = (
             [folder] if (folder / RESULTS).is_file() else sorted(path.parent for path in folder.glob(f"*/{RESULTS}"))
         )
@@ -93,7 +93,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise FormatError(f"{path} can not be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is no JSON: {str(error)[:200]}") from None
+        raise FormatError(f"{path} is not JSON: {str(error)[:200]}") from None
     _check_shape(found, str(path))
     return as_measured(found, folder)
 

@@ -123,7 +123,7 @@ def dlio_settings(tree: Node, stages: Sequence[str] | None = None) -> tuple[Node
             ignored.append(f"{node.where}: {path}: it is for objects, and storage_type ({kind.where}) is {kind.plain}")
             continue
         if key is None:
-            ignored.append(f"{node.where}: {path} is no key of DLIO's, which ignores it{nearest(path, KEYS)}")
+            ignored.append(f"{node.where}: {path} is not a key of DLIO's, which ignores it{nearest(path, KEYS)}")
             continue
         has = "DLIO ignores it; " if key.ignored else "" if key.ours else "it has no effect here: "
         if path in CHANGES:

@@ -116,7 +116,7 @@ def parse_duration(node: Node, path: str) -> Duration:
             raise ConfigError(f"distribution must be one of {', '.join(get_args(Distribution))}, got {kind!r}")
         unknown = set(values) - {one.name for one in fields(Duration)}
         if unknown:
-            raise ConfigError(f"{min(unknown)!r} is no parameter of a duration")
+            raise ConfigError(f"{min(unknown)!r} is not a parameter of a duration")
         try:
             numbers = {name: float(value) for name, value in values.items()}
         except (TypeError, ValueError):

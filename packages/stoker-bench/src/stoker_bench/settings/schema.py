@@ -146,8 +146,8 @@ def build(cls: type[T], node: Node, path: str = "") -> T:
         full = f"{path}.{name}" if path else name
         if name not in known:
             raise ConfigError(
-                f"{inner.where}: {full} is no setting{nearest(name, known) or '.'} "
-                f"{path or 'a workload'} has {', '.join(sorted(known))}"
+                f"{inner.where}: {full} is not a setting{nearest(name, known) or '.'} {path or 'a workload'} has "
+                f"{', '.join(sorted(known))}"
             )
         metadata = known[name].metadata
         if metadata.get("parse") is not None:
@@ -230,7 +230,7 @@ def _scalar(hint: Any, node: Node, path: str, unit: str | None) -> Any:
     if unit is not None and hint is int and not isinstance(value, bool) and value is not None:
         try:
             if isinstance(value, float) and not value.is_integer():
-                raise ConfigError(f"{value!r} is no whole number")
+                raise ConfigError(f"{value!r} is not a whole number")
             return (parse_bytes if unit == "bytes" else parse_count)(value)
         except ConfigError as error:
             raise ConfigError(f"{node.where}: {path}: {error}") from None

@@ -205,7 +205,7 @@ class MetricSettings(Section):
     rules: Literal["stoker", "mlperf", "mlperf-open", "mlperf-v2", "mlperf-v2-open"] = setting(
         "stoker", "that decide besides stoker's: of MLPerf Storage v3 or v2, closed or open division"
     )
-    smoke: bool = setting(False, "a smoke test: whatever it measures, it is no pass")
+    smoke: bool = setting(False, "a smoke test: whatever it measures, it never counts as a pass")
     calibrate: bool = setting(
         False, "first read a copy of some files from memory: the utilization that endless storage would give"
     )

@@ -45,7 +45,7 @@ class ColumnSpec:
             try:
                 np.dtype(self.dtype)
             except TypeError:
-                raise ConfigError(f"column {self.name!r}: {self.dtype!r} is no dtype of NumPy's") from None
+                raise ConfigError(f"column {self.name!r}: {self.dtype!r} is not a dtype of NumPy's") from None
         elif len(self.shape) != 1:
             raise ConfigError(f"column {self.name!r}: {self.dtype} needs shape [bytes]")
         if any(size < 1 for size in self.shape):

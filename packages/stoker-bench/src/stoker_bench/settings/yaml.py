@@ -59,7 +59,7 @@ def parse_yaml(data: bytes | str, name: str) -> Node:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{name}{line}: no YAML: {getattr(error, 'problem', None) or error}") from None
+        raise ConfigError(f"{name}{line}: not YAML: {getattr(error, 'problem', None) or error}") from None
     except RecursionError:
         raise ConfigError(f"{name}: nested too deeply") from None
     finally:

@@ -102,7 +102,7 @@ class BeamSearch:
             if len(new) and new[-1] >= self._graph.count:
                 raise CorruptDataError(
                     f"{self._reader.path}: an edge leads to vector {new[-1]:,} of {self._graph.count:,}: remove the file, "
-                    "and it is made anew"
+                    "and it is made again"
                 )
             new = new[~self._seen[new]]
             if not len(new):

@@ -114,7 +114,9 @@ def open_graph(path: str) -> DiskGraph:
         if not (min(graph.count, graph.dimension, graph.degree) > 0 and 0 <= graph.start < graph.count):
             raise ValueError(f"its header says {graph}")
     except (ValueError, TypeError) as error:
-        raise CorruptDataError(f"{path} is no graph of vectors ({error}): remove it, and it is made anew") from None
+        raise CorruptDataError(f"{path} is not a graph of vectors ({error}): remove it, and it is made again") from None
     if size != graph.bytes:
-        raise CorruptDataError(f"{path} has {size:,} bytes of {graph.bytes:,}: remove it, and it is made anew")
+        raise CorruptDataError(
+            f"{path} has {size:,} bytes, and should have {graph.bytes:,}: remove it, and it is made again"
+        )
     return graph

@@ -42,7 +42,7 @@ class DiskGraphIndex(VectorIndex):
         self.graph = open_graph(self.path)
         settings, graph = self.settings, self.graph
         if (graph.count, graph.dimension, graph.degree) != (settings.count, settings.dimension, settings.degree):
-            raise CorruptDataError(f"{self.path} is of other vectors: remove it, and it is made anew")
+            raise CorruptDataError(f"{self.path} holds other vectors: remove it, and it is made again")
         self.unit = graph.unit
 
     def searcher(self) -> Searcher:
@@ -100,9 +100,9 @@ class UsearchIndex(VectorIndex):
         try:
             index = self._package.Index.restore(self.path, view=True)
         except (RuntimeError, ValueError) as error:
-            raise CorruptDataError(f"{self.path} is no index ({error}): remove it, and it is made anew") from None
+            raise CorruptDataError(f"{self.path} is not an index ({error}): remove it, and it is made again") from None
         if index is None or (len(index), index.ndim) != (self.settings.count, self.settings.dimension):
-            raise CorruptDataError(f"{self.path} is no index of these vectors: remove it, and it is made anew")
+            raise CorruptDataError(f"{self.path} is not an index of these vectors: remove it, and it is made again")
         index.expansion_search = self.settings.kept
         self._index = index
 

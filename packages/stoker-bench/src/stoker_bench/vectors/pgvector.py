@@ -84,7 +84,7 @@ class PgVectorIndex(VectorIndex):
     def open(self) -> None:
         count = self._value(f"select count(*) from {self._table}")  # noqa: S608 - a name of our own, of word characters
         if count != self.settings.count:
-            raise StorageError(f"{self.path} has {count} vectors: drop the table, and it is made anew", url=self.path)
+            raise StorageError(f"{self.path} has {count} vectors: drop the table, and it is made again", url=self.path)
 
     def bytes_read(self) -> int:
         """See :meth:`VectorIndex.bytes_read`: blocks that were not in the server's own buffers."""

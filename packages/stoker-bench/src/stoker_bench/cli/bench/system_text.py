@@ -41,7 +41,7 @@ def read_system_text(path: Path) -> SystemText:
     except OSError as error:
         raise ConfigError(f"{path} can not be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
+        raise ConfigError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

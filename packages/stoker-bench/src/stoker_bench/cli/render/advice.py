@@ -83,9 +83,7 @@ def _sharing(report: Report, canonical: int) -> list[str]:
     if canonical % nodes:
         return [f"{told}: make --canonical-nodes a multiple of the {nodes} nodes, such as {multiple}"]
     if together % canonical:
-        why = (
-            f"the global batch of {together} samples on {ranks} ranks is no multiple of the {canonical} canonical nodes"
-        )
+        why = f"the global batch of {together} samples on {ranks} ranks is not a multiple of the {canonical} canonical nodes"
         return [f"{told}: {why}. Change --batch-size or --canonical-nodes so that it is"]
     if report.shards < 4 * canonical:
         return [f"{told}: {report.shards} shards are few for {canonical} canonical nodes. Write smaller shards"]
