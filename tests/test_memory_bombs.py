@@ -116,4 +116,4 @@ def test_json_that_is_nested_too_deeply_is_an_error_of_ours(tmp_path: Path, capf
     with MDSWriter(out=str(tmp_path / "data"), columns={"x": "int"}) as writer:
         writer.write({"x": 1})
     assert main(["order", str(tmp_path / "data"), "--step", "0", "--resume", str(tmp_path / "state")]) == 1
-    assert "is no state" in capfd.readouterr().err
+    assert "is not a state" in capfd.readouterr().err

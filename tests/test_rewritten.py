@@ -35,7 +35,7 @@ from stoker.tokens.sources.source import MegatronSource, RawSource
 from support import write_samples
 
 COUNT: Final = 64
-ANEW: Final = r"stream 'data' at .*data: its files were written anew since this (state|checkpoint) was taken"
+ANEW: Final = r"stream 'data' at .*data: its files were rewritten since this (state|checkpoint) was taken"
 _engines = count()
 _times = count(1)
 
@@ -248,7 +248,7 @@ def test_token_files_that_were_rewritten_are_refused(tmp_path: Path, source: str
     state = json.loads(json.dumps(before.state_dict()))
     loader().load_state_dict(state)
     make(500)
-    with pytest.raises(StateError, match="written anew since this state was taken"):
+    with pytest.raises(StateError, match="rewritten since this state was taken"):
         loader().load_state_dict(state)
 
 
@@ -301,7 +301,7 @@ def test_coordinated_runs_their_checkpoints_and_their_records(tmp_path: Path, ki
         write(kind, tmp_path / "data", 500)
         with (
             loader(1) as third,
-            pytest.raises(ConfigError, match="files of stream 'data' were written anew since the run"),
+            pytest.raises(ConfigError, match="files of stream 'data' were rewritten since the run"),
         ):
             third.next()
     with loader(engine=f"{engine}anew") as again, pytest.raises(StateError, match=ANEW):
@@ -315,8 +315,8 @@ def test_coordinated_runs_their_checkpoints_and_their_records(tmp_path: Path, ki
         same.next()
         replayed = same.get_checkpoint()
     replay("there/data").restore_from_checkpoint(replayed)
-    with pytest.raises(StateError, match=r"'data' at .*written anew since this assignment.*assignment\['identity'\]"):
+    with pytest.raises(StateError, match=r"'data' at .*rewritten since this assignment.*assignment\['identity'\]"):
         replay("data")
     touch(tmp_path / "there")
-    with pytest.raises(StateError, match="written anew since this checkpoint"):
+    with pytest.raises(StateError, match="rewritten since this checkpoint"):
         replay("there/data").restore_from_checkpoint(replayed)

@@ -89,7 +89,7 @@ def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
         ConfigError, match=r"1 of .webp, which no format reads.*format='jpeg'.*format='files' has the by"
     ):
         detect(lay(tmp_path / "pictures", "0.jpg", "1.webp"))
-    with pytest.raises(ConfigError, match="no pattern of files: bad character range"):
+    with pytest.raises(ConfigError, match="not a pattern of files: bad character range"):
         detect(f"{tmp_path}/s-[9-0]0.parquet")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ObjectNotFoundError, match="empty is empty: there are no files"):

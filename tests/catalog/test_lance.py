@@ -1,4 +1,4 @@
-"""Tables of Lance beyond what all tables have in common: values, blobs, processes, and tables that are written anew."""
+"""Tables of Lance beyond what all tables have in common: values, blobs, processes, and tables that are rewritten."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_table_that_is_written_anew_in_its_place_is_an_error(url: str) -> None
         shutil.rmtree(url)
         there(write, url, all_kinds())
         there(delete, url, "x < 6 or x = 21")
-        with pytest.raises(DatasetChangedError, match="written anew in its place"):
+        with pytest.raises(DatasetChangedError, match="rewritten in place"):
             dataset[0]
 
 

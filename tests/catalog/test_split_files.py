@@ -230,7 +230,7 @@ def test_a_copy_of_a_dataset_has_the_splits_of_its_readme(
     with pytest.raises(ConfigError, match="anchors"):
         read("train")
     store.put("README.md", README.replace("configs:", "configs: [").encode())
-    with pytest.raises(ConfigError, match=r"no YAML.*by a pattern"):
+    with pytest.raises(ConfigError, match=r"not YAML.*by a pattern"):
         read("train")
     store.put("README.md", b"---\nlicense: mit\n---\n")
     assert read("english/train") == list(range(100, 200)), "by the names of files"

@@ -548,7 +548,7 @@ def test_columns_whose_names_changed_are_refused(iceberg: IcebergTables, change:
 
         with iceberg.table.update_schema() as update:
             update.add_column("text", StringType())
-    with pytest.raises(ConfigError, match="renamed, or made anew"):
+    with pytest.raises(ConfigError, match="renamed, or added after another"):
         StreamingDataset(iceberg.url, format="iceberg", **iceberg.latest)
 
 

@@ -83,7 +83,7 @@ def test_verify_repairs_indexes_and_caches(data: Path, tmp_path: Path, capsys: p
     stoker(capsys, "verify", data, "--local", cache)
     (data / "index.json").unlink()
     assert "--repair" in stoker(capsys, "verify", data, code=3)
-    assert "made anew" in stoker(capsys, "verify", data, "--repair")
+    assert "rebuilt" in stoker(capsys, "verify", data, "--repair")
     stoker(capsys, "verify", data)
 
 
@@ -328,7 +328,7 @@ def test_errors_name_options_for_the_arguments_of_python(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("message", "options"),
     [
-        ("begin anew with resume=False (--restart)", ""),
+        ("start again with resume=False (--restart)", ""),
         ("resume=False", "--restart for resume=False"),
         ("pass exist_ok=True or exist_ok=True", "--exist-ok for exist_ok=True"),
         ("begin without exist_ok=False", ""),

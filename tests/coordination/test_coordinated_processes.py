@@ -247,7 +247,7 @@ def test_an_actor_that_comes_back_without_its_file_is_an_error(ray_folder: tuple
     while fresh is None:  # until the actor is there again; the old one may still answer
         with suppress(EngineReplacedError):
             fresh = open_store(url, timeout=PATIENCE).create("a", b"3")
-    with pytest.raises(EngineReplacedError, match="was lost and made anew"):
+    with pytest.raises(EngineReplacedError, match="was lost and created again"):
         store.swap("a", b"2", version)
-    with pytest.raises(EngineReplacedError, match="was lost and made anew"):
+    with pytest.raises(EngineReplacedError, match="was lost and created again"):
         store.get(["a"])

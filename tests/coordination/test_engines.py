@@ -170,7 +170,7 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="database of something else"):
         open_store(f"sqlite://{path}")
     (tmp_path / "text").write_text("no database at all, but a text that is long enough to be looked at" * 20)
-    with pytest.raises(ConfigError, match="no SQLite database"):
+    with pytest.raises(ConfigError, match="not an SQLite database"):
         open_store(f"sqlite://{tmp_path}/text")
 
 

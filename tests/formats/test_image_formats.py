@@ -74,7 +74,7 @@ def test_a_folder_that_is_no_number_is_corrupt(tmp_path: Path) -> None:
     (tmp_path / "3").rename(tmp_path / "three")
     index = (tmp_path / "index.json").read_text().replace("3/0000", "three/0000")
     (tmp_path / "index.json").write_text(index)
-    with pytest.raises(CorruptDataError, match="'three' is no whole number"):
+    with pytest.raises(CorruptDataError, match="'three' is not a whole number"):
         list(StreamingDataset(local=tmp_path))
 
 

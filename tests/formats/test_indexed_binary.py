@@ -108,7 +108,7 @@ def test_the_format_is_told_from_megatron_s(tmp_path: Path) -> None:
             {".sz.idx": np.array([16, 16, 2**64 - 8, 0, 0, 0, 0], "<u8").tobytes()},
             r"record 2 of \d+ bytes begins at byte 32 of",
         ),
-        ({".sz.idx": bytes(8 * 6)}, r"its .off.idx tells of 7 records, its .sz.idx of 6, and 7 were indexed"),
+        ({".sz.idx": bytes(8 * 6)}, r"its .off.idx has 7 records, its .sz.idx 6, and 7 were indexed"),
         ({".off.idx": bytes(57)}, r"has 57 bytes, which are not the u64 offsets of"),
         ({".off.idx": b""}, r"has 0 bytes, which are not the u64 offsets of one or more records"),
         ({".sz.idx": bytes(57)}, r"its .sz.idx has 57 bytes, which are not a whole number of u64"),

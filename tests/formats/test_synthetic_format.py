@@ -120,7 +120,7 @@ def test_streams_of_synthetic_samples_are_mixed() -> None:
         ({"columns": COLUMNS}, "samples=None: a whole number"),
         ({"samples": -1, "columns": COLUMNS}, "samples=-1"),
         ({"samples": 10}, "give columns"),
-        ({"samples": 10, "columns": {"x": "object"}}, "column 'x': 'object' is no kind"),
+        ({"samples": 10, "columns": {"x": "object"}}, "column 'x': 'object' is not a kind"),
         ({"samples": 10, "columns": {"x": "ndarray:uint8:0"}}, "column 'x'"),
         ({"samples": 10, "columns": {"x": "ndarray:uint8:100000,100000"}}, "more than 1 GiB"),
         ({"samples": 10, "columns": {"x": "label:0"}}, "at least one class"),

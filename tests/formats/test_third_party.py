@@ -145,8 +145,8 @@ def test_stokers_own_names_stay_its_own(toys: Path) -> None:
     ("name", "message"),
     [
         ("broken", "'broken' of toybox can not be loaded.*the toy is broken"),
-        ("liar", "'liar' of toybox is none: it calls itself 'another'"),
-        ("nothing", "'nothing' of toybox is none: it is no stoker.formats.format.Format"),
+        ("liar", "'liar' of toybox can not be used: it calls itself 'another'"),
+        ("nothing", "'nothing' of toybox can not be used: it is not a stoker.formats.format.Format"),
         ("missing", "'missing' is unknown; known: .*mds.*toy"),
     ],
 )

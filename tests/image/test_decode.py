@@ -185,7 +185,7 @@ def test_damage_is_an_error_that_says_what(decoder: Decoder) -> None:
         for broken in (data[:-200], data[: len(data) // 2], data[:60], data[:10]):
             with pytest.raises(ImageError, match=r"a (JPEG|PNG|WebP) picture|which begin"):
                 decode(broken, decoder=decoder)
-    with pytest.raises(ImageError, match=r"^an empty value, which is no picture$"):
+    with pytest.raises(ImageError, match=r"^an empty value, which is not a picture$"):
         decode(b"", decoder=decoder)
     for other in (b"nothing", b"\xff\xd8", b"\xff\xd8\xff\xda" + bytes(50), bytes(1000)):
         with pytest.raises(ImageError):

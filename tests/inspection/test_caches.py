@@ -216,5 +216,5 @@ def test_a_dataset_that_is_read_in_place_is_listed_and_cleared_in_the_same_words
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="no directory"):
+    with pytest.raises(CacheError, match="not a directory"):
         list_caches([tmp_path / "nowhere"])

@@ -140,5 +140,5 @@ def test_the_dataset_itself_is_no_cache(tmp_path: Path) -> None:
     write("mds", tmp_path)
     with pytest.raises(ConfigError, match="is the dataset itself"):
         verify(tmp_path, local=tmp_path, repair=True)
-    with pytest.raises(ConfigError, match="no directory"):
+    with pytest.raises(ConfigError, match="not a directory"):
         verify(tmp_path, local=tmp_path / "nowhere")

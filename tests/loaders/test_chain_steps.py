@@ -444,10 +444,10 @@ def test_steps_that_make_no_sense_are_refused(data: Path) -> None:
         (lambda: dataset.select(["id", "y"]), "there is no column 'y'; there are doc, id, "),
         (lambda: dataset.select([]), "give at least one column"),
         (lambda: dataset.rename({"y": "z"}), "there is no column 'y'"),
-        (lambda: dataset.rename({"id": "x"}), "gives two columns one name"),
-        (lambda: dataset.rename({"id": "z", "x": "z"}), "gives two columns one name"),
+        (lambda: dataset.rename({"id": "x"}), "gives two columns the same name"),
+        (lambda: dataset.rename({"id": "z", "x": "z"}), "gives two columns the same name"),
         (lambda: dataset.enumerate("id"), "has a column of this name"),
-        (lambda: dataset.flat_map(copies).filter(odd_ones, dropped="replace"), "nothing has a place"),
+        (lambda: dataset.flat_map(copies).filter(odd_ones, dropped="replace"), "there is no place that a replacement"),
         (lambda: dataset.batch_map(dict).enumerate(), r"call enumerate\(\) before it"),
     ]
     for wrong, message in refused:

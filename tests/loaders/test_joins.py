@@ -387,7 +387,7 @@ def test_a_chain_with_a_join_is_a_value(data: Path) -> None:
     assert Chain().join(other(data), "id") == Chain().join(other(data), "id")
     assert Chain().join(other(data), "id") != Chain().join(other(data, "table"), "id", name="notes")
     assert hash(Chain().zip(other(data))) == hash(Chain().zip(other(data)))
-    with pytest.raises(ConfigError, match="two steps of one name"):
+    with pytest.raises(ConfigError, match="two steps of the name"):
         dataset.join(other(data), "id")
     with pytest.raises(ConfigError, match="needs a dataset"):
         Chain().zip(other(data))({})

@@ -50,7 +50,7 @@ def test_shards_are_written_to_and_cached_in_a_path_of_other_bytes(odd: str, com
 )
 def test_what_can_be_no_path_is_refused(use: Callable[[str], Any], tmp_path: Path) -> None:
     path = os.path.join(tmp_path, "\ud800")
-    with pytest.raises(ConfigError, match="is no path"):
+    with pytest.raises(ConfigError, match="is not a path"):
         use(path)
 
 

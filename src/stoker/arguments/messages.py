@@ -96,7 +96,7 @@ def remedy_for(unfit: Unfit, name: str) -> str:
         if kinds & {int, float} and fits(float if float in kinds else int, _number_in(value)):
             return f"{assign}{value.strip()}, without quotes"
         if os.PathLike in kinds:
-            return "a path holds no NUL" if value else "an empty string is no path: is a variable not set?"
+            return "a path holds no NUL" if value else "an empty string is not a path: is a variable not set?"
         if bool in kinds and value.strip().lower() in _BOOLS:
             return f"{assign}{_BOOLS[value.strip().lower()]}"
     if isinstance(value, float) and int in kinds and value.is_integer():

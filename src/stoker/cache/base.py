@@ -387,6 +387,6 @@ class ShardCache(ABC):
         expected = file.hashes[name]
         if found != expected:
             raise CorruptDataError(
-                f"{where}: its {name} is {found}, the index says {expected}. It is damaged, or the dataset was written anew "
-                "since it was opened"
+                f"{where}: its {name} is {found}, the index says {expected}. It is damaged, or the dataset was rewritten "
+                "after it was opened"
             )

@@ -323,7 +323,7 @@ def _chosen(names: Iterable[str], where: str) -> str:
         )
     if beside:
         logger.warning(
-            "%s is read as %s: %s next to them are taken to describe them, and are no samples; format= says otherwise",
+            "%s is read as %s: %s next to them are taken to describe them, and not read as samples; format= overrides this",
             where,
             chosen,
             _told(beside),
@@ -360,7 +360,7 @@ def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, 
             if found is not None:
                 told = (
                     f": it holds shards whose index is lost, or that a writer has not finished. `stoker index {store.url}` "
-                    "makes the index anew"
+                    "rebuilds the index"
                 )
                 if all(shard.format == "mds" for shard in find_shards(listing).values()):
                     told += '; format="mds" reads the shards without one'

@@ -283,7 +283,7 @@ def _card(store: Store) -> Mapping[str, Any]:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"{where}: its header is no YAML: {' '.join(str(error).split())}. Name the files by a pattern"
+            f"{where}: its header is not YAML: {' '.join(str(error).split())}. Name the files by a pattern"
         ) from error
     return found if isinstance(found, dict) else {}
 

@@ -26,7 +26,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_format(parser)
     parser.add_argument("--local", metavar="DIR", help="the cache beside which what is known of files is kept")
     parser.add_argument("--skip-damaged", action="store_true", help="leave torn and missing shards out")
-    parser.add_argument("--exist-ok", action="store_true", help="make an index anew that is there")
+    parser.add_argument("--exist-ok", action="store_true", help="rebuild an index that exists")
     add_storage_options(parser)
     add_json(parser)
 
@@ -80,7 +80,9 @@ def _build(chosen: argparse.Namespace) -> dict[str, Any]:
         index = rebuild_index(url, skip_damaged=chosen.skip_damaged, exist_ok=chosen.exist_ok, storage_options=options)
         return _said(index, open_store(url, None).url_of(INDEX_NAME))
     if chosen.skip_damaged or chosen.exist_ok:
-        raise ConfigError(f"--skip-damaged and --exist-ok are for shards; what is known of {name} files is always anew")
+        raise ConfigError(
+            f"--skip-damaged and --exist-ok are for shards; what is known of {name} files is always collected again"
+        )
     remote, local = (None, url) if chosen.local is None and is_local(url) is not None else (url, chosen.local)
     location = open_format(
         name,

@@ -67,7 +67,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--file-tokens", type=count, metavar="N", default=1 << 28, help="Parquet; default: 268,435,456")
     parser.add_argument(
-        "--replace-bad-bytes", dest="strict", action="store_false", help="plain text that is not UTF-8 is no error"
+        "--replace-bad-bytes", dest="strict", action="store_false", help="plain text that is not UTF-8 is not an error"
     )
     parser.add_argument("--resume", action="store_true", help="continue what a killed run left")
     parser.add_argument("--exist-ok", action="store_true", help="replace what is at DST")

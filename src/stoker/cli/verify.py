@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--repair",
         action="store_true",
-        help="make a lost or damaged index anew; with --local, fetch again what differs. Nothing is lost by it",
+        help="rebuild a lost or damaged index; with --local, fetch again what differs. Nothing is lost by it",
     )
     parser.add_argument(
         "--max-problems", type=integer(1), default=100, metavar="N", help="stop after so many; default: 100"

@@ -372,7 +372,7 @@ def convert(
                 opened.versions,
                 opened.source.versions(),
                 opened.source.name,
-                f"what was made of them at {target} does not belong together. Convert anew with resume=False (--restart)",
+                f"the output at {target} may mix old and new data. Convert again with resume=False (--restart)",
             )
             told = finish(job, about, notes, lambda shards, size: _told(job, notes, shards, size))
     opened.source.close()

@@ -117,7 +117,7 @@ def _by_names(source: Url | Sequence[Url], options: StorageOptions | None) -> st
     """Detect the source by the names of its files."""
     found = find_out(source, options)
     if found.kind == "shards":
-        raise ConfigError(f"{source} holds shards without an index.json: make it anew with `stoker index {source}`")
+        raise ConfigError(f"{source} holds shards without an index.json: rebuild it with `stoker index {source}`")
     return _as_they_are(found.format or INDEX)
 
 

@@ -270,7 +270,7 @@ def _cast(values: Column, plan: ColumnPlan) -> Column:
     if isinstance(values, np.ndarray):
         if name in _WHOLE and values.dtype.kind == "f" and not np.array_equal(values, np.trunc(values)):
             row = int(np.flatnonzero(values != np.trunc(values))[0])
-            raise UnfitValueError(f"{values[row]} is no whole number", row=row, column=plan.name)
+            raise UnfitValueError(f"{values[row]} is not a whole number", row=row, column=plan.name)
         if name in _WHOLE and values.dtype.kind in "fbmM":
             return values.astype(np.int64)
         return [str(value) for value in values.tolist()] if name == "str" else values
@@ -290,7 +290,7 @@ def _cast(values: Column, plan: ColumnPlan) -> Column:
 def _whole(value: Any) -> int:
     number = int(value)
     if not isinstance(value, str) and number != value:
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return number
 
 
@@ -311,7 +311,7 @@ def _array(value: Any, dtype: str, shape: Sequence[int] | None) -> Array:
     try:
         array = np.asarray(value)
     except ValueError:
-        raise ValueError("a list of lists of different lengths is no array: declare the column json") from None
+        raise ValueError("a list of lists of different lengths is not an array: declare the column json") from None
     if not array.size:
         array = array.astype(dtype)
     elif array.dtype.kind not in "biuf":

@@ -129,8 +129,8 @@ def _refuse(store: Store, record: JobRecord, about: Mapping[str, Any], versions:
     error = SourceChangedError if files else ConfigError
     raise error(
         f"{store.url} holds an unfinished conversion of another source or with other settings "
-        f"({_differences(record, about, files)}). Nothing was overwritten. Go on as it was begun, or begin anew with "
-        "resume=False (--restart)"
+        f"({_differences(record, about, files)}). Nothing was overwritten. Continue with the old source and settings, or "
+        "start again with resume=False (--restart)"
     )
 
 
@@ -191,7 +191,7 @@ def _check_there(store: Store, sizes: Mapping[str, int]) -> None:
     for name, size in sizes.items():
         if there.get(name) != size:
             raise CorruptDataError(
-                f"{store.url_of(name)} is gone since it was written: begin anew with resume=False (--restart)"
+                f"{store.url_of(name)} was removed after it was written: start again with resume=False (--restart)"
             )
 
 

@@ -119,7 +119,7 @@ class RunRecords:
             anew = rewritten_streams(theirs.get("streams"), ours.get("streams"))
             said = "; ".join(
                 [
-                    *(f"the files of stream {name!r} were written anew since the run began" for _, name in anew),
+                    *(f"the files of stream {name!r} were rewritten since the run began" for _, name in anew),
                     differences(theirs, ours, "the run", "this worker"),
                 ]
             )

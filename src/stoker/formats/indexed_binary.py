@@ -33,8 +33,8 @@ class IndexedBinaryShard(PackedShard):
         )
         if len(begins) != info.samples or len(sizes) != info.samples:
             raise CorruptDataError(
-                f"{where}: its .off.idx tells of {len(begins)} records, its .sz.idx of {len(sizes)}, and {info.samples} were "
-                "indexed. Are the files of one writing?"
+                f"{where}: its .off.idx has {len(begins)} records, its .sz.idx {len(sizes)}, and {info.samples} were "
+                "indexed. Were the files written together?"
             )
         self._begins, self._sizes = begins, sizes
         self._data = memoryview(files[2]).cast("B")
@@ -50,7 +50,7 @@ class IndexedBinaryShard(PackedShard):
             at = int(np.argmax(wrong))
             raise CorruptDataError(
                 f"{self.where}: record {int(rows[at])} of {int(sizes[at])} bytes begins at byte {int(begins[at])} of {total}"
-                ". Are the files of one writing?"
+                ". Were the files written together?"
             )
         spans = zip(begins.tolist(), (begins + sizes).tolist(), strict=True)
         if self.options.views:

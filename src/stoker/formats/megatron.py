@@ -75,7 +75,7 @@ def _layout(data: NDArray[np.uint8], where: str) -> tuple[np.dtype[Any], Array, 
     if version != 1:
         raise CorruptDataError(f"{where} has version {version}; only version 1 is known")
     if code not in DTYPES:
-        what = f"holds {_FLOATS[code]}, which are no tokens" if code in _FLOATS else f"has an unknown dtype {code}"
+        what = f"holds {_FLOATS[code]}, which are not tokens" if code in _FLOATS else f"has an unknown dtype {code}"
         raise CorruptDataError(f"{where} {what}")
     size = _HEAD.size + 12 * sequences + 8 * borders
     if data.size not in (size, size + sequences):
@@ -111,7 +111,8 @@ def _checked(dtype: np.dtype[Any], lengths: Array, byte_offsets: Array, first: i
     if wrong.any():
         row = int(np.argmax(wrong))
         raise CorruptDataError(
-            f"{where} says that sequence {first + row} of {int(lengths[row])} tokens begins at byte {int(byte_offsets[row])}"
+            f"{where} says that sequence {first + row} of {int(lengths[row])} tokens begins at byte "
+            f"{int(byte_offsets[row])}, which is impossible"
         )
     return lengths.astype(np.int64), byte_offsets.astype(np.int64)
 
@@ -127,7 +128,7 @@ def _read_part(data: NDArray[np.uint8], document: bool, first: int, count: int, 
     if document:
         borders = found[first : first + count + 1].astype(np.int64)
         if len(borders) != count + 1 or (borders[1:] < borders[:-1]).any():
-            raise CorruptDataError(f"{where} has not the document borders that it had when its header was read")
+            raise CorruptDataError(f"{where} does not have the document borders that it had when its header was read")
         low, high = int(borders[0]), int(borders[-1])
     if not 0 <= low <= high <= len(lengths):
         raise CorruptDataError(f"{where} has {len(lengths)} sequences, and had {high} or more when its header was read")
@@ -190,12 +191,14 @@ class MegatronShard(PackedShard):
         self._begins: Ids = begins - start
         self._ends: Ids = ends - start
         if index.dtype.name != next(iter(info.spec["columns"].values())).rpartition(":")[2]:
-            raise CorruptDataError(f"{there} tells of {index.dtype.name}, and did not when its header was read")
+            raise CorruptDataError(
+                f"{there} now says that tokens are {index.dtype.name}, which it did not when the dataset was opened"
+            )
         if len(self._begins) and (int(self._begins.min()) < 0 or int(self._ends.max()) > len(data)):
             row = int(np.argmax((self._begins < 0) | (self._ends > len(data))))  # lengths are not negative
             raise CorruptDataError(
-                f"{where}: sample {row} lies at bytes {int(self._begins[row])} to {int(self._ends[row])} of {len(data)}. Are "
-                "the .idx and the .bin of one writing?"
+                f"{where}: sample {row} lies at bytes {int(self._begins[row])} to {int(self._ends[row])} of {len(data)}. "
+                "Were the .idx and the .bin written together?"
             )
         self._dtype = index.dtype
         self._tokens: Array = data[: len(data) // index.dtype.itemsize * index.dtype.itemsize].view(index.dtype)

@@ -142,7 +142,7 @@ class FileShard:
                 return int(folder)
             except ValueError:
                 raise CorruptDataError(
-                    f"{self.where}: the folder {folder!r} is no whole number, as labels are"
+                    f"{self.where}: the folder {folder!r} is not a whole number, as labels are"
                 ) from None
         folder = folder_of(self.path)
         number = classes.get(folder)

@@ -119,9 +119,11 @@ def get_format(name: str) -> Format:
     except Exception as error:  # another package's code
         raise FormatError(f"shard format {name!r} of {package} can not be loaded: {error!r}") from error
     if not isinstance(found, Format):
-        raise FormatError(f"shard format {name!r} of {package} is none: it is no stoker.formats.format.Format")
+        raise FormatError(
+            f"shard format {name!r} of {package} can not be used: it is not a stoker.formats.format.Format"
+        )
     if name not in (found.name, *found.aliases):
-        raise FormatError(f"shard format {name!r} of {package} is none: it calls itself {found.name!r}")
+        raise FormatError(f"shard format {name!r} of {package} can not be used: it calls itself {found.name!r}")
     return found
 
 

@@ -64,15 +64,15 @@ def synthetic_spec(columns: Any, seed: Any, distinct: Any) -> Mapping[str, Any]:
             'synthetic: give columns, such as {"image": "ndarray:uint8:224,224,3", "label": "label:1000"}'
         )
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"synthetic: seed={seed!r}: a whole number that is not negative")
+        raise ConfigError(f"synthetic: seed={seed!r}: must be a whole number that is not negative")
     if not isinstance(distinct, bool):
-        raise ConfigError(f"synthetic: distinct={distinct!r}: true or false")
+        raise ConfigError(f"synthetic: distinct={distinct!r}: must be true or false")
     for name, text in columns.items():
         try:
             _kind(str(text))
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"synthetic: column {name!r}: {text!r} is no kind of column ({error}): a dtype, ndarray:DTYPE:d0,d1, "
+                f"synthetic: column {name!r}: {text!r} is not a kind of column ({error}): a dtype, ndarray:DTYPE:d0,d1, "
                 "bytes:N, label:K or number"
             ) from None
     return {"columns": {name: str(text) for name, text in columns.items()}, "seed": seed, "distinct": distinct}

@@ -241,7 +241,7 @@ def _open(source: Any, kind: str) -> Any:
             raise ImageError(f"{kind}: {error}") from error
         except pillow.UnidentifiedImageError as error:
             unknown = f"{kind}: Pillow does not know it, or its header is damaged"
-            raise ImageError(unknown if kind != _EMPTY else f"{kind}, which is no picture") from error
+            raise ImageError(unknown if kind != _EMPTY else f"{kind}, which is not a picture") from error
 
 
 def _orientation(image: Any, kind: str) -> int:

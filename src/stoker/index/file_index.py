@@ -44,7 +44,7 @@ class SampleFiles(LazyShards):
 
     def __init__(self, data: SharedBytes, at: int, count: int, format: str, spec: Mapping[str, Any]) -> None:  # noqa: A002
         if count < 1:
-            raise ValueError(f"{count} files are no dataset")
+            raise ValueError(f"{count} files do not make a dataset")
         self._given = data, at, count, format, spec
 
     def __reduce__(self) -> tuple[Any, ...]:

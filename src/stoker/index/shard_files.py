@@ -237,7 +237,7 @@ def rebuild_index(
     """
     store = open_store(url, None if is_local(url) is not None else storage_options)
     if not exist_ok and store.exists(INDEX_NAME):
-        raise ConfigError(f"{store.url_of(INDEX_NAME)} exists: pass exist_ok=True to make it anew all the same")
+        raise ConfigError(f"{store.url_of(INDEX_NAME)} exists: pass exist_ok=True to rebuild it")
     shards = list(find_shards(store.list()).values())
     if not shards:
         raise ConfigError(

@@ -330,7 +330,7 @@ class VersionWatch:
                     return
         except ObjectNotFoundError:
             self.changed(f"{where} is gone, as a writer that replaces the dataset leaves it", cause)
-        self.changed(f"{where} was written anew", cause)
+        self.changed(f"{where} was rewritten", cause)
 
     def explain(self, error: BaseException) -> None:
         """Raise what explains a failed fetch, if the dataset was written anew; otherwise do nothing.

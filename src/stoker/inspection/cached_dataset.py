@@ -50,7 +50,7 @@ def verify_cache(
     """
     root = Path(os.path.expanduser(local)).absolute()
     if not root.is_dir():
-        raise ConfigError(f"{root} is no directory: local= names a cache of {url}")
+        raise ConfigError(f"{root} is not a directory: local= must name a cache of {url}")
     if os.path.realpath(url) == os.path.realpath(root):
         raise ConfigError(f"{root} is the dataset itself, not a cache of it: leave local= away")
     base = root.parent if is_cache_directory(root) else root
@@ -185,7 +185,7 @@ def fetch_again(
         raise
     if wrong:
         put_back()
-        return False, f"{cache.describe(info)} was fetched again, and is no better: {wrong[0]}"
+        return False, f"{cache.describe(info)} was fetched again, and is still damaged: {wrong[0]}"
     for _, aside in moved:
         aside.unlink(missing_ok=True)
     return True, f"{cache.describe(info)} was fetched again"

@@ -166,7 +166,7 @@ def _roots(directories: Sequence[str | os.PathLike[str]]) -> list[Path]:
     for given in directories:
         path = Path(os.path.expanduser(given)).absolute()
         if not path.is_dir():
-            raise CacheError(f"{path} is no directory: give the local= of datasets, or a directory above it")
+            raise CacheError(f"{path} is not a directory: give the local= directory of datasets, or one above it")
         roots += [path] if (path / PRIVATE).is_dir() else []
         roots += [] if is_cache_directory(path) else _below(path)
     return list(dict.fromkeys(roots))

@@ -31,7 +31,7 @@ def plan_index(checker: Checker) -> tuple[Index | None, CheckPlan]:
         index = load_index(store)
     except (FormatError, ObjectNotFoundError) as error:
         where = store.url_of(INDEX_NAME)
-        remedy = "--repair (repair=True) makes it anew from the shards"
+        remedy = "--repair (repair=True) rebuilds it from the shards"
         return None, CheckPlan(None, [], [Problem("index", where, f"{str(error).rstrip('.')}. {remedy}", INDEX_NAME)])
     formats = sorted({info.format for info in index.shards})
     plan = CheckPlan(", ".join(formats) or None, [])
@@ -166,5 +166,5 @@ def rebuild(store: Store, options: StorageOptions | None) -> tuple[str, ...]:
             store.delete(aside)
         raise
     kept = f"; the old one is now {store.url_of(aside)}" if old is not None else ""
-    said = f"{store.url_of(INDEX_NAME)} was made anew from {len(index)} shards with {index.samples} samples{kept}"
+    said = f"{store.url_of(INDEX_NAME)} was rebuilt from {len(index)} shards with {index.samples} samples{kept}"
     return (f"{said}. Shards that are missing at the end can not be noticed",)

@@ -173,7 +173,7 @@ def verify(
                 repaired = rebuild(checker.files.store, options)
                 _, plan = plan_index(checker)
             except (ConfigError, FormatError) as error:
-                plan.notes.append(f"the index could not be made anew: {error}")
+                plan.notes.append(f"the index could not be rebuilt: {error}")
         return check(plan, checker, repaired=repaired)
 
 

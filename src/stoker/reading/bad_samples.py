@@ -90,7 +90,7 @@ class BadSamples:
 
     def __post_init__(self) -> None:
         if self.on_bad_sample not in get_args(OnBadSample):
-            raise ConfigError(f"on_bad_sample={self.on_bad_sample!r}: it is 'raise', 'skip' or 'replace'")
+            raise ConfigError(f"on_bad_sample={self.on_bad_sample!r}: must be 'raise', 'skip' or 'replace'")
         for name, value in (("max_bad", self.max_bad), ("max_in_a_row", self.max_in_a_row)):
             if value is not None and value < 0:
                 raise ConfigError(f"{name} must be at least 0, got {value}")
@@ -108,7 +108,7 @@ class BadSamples:
         named = os.environ.get(VARIABLE)
         if named:
             if named not in get_args(OnBadSample):
-                raise ConfigError(f"{VARIABLE}={named!r}: it is 'raise', 'skip' or 'replace'")
+                raise ConfigError(f"{VARIABLE}={named!r}: must be 'raise', 'skip' or 'replace'")
             wanted = replace(wanted, on_bad_sample=cast(OnBadSample, named))
         if wanted.on_bad_sample == "raise":
             return None

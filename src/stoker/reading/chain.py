@@ -43,8 +43,8 @@ class Chain(StepMethods):
                 )
             if flat and step.kind == "filter" and step.dropped == "replace":
                 raise ConfigError(
-                    f"{self!r}: flat_map() makes several samples or none of one, so that nothing has a place that another "
-                    "could take: use dropped='leave_out' after it"
+                    f"{self!r}: flat_map() makes any number of samples of one, so that there is no place that a "
+                    "replacement could take: use dropped='leave_out' after it"
                 )
             whole, flat = whole or step.kind == "batch_map", flat or step.kind == "flat_map"
         # Random numbers are drawn by the name of their step; states name other datasets by theirs.
@@ -55,8 +55,8 @@ class Chain(StepMethods):
             twice = next((name for number, name in enumerate(what) if name in what[:number]), None)
             if twice is not None:
                 raise ConfigError(
-                    f"{self!r} has two steps of one name, {twice!r}, by which they are told apart: give one of them another, "
-                    "such as name='second'"
+                    f"{self!r} has two steps of the name {twice!r}, and steps are told apart by name: give one of them "
+                    "another name, such as name='second'"
                 )
 
     def _and(self, step: Step) -> Self:

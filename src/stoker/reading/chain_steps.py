@@ -149,7 +149,7 @@ def change_columns(step: Step, values: dict[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(values, dict):
         raise ConfigError(
-            f"{step.kind}() changes columns, and the step before it gave no dict, but {type(values).__name__}"
+            f"{step.kind}() changes columns, but the step before it returned {type(values).__name__}, not a dict"
         )
     if step.kind == "project":
         return {name: values[stored] for name, stored in step.columns}
@@ -162,7 +162,7 @@ def change_columns(step: Step, values: dict[str, Any]) -> dict[str, Any]:
     names = dict(step.columns)
     made = {names.get(name, name): value for name, value in values.items()}
     if len(made) < len(values):
-        raise ConfigError(f"{step.told} gives two columns one name; there are {', '.join(map(str, values))}")
+        raise ConfigError(f"{step.told} gives two columns the same name; there are {', '.join(map(str, values))}")
     return made
 
 
@@ -170,8 +170,10 @@ def add_column(step: Step, values: dict[str, Any], positions: Any) -> dict[str, 
     """A sample or a batch after an ``enumerate``. ConfigError if there is a column of this name."""
     (column,) = step.columns
     if not isinstance(values, dict) or column in values:
-        what = "has a column of this name" if isinstance(values, dict) else "is no dict"
-        raise ConfigError(f"enumerate({column!r}): the sample {what}: give another name, or call it elsewhere")
+        what = "has a column of this name" if isinstance(values, dict) else "is not a dict"
+        raise ConfigError(
+            f"enumerate({column!r}): the sample {what}: give another name, or call enumerate() at another place in the chain"
+        )
     return {**values, column: positions}
 
 
@@ -218,8 +220,8 @@ def project(steps: Sequence[Step], columns: Sequence[str], samples: int) -> Proj
     for one in steps:
         if one.kind == "zip" and one.other is not None and one.other.samples != samples:
             raise ConfigError(
-                f"{one.told}: this dataset has {samples} samples, and {one.name!r} has {one.other.samples}: a zip takes as "
-                "many as there are here. Where samples tell which belong together, use join(on=...)"
+                f"{one.told}: this dataset has {samples} samples, and {one.name!r} has {one.other.samples}: zip() needs "
+                "the same number. Where a column tells which samples belong together, use join(on=...)"
             )
     # Name to where it is stored; the position is stored nowhere.
     stored: dict[str, Any] = {name: (0, name) for name in columns}
@@ -261,12 +263,13 @@ def _beside(step: Step, stored: Mapping[str, Any], number: int) -> tuple[dict[st
         if step.on[0] not in stored:
             raise ConfigError(
                 f"{step.told}: there is no column {step.on[0]!r}; there are {', '.join(stored)}. on= takes two names where "
-                "the other dataset calls it otherwise"
+                "the column has another name in the other dataset"
             )
         key = stored[step.on[0]]
         if key is None:
             raise ConfigError(
-                f"{step.told}: {step.on[0]!r} is a position, which is no sample's own: zip() goes by samples"
+                f"{step.told}: {step.on[0]!r} is a position of the epoch, which is not stored with samples: zip() joins "
+                "by sample"
             )
     names = step.other.columns
     if names is None:

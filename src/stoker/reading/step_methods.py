@@ -168,7 +168,7 @@ class StepMethods:
         if "" in columns.values():
             raise ConfigError(f"rename({dict(columns)!r}): a column's name must not be empty")
         if len(set(columns.values())) < len(columns):
-            raise ConfigError(f"rename({dict(columns)!r}) gives two columns one name")
+            raise ConfigError(f"rename({dict(columns)!r}) gives two columns the same name")
         return self._and(Step("rename", "rename", columns=tuple(columns.items())))
 
     @checked(columns="samples are chosen by subset=KeepIds(ids) of the constructor")
@@ -274,7 +274,7 @@ class StepMethods:
         names = (on, on) if isinstance(on, str) else tuple(on)
         if len(names) != 2:
             raise ConfigError(
-                f"join(on={on!r}): give the name of the column of keys, or two: that here, and that there"
+                f"join(on={on!r}): give the name of the key column, or two names: in this dataset, and in the other"
             )
         made = _other(other, "join", name)
         made.prepare(names[1])
@@ -304,7 +304,7 @@ def _fitting_name(function: Callable[..., Any], name: str | None, method: Litera
     if method == "map" and fits == {2}:
         raise ConfigError(f"map({made}): the function takes random numbers beside the sample: use random_map()")
     if method == "random_map" and fits == {1}:
-        raise ConfigError(f"random_map({made}): the function takes the sample alone, and no random numbers: use map()")
+        raise ConfigError(f"random_map({made}): the function takes only the sample, and no random numbers: use map()")
     return made
 
 

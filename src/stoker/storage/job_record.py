@@ -117,8 +117,8 @@ def read_record(store: Store, key: str) -> JobRecord | None:
     good = version == _VERSION and isinstance(identity, str) and isinstance(about, dict)
     if not good or not isinstance(done, dict | None):
         raise CorruptDataError(
-            f"{store.url_of(key)} is damaged: it says to which job the files next to it belong. Write elsewhere, or "
-            "remove what is there"
+            f"{store.url_of(key)} is damaged, so that it is not known to which job the files next to it belong. Write "
+            "elsewhere, or remove what is there"
         )
     return JobRecord(identity, about, done)
 

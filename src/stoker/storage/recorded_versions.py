@@ -105,8 +105,8 @@ def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, Any], urls: Map
     for name, mine in rewritten_streams(theirs.get("streams"), ours.get("streams")):
         where = f" at {urls[mine]}" if urls.get(mine) else ""
         raise StateError(
-            f"stream {name!r}{where}: its files were written anew since this {taken} was taken, so other samples may come at "
-            "its positions. Read the data that it was taken with, such as from a copy; or, if the content is the same (the "
+            f"stream {name!r}{where}: its files were rewritten since this {taken} was taken, so other samples may come at "
+            "its positions. Read the data that it was taken with, for example a copy; or, if the content is the same (the "
             f"files were only copied or touched), remove {what}['streams'][{name!r}][{VERSIONS!r}]"
         )
 

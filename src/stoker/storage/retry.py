@@ -76,7 +76,7 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         for name in ("patience", "base_delay", "max_delay"):
             if not getattr(self, name) >= 0:
-                raise ConfigError(f"RetryPolicy.{name} is {getattr(self, name)!r}: seconds, not negative.")
+                raise ConfigError(f"RetryPolicy.{name} is {getattr(self, name)!r}: expected seconds, not negative.")
 
     def wait(self, failures: int, elapsed: float, random: Callable[[], float], after: float = 0.0) -> float | None:
         """Seconds to wait after the ``failures``-th failure, ``elapsed`` after the first one, or ``None`` to give up.

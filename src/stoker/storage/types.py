@@ -99,7 +99,9 @@ def as_parts(data: Any) -> list[memoryview]:
 def check_ranges(starts: Sequence[int], ends: Sequence[int], url: str) -> None:
     """Refuse ranges that are no ranges."""
     if len(starts) != len(ends):
-        raise ConfigError(f"{url}: {len(starts)} starts and {len(ends)} ends of ranges: expected as many of each.")
+        raise ConfigError(
+            f"{url}: {len(starts)} starts and {len(ends)} ends of ranges: expected the same number of each."
+        )
     for start, end in zip(starts, ends, strict=True):
         if not 0 <= start <= end:
             raise ConfigError(f"{url}: [{start}, {end}) is not a range of bytes: expected 0 <= start <= end.")

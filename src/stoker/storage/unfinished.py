@@ -70,7 +70,8 @@ def read_mark(store: Store, key: str = MARK) -> UnfinishedOutput | None:
         good = False
     if not good:
         raise CorruptDataError(
-            f"{store.url_of(key)} is damaged: it says which files of an unfinished writer count. Remove it if all of them do"
+            f"{store.url_of(key)} is damaged, so that it is not known which files next to it are finished. Remove it if all "
+            "of them are"
         )
     return UnfinishedOutput(identity, tuple(names), str(found.get("writer", "")))
 
@@ -95,7 +96,7 @@ def counted_files(files: Sequence[ObjectInfo], marks: Iterable[str], store: Stor
     if counted and not left:
         raise ObjectNotFoundError(
             f"{store.url_of(min(counted))}: its files are being written, or their writer was stopped before its end. A "
-            "writer with resume=True goes on; stoker reads the files when it is done",
+            "writer with resume=True finishes them; then they can be read",
             url=store.url,
         )
     return left

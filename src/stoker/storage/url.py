@@ -94,7 +94,7 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
         if colon and start.lower() in _KINDS and path.lstrip("/"):
             meant = f"{start}://{path.lstrip('/')}"
             raise ConfigError(
-                f"{redact_url(text)!r} is no URL: write {redact_url(meant)!r}, or './{start}:...' for a path."
+                f"{redact_url(text)!r} is not a URL: write {redact_url(meant)!r}, or './{start}:...' for a path."
             )
         return _local(text)
     shown = redact_url(text)
@@ -215,7 +215,7 @@ def _local(text: str) -> Location:
         os.fsencode(text)
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{text!r} is no path: {error.object[error.start]!r} is no character of a file's name."
+            f"{text!r} is not a path: {error.object[error.start]!r} is not a character of a file's name."
         ) from error
     path = os.path.abspath(os.path.expanduser(text))
     return Location("file", "", "", path)

@@ -305,7 +305,7 @@ class StoreTests(ReadOnlyStoreTests):
     def test_what_is_deleted_is_gone(self) -> None:
         store = self.filled({"a": b"x", "b": b"y"})
         store.delete("a")
-        store.delete("a")  # which is no error
+        store.delete("a")  # which is not an error
         store.delete("c/d")
         assert not store.exists("a")
         assert [info.key for info in store.list()] == ["b"]

@@ -250,7 +250,7 @@ class LMBatch:
             array: Array = value
             if array.dtype == np.int64 and not wide:
                 if array.size and int(array.max()) > np.iinfo(np.int32).max:
-                    raise ConfigError(f"{name} holds {int(array.max())}, which is no int32: set jax_enable_x64")
+                    raise ConfigError(f"{name} holds {int(array.max())}, which does not fit int32: set jax_enable_x64")
                 array = array.astype(np.int32)
             made[name] = jax.device_put(array)
         return made

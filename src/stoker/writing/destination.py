@@ -186,7 +186,7 @@ class Destination:
             if not resume:
                 raise ConfigError(
                     f"{main.url}: a writer with exist_ok=True was removing what is there when it was stopped: pass "
-                    "resume=True or exist_ok=True to begin anew"
+                    "resume=True or exist_ok=True to start again"
                 )
             self._clear(files)
             mark = None
@@ -391,7 +391,7 @@ def _unfinished(store: Store, files: OutputFiles) -> ConfigError:
 def _another_writer(store: Store) -> ConfigError:
     return ConfigError(
         f"{store.url}: another writer writes there at the same time, and files of both would be mixed: the output of this "
-        "one does not count. Give each writer a directory of its own, and merge their indexes; exist_ok=True begins anew"
+        "one does not count. Give each writer a directory of its own, and merge their indexes; exist_ok=True starts again"
     )
 
 
@@ -402,7 +402,7 @@ def _check_settings(mark: UnfinishedOutput, files: OutputFiles, store: Store) ->
         told = "; ".join(f"{name} was {theirs.get(name)!r}, is {files.settings.get(name)!r}" for name in different)
         raise ConfigError(
             f"{store.url} was begun with other settings ({told[:500]}): resume with the same, or pass exist_ok=True to start "
-            "anew"
+            "again"
         )
 
 

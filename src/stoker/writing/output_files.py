@@ -129,7 +129,7 @@ class ShardOutput(OutputFiles):
             if theirs.get(key) != self.settings[key]:
                 raise ConfigError(
                     f"{where} was written with {key}={theirs.get(key)!r}, but this writer has {self.settings[key]!r}: resume "
-                    "with the same settings, or pass exist_ok=True to start anew"
+                    "with the same settings, or pass exist_ok=True to start again"
                 )
         return WrittenFiles.of_shard(found.number, info)
 

@@ -179,7 +179,7 @@ def altered(folder: Path, name: str = "plain", **config: Any) -> Path:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"encryption": {"algorithm": "fernet", "level": "sample"}}, "encrypted .fernet., and stoker decrypts none"),
+        ({"encryption": {"algorithm": "fernet", "level": "sample"}}, "encrypted .fernet., which stoker can not read"),
         ({"item_loader": "ParquetLoader"}, "format='parquet'"),
         ({"item_loader": "TemporalArrayLoader"}, "chunks of TemporalArrayLoader are not read"),
         ({"compression_level": "word"}, "compression_level 'word' is unknown"),

@@ -171,8 +171,8 @@ V1 = {"major": 1, "minor": 0, "name": "0.bin", "realsize": 2000}
         (sparse({"map": "0,512,1900,200", "size": 2000}, bytes(712)), "are not those of a file of 2000 bytes"),
         (sparse({"map": "0,512,1000,200", "size": 2000}, bytes(600)), "of which 600 are stored"),
         (sparse({"map": f"0,512,{1 << 63},0", "size": 1 << 64}, bytes(512)), "the list of its parts is damaged"),
-        (sparse({"map": "0,-1", "size": 2000}, b""), "b'-1' is no number"),
-        (sparse({"map": "0,0"}, b""), "b'' is no number"),
+        (sparse({"map": "0,-1", "size": 2000}, b""), "b'-1' is not a number"),
+        (sparse({"map": "0,0"}, b""), "b'' is not a number"),
         (sparse(V1, b"2\n0\n512\n".ljust(512)), "is cut off"),
         (sparse(V1, b"9" * 2048), "is cut off"),
         (sparse({**V1, "major": 2}, bytes(512)), "no version b'2' of sparse files"),
@@ -193,7 +193,7 @@ def test_lists_of_parts_that_leave_the_archive_or_are_of_star_are_refused() -> N
         opened(cut, "tar")
     star = bytearray(data)
     star[at + 508 : at + 512] = b"tar\0"
-    with pytest.raises(CorruptDataError, match="as star writes them"):
+    with pytest.raises(CorruptDataError, match="in the format of the program star"):
         opened(bytes(star), "tar")
 
 

@@ -234,7 +234,7 @@ def test_feature_lists_of_sequence_examples_are_not_left_out() -> None:
 def test_records_of_plain_bytes(tmp_path: Path) -> None:
     records = [b"\x00\x01 not a message", b"", b"\xff" * 30]
     assert opened(file_of(records), "tfrecord").read(np.arange(3)) == {"data": records}
-    with pytest.raises(CorruptDataError, match=r"no tf\.train\.Example"):
+    with pytest.raises(CorruptDataError, match=r"not a tf\.train\.Example"):
         opened(file_of(records), "tfrecord", raw=False)
     assert opened(file_of([example(x=[1])]), "tfrecord", raw=True).columns == ("data",)
     with TFRecordWriter({"x": "bytes"}, tmp_path, raw=True) as writer:

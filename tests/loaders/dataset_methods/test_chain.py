@@ -186,7 +186,7 @@ def test_chains_are_values() -> None:
     assert hash(Chain().map(doubled)) == hash(Chain().map(doubled))
     assert Chain().map(doubled) != Chain().map(doubled, "other") != Chain()
     assert Chain().map(doubled).map(len, "length")({"x": np.ones(2)}) == 1
-    with pytest.raises(ConfigError, match=r"two steps of one name, 'noise', .* name='second'"):
+    with pytest.raises(ConfigError, match=r"two steps of the name 'noise', .* name='second'"):
         Chain().random_map(noise).random_map(noise)
     assert Chain().map(lambda sample: sample + 1).map(lambda sample: sample * 2)(3) == 8
     with pytest.raises(ConfigError, match=r"random_map\(\) needs a dataset"):
@@ -225,7 +225,7 @@ def test_a_function_in_the_wrong_one_of_map_and_random_map_is_told_the_other(dat
     dataset: Any = StreamingDataset(data / "a")
     with pytest.raises(ConfigError, match=r"takes random numbers beside the sample: use random_map\(\)"):
         dataset.map(lambda sample, rng: sample, "drawing")
-    with pytest.raises(ConfigError, match=r"alone, and no random numbers: use map\(\)"):
+    with pytest.raises(ConfigError, match=r"only the sample, and no random numbers: use map\(\)"):
         dataset.random_map(lambda sample: sample, "plain")
     # One that takes either, and one that does not tell, are called as they are asked to be.
     chain: Any = Chain()

@@ -122,11 +122,11 @@ def test_a_range_that_comes_cut_or_shifted_is_asked_for_again_and_said(
     ("url", "given", "said"),
     [
         ("s3://b", {"endpoints": []}, "expected URLs of servers"),
-        ("s3://b", {"endpoints": "host:9000"}, "is no URL"),
+        ("s3://b", {"endpoints": "host:9000"}, "is not a URL"),
         ("s3://b", {"endpoints": "http://me:word@a"}, "credentials do not belong in a URL"),
         ("s3://b", {"endpoints": "http://a,http://a/"}, "names a server twice"),
         ("s3://b", {"endpoints": "http://a", "endpoint_url": "http://b"}, "give one of them"),
-        ("s3://b", {"endpoint_number": 1}, "which are not given"),
+        ("s3://b", {"endpoint_number": 1}, "which is not given"),
         ("s3://b", {"part_size": "100kb"}, "at least 1 MiB"),
         ("s3://b", {"part_requests": 0}, "at least 1"),
         ("s3://b", {"patience": "much"}, "expected seconds"),

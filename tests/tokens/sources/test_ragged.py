@@ -80,7 +80,7 @@ def test_dictionaries_of_tokens_are_decoded() -> None:
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (pa.array([[1, 2], [3, None, 4]]), "f, group 2: column 'ids', row 11: token 1 is null; 1 tokens are"),
+        (pa.array([[1, 2], [3, None, 4]]), "f, group 2: column 'ids', row 11: token 1 is null .1 null tokens in all"),
         (pa.array([[1, 2], None, [None]]), "row 12: token 0 is null"),
         (pa.array(["a text"]), "holds string, not lists of token ids: make tokens of it with `stoker tokenize`"),
         (pa.array([1, 2]), "holds int64, not lists of token ids: name the column"),
@@ -119,7 +119,7 @@ def test_columns_of_batches_give_their_rows() -> None:
         (np.zeros((2, 2)), "holds float64"),
         (np.zeros(2, int), "not a row of token ids"),
         ([b"123"], "say which integers they are"),
-        ([np.array([1], np.int64), np.array([2**63], np.uint64)], "row 1: 9223372036854775808 is no token id"),
+        ([np.array([1], np.int64), np.array([2**63], np.uint64)], "row 1: 9223372036854775808 is not a token id"),
     ],
 )
 def test_columns_that_hold_no_tokens_are_reported(column: Any, message: str) -> None:
@@ -128,7 +128,7 @@ def test_columns_that_hold_no_tokens_are_reported(column: Any, message: str) -> 
 
 
 def test_bytes_that_are_no_whole_tokens_are_reported() -> None:
-    with pytest.raises(FormatError, match="row 1: 3 bytes are no whole number of uint16"):
+    with pytest.raises(FormatError, match="row 1: 3 bytes are not a whole number of uint16"):
         Ragged.of([b"12", b"123"], dtype="uint16")
 
 

@@ -129,7 +129,7 @@ def spoil(path: Path, at: int, form: str, *values: int) -> None:
     [
         (0, "<B", 0, "does not begin as an index"),
         (9, "<Q", 2, "has version 2"),
-        (17, "<B", 7, "holds float32, which are no tokens"),
+        (17, "<B", 7, "holds float32, which are not tokens"),
         (17, "<B", 77, "unknown dtype 77"),
         (18, "<Q", 9, "need 158. Was it written to the end"),
         (18, "<Q", 1 << 60, "Was it written to the end"),
@@ -161,7 +161,7 @@ def test_cut_and_missing_files_are_reported(tmp_path: Path) -> None:
             MegatronFile(path)
     path.with_suffix(".idx").write_bytes(whole)
     path.with_suffix(".bin").write_bytes(b"12345")
-    with pytest.raises(CorruptDataError, match="Are the two of one writing"):
+    with pytest.raises(CorruptDataError, match="Were both written together"):
         MegatronFile(path)
     path.with_suffix(".bin").unlink()
     with pytest.raises(ObjectNotFoundError, match=r"data\.bin"):
@@ -204,7 +204,7 @@ def test_raw_tokens_that_can_not_be_are_reported(tmp_path: Path) -> None:
             RawTokens(path, dtype)
     with pytest.raises(ObjectNotFoundError):
         RawTokens(tmp_path / "no", "uint16")
-    with pytest.raises(ConfigError, match="which has 5"):
+    with pytest.raises(ConfigError, match="has 5 tokens: there are no tokens"):
         RawTokens(path, "uint8").read(3, 9)
 
 

@@ -307,7 +307,7 @@ def test_parquet_of_before_that_is_unfinished_is_refused_or_restarted(tmp_path: 
     partial.mkdir()
     for name in (".lock", ".stoker_tokenize.json", "progress.json", "tokens-00000.parquet"):
         (partial / name).write_bytes(b"{}")
-    with pytest.raises(ConfigError, match=r"dst\.partial holds unfinished tokens of an earlier version.*begin anew"):
+    with pytest.raises(ConfigError, match=r"dst\.partial holds unfinished tokens of an earlier version.*start again"):
         tokenize(source, tmp_path / "dst", tokenizer_file, processes=1, resume=True)
     assert partial.exists()
     assert not (tmp_path / "dst").exists()
@@ -486,7 +486,7 @@ def test_what_is_there_is_replaced_only_when_asked_and_only_if_it_is_parquet(
     dst = tmp_path / "dst"
     dst.mkdir()
     tokenize(source, dst, tokenizer_file, processes=1)
-    with pytest.raises(ConfigError, match="it is done"):
+    with pytest.raises(ConfigError, match="with these settings already"):
         tokenize(source, dst, tokenizer_file, processes=1)
     write_parquet(source, ["and to"])
     with pytest.raises(ConfigError, match="exist_ok=True to replace them") as caught:
@@ -542,8 +542,8 @@ def test_the_column_of_the_text_is_found_or_requested(tmp_path: Path, tokenizer_
     ("line", "message"),
     [
         ("{", r"a\.jsonl, line 3 is not JSON"),
-        ("[1]", r"line 3 is no object: a JSON array begins here. JSON lines are needed.*jq -c"),
-        ("1", r"line 3 is no object, not 'text'"),
+        ("[1]", r"line 3 is not an object: a JSON array begins here. JSON lines are needed.*jq -c"),
+        ("1", r"line 3 is not an object, and so has no 'text'"),
         ('{"title": "a"}', r"line 3 has the keys title, not 'text': name the text's key with column="),
         ('{"text": 5}', r"line 3: 'text' is int, not text"),
     ],
@@ -686,7 +686,7 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, tokenizer_file
     for options, message in wrong:
         with pytest.raises(ConfigError, match=message):
             tokenize(source, tmp_path / "dst", tokenizer_file, **options)
-    with pytest.raises(ConfigError, match=r"is no tokenizer .*tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"is not a tokenizer .*tokenizer\.json"):
         tokenize(source, tmp_path / "dst", write_jsonl(tmp_path / "t.json", ["x"]))
     with pytest.raises(StokerError, match="does not exist"):
         tokenize(source, tmp_path / "dst", tmp_path / "no.json")

@@ -158,9 +158,9 @@ class DiskCache(Fetches):
             listed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.stat(self.remembered).st_mtime))
             os.unlink(self.remembered)
             return CorruptDataError(
-                f"{path} was written to after its directory was listed, which was at {listed}. The listing was remembered in "
-                f"{self.remembered}, and taken as no folder has changed since; it is removed now. Open the dataset again, "
-                "and the files are listed anew; a run that began with the old file can not continue with the new one. Rename "
-                "new files into place: then a start sees that they changed"
+                f"{path} was written to after its directory was listed, which was at {listed}. The listing was "
+                f"remembered in {self.remembered}, and used because no folder has changed since; it is removed now. Open "
+                "the dataset again, and the files are listed again; a run that began with the old file can not continue "
+                "with the new one. Rename new files into place: then a start sees that they changed"
             )
         return error

@@ -100,7 +100,7 @@ def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: Storag
         if found := next((name for name, value in values.items() if isinstance(value, bytes)), None):
             raise ConfigError(
                 f"{location.url}: {said} is partitioned by {found!r}, a column of bytes, whose values the log holds as text: "
-                "write the table anew, partitioned by a column of text or of numbers"
+                "write the table again, partitioned by a column of text or of numbers"
             )
         partitions[key] = tuple((name, _value(values[name], kinds.get(name, ""))) for name in values)
     if not partitions:
@@ -122,7 +122,7 @@ def _refuse_features(table: Any, url: str, options: StorageOptions | None) -> No
     if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
         raise ConfigError(
             f"{url}: the Delta table maps its columns to other names in the files (columnMapping), which is not read: write "
-            "it anew without"
+            "the table again without column mapping"
         )
     if "deletionVectors" in features and (count := _count_vectors(url, options, table.version())):
         raise ConfigError(
@@ -157,7 +157,7 @@ def _count_vectors(url: str, options: StorageOptions | None, version: int) -> in
                 vector = told.get("deletionVector")
                 name = json.dumps([told["path"], vector], sort_keys=True) if vector else ""
             except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
-                raise CorruptDataError(f"{store.url_of(key)}: a line is no action: {error}") from None
+                raise CorruptDataError(f"{store.url_of(key)}: a line is not an action of the log: {error}") from None
             if not vector:
                 continue
             if action.get("add"):

@@ -242,8 +242,8 @@ def _refuse_changed_names(schemas: Any, current: Any, where: str) -> None:
         for number, name in before.items():
             if now.get(number, name) != name or ids.get(name, number) != number:
                 raise ConfigError(
-                    f"{where}: the column {now.get(number, name)!r} of the Iceberg table was renamed, or made anew after one "
-                    f"of its name was dropped, and files may have {name!r} for other values: write the table anew"
+                    f"{where}: the column {now.get(number, name)!r} of the Iceberg table was renamed, or added after another "
+                    f"of that name was dropped, so that {name!r} may hold other values in old files: write the table again"
                 )
     for schema, before in earlier:
         kept = columns & {field.name for field in schema.fields}
@@ -251,5 +251,5 @@ def _refuse_changed_names(schemas: Any, current: Any, where: str) -> None:
             if "." in name and name.partition(".")[0] in kept:
                 raise ConfigError(
                     f"{where}: the field {name!r} of the Iceberg table was added or dropped inside its column, and files "
-                    "have the column as it was when they were written: write the table anew"
+                    "still have the column as it was when they were written: write the table again"
                 )

@@ -81,7 +81,7 @@ def open_lance(
         if name in facts.unread:
             raise ConfigError(
                 f"{table.url}: values of column {name!r} are not read: {facts.unread[name]}. Choose other columns by "
-                "columns=, or write it anew as a type of Arrow's own"
+                "columns=, or write the column again as one of Arrow's own types"
             )
     chosen = kinds if columns is None else {name: kind for name, kind in kinds.items() if name in set(columns)}
     shards = list(_spans(table, {"columns": chosen}))

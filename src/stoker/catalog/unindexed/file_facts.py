@@ -54,7 +54,7 @@ def parse_facts(data: bytes) -> dict[str, UnindexedFile]:
     try:
         return _unpack(SharedBytes(data))
     except UNREADABLE as error:
-        logger.info("what was known of files without an index can not be read, and is found out anew: %s", error)
+        logger.info("what was recorded of files without an index can not be read, and is collected again: %s", error)
         return {}
 
 

@@ -228,8 +228,8 @@ def no_files(root: str) -> str:
     links = [entry.path for entry in os.scandir(directory) if entry.is_symlink() and not os.path.exists(entry.path)]
     if links:
         return (
-            f"{directory} holds no files, but symbolic links to what is not there: {min(links)} leads to "
-            f"{os.readlink(min(links))!r}. Mount what they lead to, or link the files anew"
+            f"{directory} holds no files, but broken symbolic links: {min(links)} leads to {os.readlink(min(links))!r}. "
+            "Mount what they lead to, or make the links again"
         )
     return f"{directory} is empty: there are no files to detect a format by, or to read. Check the path"
 
@@ -289,7 +289,7 @@ def _wild(text: str, literal: str = "") -> FilesLocation:
         re.compile(joined)
     except re.error as error:
         raise ConfigError(
-            f"{redact_url(text)} is no pattern of files: {error}. Ranges in [...] rise, such as [0-9]"
+            f"{redact_url(text)} is not a pattern of files: {error}. Ranges in [...] rise, such as [0-9]"
         ) from None
     return FilesLocation(root or "/", pattern=joined, given=text)
 

@@ -230,8 +230,8 @@ def _refuse_unquoted_shards(keys: Iterable[str], store: Store, reader: Format) -
         folder = store.url_of(shard[0]).rpartition("/")[0]
         raise ConfigError(
             f"{store.url_of(shard[0])} is a shard of a dataset with an {INDEX_NAME}, and its values are not quoted as "
-            f"those of other {reader.name} files: open {folder} without format=. `stoker index {folder}` makes a lost "
-            "index anew"
+            f"those of other {reader.name} files: open {folder} without format=. `stoker index {folder}` rebuilds a lost "
+            "index"
         )
 
 

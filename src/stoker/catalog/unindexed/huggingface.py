@@ -52,8 +52,8 @@ def state_files(store: Store, key: str = STATE_NAME) -> list[str] | None:
         return None
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise ConfigError(
-            f"{store.url_of(key)}: this dataset was saved with a selection of its rows, which only datasets itself reads: "
-            "load it there, and save it anew after flatten_indices()"
+            f"{store.url_of(key)}: this dataset was saved with a selection of its rows, which only the package datasets "
+            "reads: load it there, and save it again after flatten_indices()"
         )
     names = [file.get("filename") if isinstance(file, dict) else None for file in files]
     good = [name for name in names if isinstance(name, str) and check_basename(name) is None]

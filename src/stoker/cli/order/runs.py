@@ -167,7 +167,7 @@ def _resumed(
     except OSError as error:
         raise ConfigError(f"the state {path} can not be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise StateError(f"{path} is no state: it is not JSON ({error})") from None
+        raise StateError(f"{path} is not a state: it is not JSON ({error})") from None
     try:
         if isinstance(state, Mapping) and isinstance(state.get("order"), Mapping):
             options = _as_saved(options, state)
@@ -191,5 +191,5 @@ def _as_saved(options: OrderOptions, state: Mapping[str, Any]) -> OrderOptions:
         saved["partition"] = partition_from_dict(order["partition"])
     wrong = [name for name, value in saved.items() if name not in ("shuffle", "partition") and type(value) is not int]
     if wrong or not isinstance(saved.get("shuffle", ""), str):
-        raise StateError(f"this is no state of a StreamingDataset: {', '.join(wrong or ['shuffle'])} is wrong")
+        raise StateError(f"this is not a state of a StreamingDataset: {', '.join(wrong or ['shuffle'])} is wrong")
     return replace(options, **saved)

@@ -36,8 +36,8 @@ class _Keeper:
         """A call for the records of a generation. An actor that was started anew may have found no file, and made one."""
         if self._store.generation() != generation:
             raise EngineReplacedError(
-                f"{self._path}, in which the engine's actor keeps its records, was lost and made anew: the run's records are "
-                "lost. End all workers of the run, and begin it anew, or resume from a checkpoint"
+                f"{self._path}, in which the engine's actor keeps its records, was lost and created again: the run's "
+                "records are lost. End all workers of the run, and start it again, or resume from a checkpoint"
             )
         return getattr(self._store, name)(*arguments)
 

@@ -141,7 +141,7 @@ class RedisStore:
         if found is None or found != self._generation:
             raise EngineReplacedError(
                 f"the engine {self.url} was emptied while this worker used it, or restarted without its file: the run's "
-                "records are lost. End all workers of the run, and begin it anew, or resume from a checkpoint"
+                "records are lost. End all workers of the run, and start it again, or resume from a checkpoint"
             )
 
     def _call(self, ask: Callable[[], _Answer]) -> _Answer:

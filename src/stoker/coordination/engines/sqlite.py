@@ -184,7 +184,7 @@ class SqliteStore:
             what = "was deleted" if found is None else "was replaced by another file"
             raise EngineReplacedError(
                 f"the engine {self.url} {what} while this worker used it: its records are lost. End all workers of the run, "
-                "and begin it anew, or resume from a checkpoint"
+                "and start it again, or resume from a checkpoint"
             )
 
     def _link(self) -> _Link:
@@ -243,7 +243,7 @@ class SqliteStore:
     def _failed(self, error: sqlite3.Error, begun: float) -> Exception:
         said = str(error)
         if "not a database" in said:
-            return ConfigError(f"{self.url} is no SQLite database: give another path")
+            return ConfigError(f"{self.url} is not an SQLite database: give another path")
         if "locked" in said or "busy" in said:
             remedy = "another process holds the file: see whether one is stopped"
         elif "full" in said:

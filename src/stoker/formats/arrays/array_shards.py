@@ -95,7 +95,7 @@ class ArrayShard(PackedShard):
             return decode_fixed(encoding, raw.view(np.uint8).reshape(len(rows), -1), rows, name, self.where)
         if taken.dtype.kind in "SUV":
             if not _all_characters(taken):
-                raise CorruptDataError(f"{self.where}: column {name!r} holds text of what are no characters")
+                raise CorruptDataError(f"{self.where}: column {name!r} holds text with invalid characters")
             try:
                 values: list[Any] = taken.tolist()
             except (ValueError, SystemError) as error:  # the latter for what is no character
@@ -192,7 +192,7 @@ def map_array(
     """An array that lies in a file, read-only. CorruptDataError if it does not fit into the file."""
     check_dtype(dtype, where)
     if len(shape) > MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
-        raise CorruptDataError(f"{where}: an array of shape {str(shape)[:200]}")
+        raise CorruptDataError(f"{where}: an array has the invalid shape {str(shape)[:200]}")
     size = math.prod(shape) * dtype.itemsize
     if not 0 <= offset <= offset + size <= len(data):
         raise CorruptDataError(
@@ -200,7 +200,9 @@ def map_array(
         )
     if not size:
         if max(shape, default=0) > _MOST_DECODED:
-            raise CorruptDataError(f"{where}: an array of shape {shape} without bytes")
+            raise CorruptDataError(
+                f"{where}: an array of shape {shape} has no values, and a dimension that is too large"
+            )
         try:
             return np.zeros(shape, dtype)
         except ValueError as error:

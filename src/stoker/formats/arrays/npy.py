@@ -73,11 +73,11 @@ def parse_header(
     """
     head = read(0, min(size, 12))
     if len(head) < 10 or not head.startswith(_MAGIC) or head[6] not in (1, 2, 3):
-        raise CorruptDataError(f"{where}: not an NPY file: it begins {head[:8]!r}")
+        raise CorruptDataError(f"{where}: not an NPY file: it begins with {head[:8]!r}")
     start = 10 if head[6] == 1 else 12
     length = int.from_bytes(head[8:start], "little")
     if length > _MOST_HEADER or start + length > size:
-        raise CorruptDataError(f"{where}: an NPY header of {length} bytes in a file of {size}")
+        raise CorruptDataError(f"{where}: its header claims {length} bytes, in a file of {size}")
     raw = read(start, start + length)
     try:
         dtype, shape, fortran = _literals(raw, "utf8" if head[6] == 3 else "latin1")
@@ -161,7 +161,9 @@ class NPYFormat(ArrayFormat):
         dtype, shape, _, start = parse_header(source.read, source.size, source.where)
         count, row = split_shape(shape, last, source.where)
         if start + math.prod(shape) * dtype.itemsize > source.size:
-            raise CorruptDataError(f"{source.where}: an array of {dtype} and shape {shape} in {source.size} bytes")
+            raise CorruptDataError(
+                f"{source.where}: an array of {dtype} and shape {shape} does not fit into the file's {source.size} bytes"
+            )
         kinds = {settings.get("column", _COLUMN): describe_kind(dtype, row)}
         if dtype.fields is not None:
             fields = {name: dtype.fields[name][0] for name in dtype.names or ()}

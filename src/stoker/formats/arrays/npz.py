@@ -231,7 +231,7 @@ def read_arrays(data: Buffer, where: str, *, checksums: bool = False) -> dict[st
             found[name] = _decoded(data, member, here, ReadOptions().decoded_bytes)
         else:
             if checksums and zlib.crc32(memoryview(data)[member.start : member.start + member.size]) != member.crc:
-                raise CorruptDataError(f"{here} does not have the checksum of the archive")
+                raise CorruptDataError(f"{here} does not match its checksum in the archive")
             dtype, shape, fortran, start = _header(source, member, here)
             found[name] = map_array(data, dtype, shape, member.start + start, fortran, here)
     return found
@@ -249,7 +249,9 @@ def _decoded(data: Buffer, member: _Member, where: str, limit: int) -> Array:
     finally:
         packed.release()
     if len(unpacked) != member.size or zlib.crc32(unpacked) != member.crc:
-        raise CorruptDataError(f"{where} does not unpack to the {member.size} bytes and the checksum of the archive")
+        raise CorruptDataError(
+            f"{where} does not unpack to the size ({member.size} bytes) and checksum that the archive gives"
+        )
     dtype, shape, fortran, start = parse_header(lambda a, b: unpacked[a:b], len(unpacked), where)
     return map_array(unpacked, dtype, shape, start, fortran, where)
 

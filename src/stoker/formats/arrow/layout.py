@@ -137,7 +137,7 @@ def _listed(source: ByteSource) -> Iterator[tuple[int, int]]:
         raise ValueError("it does not end as one: cut off?")
     length = struct.unpack_from("<i", tail)[0]
     if not 0 < length <= min(size - 10, _MOST_METADATA):
-        raise ValueError(f"a footer of {length} bytes")
+        raise ValueError(f"its footer claims {length} bytes")
     footer = _Table.root(source.read(size - 10 - length, size - 10))
     for field in (2, 3):
         for start, metadata, _, body in footer.structs(field, "<qiiq"):
@@ -164,19 +164,19 @@ def _walk(source: ByteSource) -> Iterator[tuple[int, int]]:
         at = end + -(-body // 8) * 8
         first = False
     if first:
-        raise ValueError("no messages")
+        raise ValueError("it has no messages")
 
 
 def _message(source: ByteSource, start: int) -> tuple[_Table, int, int]:
     """A message's table, where its metadata begin and end."""
     if not 0 <= start <= source.size - 8:
-        raise ValueError(f"a message at byte {start}")
+        raise ValueError(f"a message should begin at byte {start}, and the file has {source.size} bytes")
     word, length = struct.unpack("<II", source.read(start, start + 8))
     begin = start + 8
     if word != _CONTINUATION:  # before version 0.15 there was no such mark
         begin, length = start + 4, word
     if not 0 < length <= min(_MOST_METADATA, source.size - begin):
-        raise ValueError(f"a message of {length} bytes at byte {start}")
+        raise ValueError(f"the message at byte {start} claims {length} bytes")
     return _Table.root(source.read(begin, begin + length)), begin, begin + length
 
 

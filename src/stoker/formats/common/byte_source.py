@@ -150,4 +150,4 @@ def whole(source: ByteSource) -> Buffer:
 def check_range(source: ByteSource, start: int, end: int) -> None:
     """Check that bytes are inside the source. CorruptDataError if they are not."""
     if not 0 <= start <= end <= source.size:
-        raise CorruptDataError(f"{source.where}: bytes {start} to {end} of a file of {source.size} bytes")
+        raise CorruptDataError(f"{source.where}: bytes {start} to {end} lie outside of the file's {source.size} bytes")

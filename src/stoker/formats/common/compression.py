@@ -167,8 +167,8 @@ class Compression:
                 too_small = any(text in str(error) for text in _TOO_SMALL)
                 if not too_small or size >= limit:
                     raise CorruptDataError(
-                        f"{len(data):,} bytes are no {self.extension} of at most {limit:,} bytes ({with_remedy(error)}): "
-                        "damaged, or made to fill memory; if it is right, decompress it by hand"
+                        f"{len(data):,} bytes are not valid {self.extension} data of at most {limit:,} bytes "
+                        f"({with_remedy(error)}): damaged, or made to fill memory; if it is right, decompress it by hand"
                     ) from error
             else:
                 return memoryview(out)[:written]

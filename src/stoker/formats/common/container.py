@@ -344,10 +344,10 @@ def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str, first: in
     data, meta = files
     head = 4 + 4 * (info.samples + 1)
     if len(meta) < head:
-        raise CorruptDataError(f"{where}: {len(meta)} bytes of meta file for {info.samples} samples")
+        raise CorruptDataError(f"{where}: the meta file has {len(meta)} bytes, too few for {info.samples} samples")
     words = np.frombuffer(meta[:head], "<u4").astype(np.int64)
     if int(words[0]) != info.samples:
-        raise CorruptDataError(f"{where}: the meta file tells of {words[0]} samples, the index says {info.samples}")
+        raise CorruptDataError(f"{where}: the meta file says {words[0]} samples, the index says {info.samples}")
     offsets: Ids = words[1:]
     if int(offsets[0]) != first or int(offsets[-1]) != len(data) or (np.diff(offsets) < 0).any():
         raise CorruptDataError(

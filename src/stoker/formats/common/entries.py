@@ -48,8 +48,9 @@ def check_empty(info: ShardInfo, where: str) -> None:
     header, size = info.raw[-1], _HEAD + len(json.dumps(config, sort_keys=True).encode())
     if header.bytes != size:
         raise CorruptDataError(
-            f"{where}: the index says 0 samples, but {header.basename} has {header.bytes} bytes, and of a shard without "
-            f"samples {size}: its samples would be missing. Make the index anew from the shards: stoker verify --repair"
+            f"{where}: the index says 0 samples, but {header.basename} has {header.bytes} bytes, where a shard without "
+            f"samples has {size}: its samples would be left out. Rebuild the index from the shards: stoker verify "
+            "--repair"
         )
 
 

@@ -132,7 +132,9 @@ def span_bytes(info: ShardInfo, data: Array, where: str) -> Array:
     skip = part.starts[0] - part.window[0] if part is not None and part.in_place else 0
     found = data[skip:]
     if len(found) != info.raw[-1].bytes:
-        raise CorruptDataError(f"{where}: {len(found)} bytes where {info.raw[-1].bytes} were indexed")
+        raise CorruptDataError(
+            f"{where}: the file has {len(found)} bytes, and had {info.raw[-1].bytes} when it was indexed"
+        )
     return found
 
 

@@ -59,7 +59,7 @@ def piece_bytes(settings: Mapping[str, Any], usual: int) -> int:
     """
     size = parse_bytes(settings.get("piece_bytes", usual))
     if size < 1:
-        raise ConfigError(f"piece_bytes={size}: at least 1")
+        raise ConfigError(f"piece_bytes={size}: must be at least 1")
     return size
 
 

@@ -167,9 +167,9 @@ def _unfiltered(raw: Any, filters: Sequence[int], width: int, size: int) -> Any:
     for one in reversed(filters):
         if one == _FLETCHER:
             if len(raw) < _CHECKSUM:
-                raise ValueError(f"{len(raw)} bytes have no checksum")
+                raise ValueError(f"{len(raw)} bytes are too few to hold a checksum")
             if not _sum_fits(raw[:-_CHECKSUM], bytes(raw[-_CHECKSUM:])):
-                raise ValueError("it does not have its checksum")
+                raise ValueError("its checksum does not match")
             raw = raw[:-_CHECKSUM]
         elif one == _DEFLATE:
             unpacker = zlib.decompressobj()
@@ -285,7 +285,9 @@ def _datasets(source: ByteSource) -> dict[str, _Dataset]:
         else:
             break
     if not found or len(found) > _MOST_DATASETS:
-        raise CorruptDataError(f"{source.where}: an HDF5 file of {len(found)} datasets")
+        raise CorruptDataError(
+            f"{source.where}: the HDF5 file has {len(found)} datasets, and 1 to {_MOST_DATASETS} are read"
+        )
     return found
 
 

@@ -110,8 +110,8 @@ class LanceConnection:
                     raise _named(error, f"{self.url}: the table{told} can not be opened", self.url) from None
                 if self.mark and facts.mark != self.mark:
                     raise DatasetChangedError(
-                        f"{self.url}: version {facts.version} of the table is another than when the dataset was opened: the "
-                        "table was written anew in its place. Open the dataset again"
+                        f"{self.url}: version {facts.version} of the table has changed since the dataset was opened: the "
+                        "table was rewritten in place. Open the dataset again"
                     )
                 self._dataset, self._facts = dataset, facts
             return self._facts

@@ -80,7 +80,7 @@ def _check_readable(config: Mapping[str, Any], loader: str, where: str) -> None:
             config["encryption"].get("algorithm") if isinstance(config["encryption"], dict) else "some algorithm"
         )
         raise FormatError(
-            f"{where}: the chunks are encrypted ({algorithm}), and stoker decrypts none: write them anew without "
+            f"{where}: the chunks are encrypted ({algorithm}), which stoker can not read: write them again without "
             "encryption=, by litdata's optimize over its StreamingDataset(..., encryption=...)"
         )
     if loader == "ParquetLoader":

@@ -140,7 +140,7 @@ class LitDataShard:
     def _read_frames(self) -> Ids:
         """Offsets of items in the joined bytes of the frames, which are kept."""
         if len(self._data) < _HEAD.size:
-            raise CorruptDataError(f"{self.where}: cut off in its head")
+            raise CorruptDataError(f"{self.where}: it is cut off inside its header")
         _, version, _, count, _, frames = _HEAD.unpack_from(self._data.data)
         if version != 1:
             raise CorruptDataError(f"{self.where}: compressed batches of version {version} are not read")
@@ -247,7 +247,10 @@ class LitDataShard:
             return np.zeros((0, count), np.int64), np.zeros((0, count), np.int64)
         short = np.flatnonzero(items.sizes < 4 * count)
         if short.size:
-            raise CorruptDataError(f"{self.where}: sample {rows[short[0]]} has {items.sizes[short[0]]} bytes")
+            raise CorruptDataError(
+                f"{self.where}: sample {rows[short[0]]} has {items.sizes[short[0]]} bytes, too few for the sizes of its "
+                f"{count} values"
+            )
         sizes = gather_rows(address_of(items.data) + items.begins, 4 * count).view("<u4").astype(np.int64)
         ends = np.cumsum(sizes, axis=1) + 4 * count
         wrong = np.flatnonzero(ends[:, -1] != items.sizes)

@@ -369,7 +369,7 @@ class _FFmpeg:
         """Number of a frame's first sample in the sound."""
         file, facts = self._file, self.facts
         if frame.sample_rate != facts.rate or frame.layout.nb_channels != facts.channels:
-            raise CorruptDataError(f"{file.where}: a sound whose rate or channels change within")
+            raise CorruptDataError(f"{file.where}: the sample rate or the number of channels changes within the sound")
         number: int = round((frame.pts * Fraction(frame.time_base or file.tick) - file.origin * file.tick) * facts.rate)
         return number
 

@@ -77,7 +77,7 @@ def read_files(data: Buffer | HeadView, where: str) -> ArchiveFiles:
             raise CorruptDataError(f"{where}: the file at byte {at} has {length} bytes, past the archive's end")
         if more:
             if length > _LONGEST:
-                raise CorruptDataError(f"{where}: a header of {length} bytes at byte {begin}")
+                raise CorruptDataError(f"{where}: the header at byte {begin} claims {length} bytes")
             body = data[begin : begin + length]
             if kind in _LONG:
                 given[_LONG[kind]] = body.split(b"\0", 1)[0]
@@ -136,7 +136,7 @@ def _number(field: bytes, where: str, at: int) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        raise CorruptDataError(f"{where}: not a tar archive, for at byte {at} is no header of one")
+        raise CorruptDataError(f"{where}: not a tar archive: there is no tar header at byte {at}")
     return number
 
 
@@ -148,7 +148,7 @@ def _size(field: bytes) -> int:
 
 def _decimal(digits: bytes) -> int:
     if not digits.isdigit():
-        raise ValueError(f"{digits[:20]!r} is no number")
+        raise ValueError(f"{digits[:20]!r} is not a number")
     return int(digits)
 
 
@@ -197,7 +197,9 @@ def _parts_of_header(data: Buffer | HeadView, head: bytes, begin: int) -> tuple[
     length of the file.
     """
     if head[508:] == b"tar\0":
-        raise ValueError("it is as star writes them: pack the archive again without holes")
+        raise ValueError(
+            "it is in the format of the program star, which is not read: pack the archive again without holes"
+        )
     fields, more = [head[at : at + 12] for at in range(386, 482, 12)], head[482]
     while more:
         block = data[begin : begin + BLOCK]
@@ -289,7 +291,7 @@ def _check_sums(data: Buffer | HeadView, heads: list[int], where: str) -> None:
         if wrong.any():  # old programs add up bytes with a sign
             wrong &= blocks.view(np.int8).sum(axis=1, dtype=np.int64) != told
         if wrong.any():
-            raise CorruptDataError(f"{where}: the header at byte {here[np.argmax(wrong)]} does not have its checksum")
+            raise CorruptDataError(f"{where}: the header at byte {here[np.argmax(wrong)]} does not match its checksum")
 
 
 def _octal(field: bytes) -> int:

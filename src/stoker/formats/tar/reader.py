@@ -84,7 +84,7 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
     of the reader's own, the files of a sample do not follow each other, or no file has an extension.
     """
     if not len(data):
-        raise CorruptDataError(f"{where}: the file is empty (0 bytes), so it is no tar archive")
+        raise CorruptDataError(f"{where}: the file is empty (0 bytes), so it is not a tar archive")
     try:
         files = read_files(data, where)
     except CorruptDataError as error:
@@ -308,7 +308,7 @@ class TarFormat(PackedFormat):
         encodings = dict(zip(obj["column_names"], obj["column_encodings"], strict=True))
         for name in names:
             if not is_number(name, encodings.get(name, "")):
-                refuse(where, f"{DIGITS!r} names {name!r}, which is no column of whole numbers")
+                refuse(where, f"{DIGITS!r} names {name!r}, which is not a column of whole numbers")
         return {DIGITS: names}
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:

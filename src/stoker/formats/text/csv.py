@@ -266,25 +266,25 @@ def _wider(kinds: set[str]) -> str:
 
 def _int(text: str) -> int:
     if "_" in text:
-        raise ValueError("no number")
+        raise ValueError("not a number")
     return int(text)
 
 
 def _float(text: str) -> float:
     if "_" in text:
-        raise ValueError("no number")
+        raise ValueError("not a number")
     return finite_float(text) if text else math.nan
 
 
 def _strict_int(text: str) -> int:
     if not _is_int(text):
-        raise ValueError("no number that a column begins with")
+        raise ValueError("not a number as columns of numbers hold it")
     return int(text)
 
 
 def _strict_float(text: str) -> float:
     if text and not _is_float(text):
-        raise ValueError("no number that a column begins with")
+        raise ValueError("not a number as columns of numbers hold it")
     return float(text) if text else math.nan
 
 

@@ -103,7 +103,7 @@ def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids
             | (told != masked(crc_of_lengths(lengths)))
         )
         if wrong.size:
-            raise CorruptDataError(f"{where}: record {wrong[0]}: its length does not have its checksum")
+            raise CorruptDataError(f"{where}: record {wrong[0]}: its length does not match its checksum")
     return offsets
 
 
@@ -207,7 +207,7 @@ class TFRecordShard(PackedShard):
         data = self._data[begin + _HEAD : end]
         record, told = data[:-4], int.from_bytes(data[-4:], "little")
         if mask(self._crc(record)) != told:
-            raise CorruptDataError(f"{self.where}: record {row} does not have its checksum")
+            raise CorruptDataError(f"{self.where}: record {row} does not match its checksum")
         return record
 
     def _is_whole(self, wanted: Sequence[str]) -> bool:
@@ -284,7 +284,7 @@ class TFRecordShard(PackedShard):
         if stacked.dtype == np.int64 and dtype != np.uint64 and (stored.astype(np.int64) != stacked).any():
             row = int(rows[int(np.argmax((stored.astype(np.int64) != stacked).any(axis=1)))])
             raise CorruptDataError(
-                f"{self.where}: record {row}: feature {name!r} holds a number that {encoding.name} can not"
+                f"{self.where}: record {row}: feature {name!r} holds a number that does not fit {encoding.name}"
             )
         return decode_fixed(encoding, stored.reshape(len(rows), -1).view(np.uint8), rows, name, self.where)
 
@@ -363,7 +363,7 @@ class TFRecordFormat(PackedFormat):
             columns = {} if raw else _features(records)
         except ValueError as error:
             if raw is not None:
-                raise CorruptDataError(f"{source.where}: a record is no tf.train.Example: {error}") from None
+                raise CorruptDataError(f"{source.where}: a record is not a tf.train.Example: {error}") from None
             raw = True
         if raw:
             columns = {_RAW: "bytes"}
@@ -398,7 +398,7 @@ class TFRecordFormat(PackedFormat):
         for row in range(len(bounds) - 1):
             begin, end = bounds[row] + 12, bounds[row + 1] - 4
             if mask(crc(bytes(data[begin:end]))) != int.from_bytes(data[end : end + 4], "little"):
-                yield row, f"record {row} does not have its checksum"
+                yield row, f"record {row} does not match its checksum"
 
 
 class _Glance:

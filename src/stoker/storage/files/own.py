@@ -44,7 +44,7 @@ def open_own(path: str | os.PathLike[str], flags: int = 0) -> int:
         if error.errno == errno.ELOOP:
             name = os.fspath(path)
             raise StorageError(
-                f"{name} is a symbolic link, and stoker makes none: what it leads to is not written to. Remove it, and see "
+                f"{name} is a symbolic link, which stoker never makes, and does not write through. Remove it, and check "
                 "who may write to that directory",
                 url=name,
             ) from error
@@ -83,7 +83,7 @@ def make_own_directory(path: str | os.PathLike[str]) -> None:
             os.chmod(name, stat.S_IMODE(status.st_mode) & ~stat.S_IWOTH)
     elif status.st_uid:
         raise StorageError(
-            f"everyone may write to {name}, which is of user {status.st_uid}: have its owner take that away (chmod o-w; a "
-            "group may share it), or choose another directory",
+            f"everyone may write to {name}, which belongs to user {status.st_uid}: let its owner run chmod o-w (a group "
+            "may still share it), or choose another directory",
             url=name,
         )

@@ -216,7 +216,7 @@ class HubClient:
             found = json.loads(data)
             parts = urlsplit(after or "")  # of a mirror, which may name the Hub itself
         except (ValueError, RecursionError):
-            raise AnswerError(Fault("other", "the Hub's answer is no JSON; see HF_ENDPOINT")) from None
+            raise AnswerError(Fault("other", "the Hub's answer is not JSON; see HF_ENDPOINT")) from None
         below = parts.path.removeprefix(urlsplit(self._address.endpoint).path)
         if after and not below.startswith("/"):  # as a part of a host's name it would lead to another one
             raise AnswerError(Fault("other", f"the Hub names {after[:100]!r} as the next page; see HF_ENDPOINT"))
@@ -255,7 +255,9 @@ class HubClient:
             )
             for _ in range(_MOST_REDIRECTS):
                 if "https" == self._endpoint.scheme != request.url.scheme:
-                    raise AnswerError(Fault("other", "the server redirects from https to what is not encrypted"))
+                    raise AnswerError(
+                        Fault("other", "the server redirects from https to an address that is not encrypted")
+                    )
                 with closing(connections.send(request, stream=True)) as response:
                     following = response.next_request  # without the token where it is to another server
                     if following is None or (method == "HEAD" and following.url.origin != request.url.origin):

@@ -301,5 +301,5 @@ def _listed_file(entry: Mapping[str, Any], skip: str) -> ObjectInfo | None:
     if isinstance(size, bool) or not 0 <= size < 1 << 63:
         raise ValueError(f"{path[:100]!r} has {str(size)[:40]} bytes")
     if path.startswith("/") or ".." in path.split("/"):
-        raise ValueError(f"{path[:100]!r} is no path in a dataset")
+        raise ValueError(f"{path[:100]!r} is not a path in a dataset")
     return ObjectInfo(path[len(skip) :], size, str(told.get("oid") or "").removeprefix("sha256:"))

@@ -88,7 +88,7 @@ def split_transfer(location: Location, options: Mapping[str, Any]) -> tuple[Tran
     ):
         raise ConfigError("storage_options has endpoint and endpoints: give one of them")
     if "endpoint_number" in given and "endpoints" not in given:
-        raise ConfigError("storage_options['endpoint_number'] is one of endpoints, which are not given")
+        raise ConfigError("storage_options['endpoint_number'] selects one of endpoints, which is not given")
     if location.kind == "file" and given and "read_by" not in given:
         raise ConfigError(
             f"storage_options {[*given]} mean nothing for {location.url} without read_by: files are mapped"
@@ -132,7 +132,7 @@ def _endpoints(name: str, value: Any) -> tuple[str, ...]:
     urls = tuple(one.strip().rstrip("/") for one in found)
     for one in urls:
         if not one.startswith(("http://", "https://")):
-            raise ConfigError(f"storage_options[{name!r}]: {one!r} is no URL: it begins with http:// or https://")
+            raise ConfigError(f"storage_options[{name!r}]: {one!r} is not a URL: it begins with http:// or https://")
         if "@" in one:
             raise ConfigError(f"storage_options[{name!r}]: credentials do not belong in a URL: give keys of their own")
     if len(set(urls)) != len(urls):
@@ -143,7 +143,7 @@ def _endpoints(name: str, value: Any) -> tuple[str, ...]:
 def _part_size(name: str, value: Any) -> int:
     size = parse_bytes(value)
     if size < LEAST_PART:
-        raise ConfigError(f"storage_options[{name!r}] is {value!r}: a part has at least 1 MiB")
+        raise ConfigError(f"storage_options[{name!r}] is {value!r}: expected at least 1 MiB a part")
     return size
 
 
@@ -184,7 +184,7 @@ def _library(name: str, value: Any) -> str | None:
 
 def _read_by(name: str, value: Any) -> str:
     if value not in ("direct", "buffered"):
-        raise ConfigError(f"storage_options[{name!r}] is {value!r}: 'direct' (O_DIRECT) or 'buffered'")
+        raise ConfigError(f"storage_options[{name!r}] is {value!r}: expected 'direct' (O_DIRECT) or 'buffered'")
     if value == "direct" and not hasattr(os, "O_DIRECT"):
         raise ConfigError(f"storage_options[{name!r}]: this system has no O_DIRECT")
     return str(value)

@@ -41,7 +41,9 @@ def best_fit(lengths: Ids, capacity: int) -> Ids:
     if not lengths.size:
         return np.zeros(0, dtype=np.int64)
     if int(lengths.min()) < 1 or int(lengths.max()) > capacity:
-        raise ConfigError(f"lengths to pack are in [1, {capacity}], not {int(lengths.min())} to {int(lengths.max())}")
+        raise ConfigError(
+            f"lengths to pack must be from 1 to {capacity}, found {int(lengths.min())} to {int(lengths.max())}"
+        )
     order = np.argsort(-lengths, kind="stable")
     values, counts = np.unique(lengths, return_counts=True)
     open_rows = _OpenRows(capacity)

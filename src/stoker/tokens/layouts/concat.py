@@ -60,7 +60,7 @@ def windows(
     total = int(starts[-1])
     end = min(skip + count * size, total)
     if skip < 0 or count < 0 or (count and skip + (count - 1) * size >= total):
-        raise ConfigError(f"{count} rows of {size} tokens from token {skip} on, where there are {total} tokens")
+        raise ConfigError(f"asked for {count} rows of {size} tokens from token {skip} on, of only {total} tokens")
     tokens = end - skip
     ids, labels = batch_arrays(count * size, settings)
     _copy_stream(documents, starts, skip, ids[:tokens], settings)
@@ -139,7 +139,7 @@ class Joiner:
 
     def __init__(self, settings: LMSettings, batch_size: int, *, state: Mapping[str, Any] | None = None) -> None:
         if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size}: at least 1")
+            raise ConfigError(f"batch_size={batch_size}: must be at least 1")
         self._settings = settings
         self._batch_size = batch_size
         self._parts: deque[_Part] = deque()
@@ -150,7 +150,9 @@ class Joiner:
         self._finished = False
         if state is not None:
             if state.get("version") != 1 or state.get("eos") != (settings.eos_id is not None):
-                raise StateError(f"not the state of a joiner of this version with these settings: {dict(state)!r}")
+                raise StateError(
+                    f"this is not a state of a joiner of this version with these settings: {dict(state)!r}"
+                )
             self._number, self._token = state_number(state, "document"), state_number(state, "token")
 
     @property
@@ -173,8 +175,8 @@ class Joiner:
         part = _Part(documents, stream_starts(documents.lengths, self._settings))
         if not self._parts and len(documents) and self._token > int(part.starts[1]):
             raise StateError(
-                f"document {self._number} has {int(part.starts[1])} tokens, of which {self._token} were delivered: has "
-                "the data changed?"
+                f"document {self._number} has {int(part.starts[1])} tokens, but the state says that {self._token} were "
+                "delivered: has the data changed?"
             )
         if len(documents):
             self._parts.append(part)

@@ -180,7 +180,7 @@ class Packer:
         mine = self._identity()
         theirs = state.get("settings")
         if state.get("version") != 1 or not isinstance(theirs, dict):
-            raise StateError(f"not the state of a packer of this version: {dict(state)!r}")
+            raise StateError(f"this is not a state of a packer of this version: {dict(state)!r}")
         for name, value in mine.items():
             if theirs.get(name) != value:
                 raise StateError(f"the state was made with {name}={theirs.get(name)!r}, this packer has {value!r}")
@@ -198,12 +198,16 @@ class Packer:
         if not len(held):
             return
         if fetch is None:
-            raise ConfigError("the state has documents that were held back: pass fetch, to get them by their numbers")
+            raise ConfigError(
+                "the state has documents that were held back: pass fetch=, a function that reads them by number"
+            )
         numbers, rows = np.unique(held[:, 0], return_inverse=True)
         documents = fetch(numbers)
         whole = full_lengths(documents.lengths, self._settings) if len(documents) == len(numbers) else held[:0, 0]
         if whole.size != numbers.size or bool((whole[rows] < held[:, 1] + held[:, 2]).any()):
-            raise StateError("the documents that were held back are not the ones that they were: has the data changed?")
+            raise StateError(
+                "the documents that were held back are not the same as in the state: has the data changed?"
+            )
         documents.check(self._settings.limit)
         self._held = _Held(documents, numbers, rows.reshape(-1).astype(np.int64), held[:, 1], held[:, 2])
 
@@ -261,7 +265,9 @@ class Packer:
         packed = into_rows(rows, firsts, lengths, row, cut)
         skip, self._skip = self._skip, 0
         if skip > packed.count:
-            raise StateError(f"the state has had {skip} rows of {packed.count}: has the data changed?")
+            raise StateError(
+                f"the state has delivered {skip} rows, but there are {packed.count}: has the data changed?"
+            )
         return _Block(documents, numbers, packed, first, held, skip, memory, (0, 0) if skip else packed.cut)
 
     def _hold(self, row: Ids, lengths: Ids, old: int) -> Array:

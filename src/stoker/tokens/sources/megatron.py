@@ -47,7 +47,7 @@ class RawTokens:
         if self.dtype.kind not in "iu":
             raise ConfigError(f"dtype={self.dtype}: tokens are integers, like uint16")
         if header_bytes < 0:
-            raise ConfigError(f"header_bytes={header_bytes}: not negative")
+            raise ConfigError(f"header_bytes={header_bytes}: must not be negative")
         self._file = map_file(self.path)
         data = np.frombuffer(self._file, np.uint8)
         if not header_bytes and data.size >= 1024 and int.from_bytes(bytes(data[:4]), "little") in _LLM_C:
@@ -74,7 +74,7 @@ class RawTokens:
         """Tokens ``[first, stop)``, all by default, as one document, without a copy."""
         stop = len(self) if stop is None else stop
         if not 0 <= first <= stop <= len(self):
-            raise ConfigError(f"tokens {first} to {stop} of {self.path}, which has {len(self)}")
+            raise ConfigError(f"{self.path} has {len(self)} tokens: there are no tokens {first} to {stop}")
         self.check()
         return Ragged(self.tokens[first:stop], np.array([0, stop - first], dtype=np.int64), where=self.path)
 
@@ -144,7 +144,7 @@ class MegatronFile:
         """
         stop = len(self) if stop is None else stop
         if not 0 <= first <= stop <= len(self):
-            raise ConfigError(f"sequences {first} to {stop} of {self._data}, which has {len(self)}")
+            raise ConfigError(f"{self._data} has {len(self)} sequences: there are no sequences {first} to {stop}")
         return self._rows(np.arange(first, stop, dtype=np.int64))
 
     def documents(self, first: int = 0, stop: int | None = None) -> Ragged:
@@ -155,7 +155,9 @@ class MegatronFile:
         """
         stop = self.num_documents if stop is None else stop
         if not 0 <= first <= stop <= self.num_documents:
-            raise ConfigError(f"documents {first} to {stop} of {self._data}, which has {self.num_documents}")
+            raise ConfigError(
+                f"{self._data} has {self.num_documents} documents: there are no documents {first} to {stop}"
+            )
         low, high = (int(self.borders[first]), int(self.borders[stop])) if self.borders.size else (0, 0)
         rows = self._rows(np.arange(low, high, dtype=np.int64))
         offsets = rows.offsets[self.borders[first : stop + 1] - low] if self.borders.size else rows.offsets[:1]
@@ -165,7 +167,7 @@ class MegatronFile:
         """These sequences, in this order, each in ``[0, len)``."""
         if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
             raise ConfigError(
-                f"sequences {int(rows.min())} to {int(rows.max())} of {self._data}, which has {len(self)}"
+                f"{self._data} has {len(self)} sequences: there are no sequences {int(rows.min())} to {int(rows.max())}"
             )
         return self._rows(rows)
 
@@ -190,7 +192,7 @@ class MegatronFile:
             row = int(np.argmax(wrong))
             raise CorruptDataError(
                 f"{self._index} says that sequence {row} of {int(self.lengths[row])} tokens begins at byte "
-                f"{int(self._starts[row])} of {self._data}, which has {self._tokens.size} bytes. Are the two of one writing?"
+                f"{int(self._starts[row])} of {self._data}, which has {self._tokens.size} bytes. Were both written together?"
             )
 
 
@@ -237,7 +239,9 @@ class MegatronWriter:
         documents.check(int(info.max) + 1)
         lengths = documents.lengths
         if lengths.size and int(lengths.max()) > np.iinfo(np.int32).max:
-            raise EncodingError(f"a sequence of {int(lengths.max())} tokens: Megatron's files hold less than 2^31")
+            raise EncodingError(
+                f"a sequence has {int(lengths.max())} tokens: Megatron's files hold less than 2^31 a sequence"
+            )
         counts = np.ones(len(documents), np.int64) if sequences is None else np.asarray(sequences, dtype=np.int64)
         if counts.sum() != len(documents) or (counts.size and int(counts.min()) < 0):
             raise ConfigError(f"{int(counts.sum())} sequences in all documents, but {len(documents)} were given")

@@ -163,8 +163,8 @@ class Ragged:
             token = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
             row = int(np.searchsorted(offsets, token, side="right")) - 1
             raise FormatError(
-                f"{here}, row {first_row + row}: token {token - int(offsets[row])} is null; {values.null_count} tokens are. "
-                "Write the column without nulls"
+                f"{here}, row {first_row + row}: token {token - int(offsets[row])} is null ({values.null_count} null "
+                "tokens in all). Write the column without nulls"
             )
         flat: Array = values.to_numpy(zero_copy_only=True)
         return cls(flat, offsets, column=column, where=where, rows=first_row)
@@ -282,10 +282,9 @@ class Ragged:
         first = int(np.argmax(wrong))
         row = int(np.searchsorted(self.offsets, first, side="right")) - 1
         raise FormatError(
-            f"{self.describe_row(row)}: {int(self.values[first])} at token "
-            f"{first - int(self.offsets[row])} is not an id in [0, {limit}); {int(wrong.sum())} tokens are not. "
-            "Is this the column of another tokenizer, or of labels? Ids must be smaller than vocab_size, and fit the "
-            "dtype that is asked for"
+            f"{self.describe_row(row)}: {int(self.values[first])} at token {first - int(self.offsets[row])} is not an id "
+            f"in [0, {limit}); {int(wrong.sum())} tokens are out of range. Is this the column of another tokenizer, or "
+            "of labels? Ids must be smaller than vocab_size, and fit the dtype that is asked for"
         )
 
     @classmethod
@@ -318,7 +317,7 @@ def _row(row: Any, number: int, dtype: DTypeLike | None, column: str, where: str
             raise FormatError(f"{_column(column, where)} holds bytes: say which integers they are, like dtype='uint16'")
         if len(row) % np.dtype(dtype).itemsize:
             raise FormatError(
-                f"{_column(column, where)}, row {number}: {len(row)} bytes are no whole number of {np.dtype(dtype)}"
+                f"{_column(column, where)}, row {number}: {len(row)} bytes are not a whole number of {np.dtype(dtype)}"
             )
         return np.frombuffer(row, dtype)
     array = np.zeros(0, np.int64) if row is None else np.asarray(row)
@@ -337,7 +336,7 @@ def _row(row: Any, number: int, dtype: DTypeLike | None, column: str, where: str
 
 def _as_int64(array: Array, number: int, column: str, where: str) -> Array:
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise FormatError(f"{_column(column, where)}, row {number}: {int(array.max())} is no token id")
+        raise FormatError(f"{_column(column, where)}, row {number}: {int(array.max())} is not a token id")
     return array.astype(np.int64)
 
 

@@ -270,8 +270,8 @@ def _bin_files(paths: Paths) -> list[str]:
             names = sorted(name for name in os.listdir(path) if name.endswith(".bin"))
             if len(splits := splits_of(names)) > 1:
                 raise ConfigError(
-                    f"{path} holds the splits {', '.join(splits)}, which would come as one: name the files of one, as "
-                    f"{os.path.join(path, splits.get('train', names)[0])}"
+                    f"{path} holds the splits {', '.join(splits)}, which would be read as one: name the files of one "
+                    f"split, such as {os.path.join(path, splits.get('train', names)[0])}"
                 )
             found += (os.path.join(path, name) for name in names)
         else:

@@ -163,7 +163,7 @@ def make_job(
         raise
     except Exception as error:  # tokenizers raises a bare Exception
         raise ConfigError(
-            f"{os.fspath(path)} is no tokenizer of Hugging Face's tokenizers ({error}): give a tokenizer.json"
+            f"{os.fspath(path)} is not a tokenizer of Hugging Face's tokenizers ({error}): give a tokenizer.json"
         ) from error
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
@@ -186,7 +186,7 @@ def _eos(append: bool | str | int, vocabulary: dict[str, int], vocab_size: int) 
         if append not in vocabulary:
             raise ConfigError(
                 f"append_eos={append!r}: the tokenizer has no such token{nearest(append, vocabulary)}; give its text, its "
-                "id, or True for the one of the usual names"
+                "id, or True for a token with one of the usual names"
             )
         return vocabulary[append]
     if not 0 <= append < vocab_size:

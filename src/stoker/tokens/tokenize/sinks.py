@@ -77,8 +77,8 @@ def finished_before(store: Store, job: JobRecord, *, resume: bool, exist_ok: boo
         )
     if same and not exist_ok:
         raise ConfigError(
-            f"{store.url} holds the tokens of these files with these settings: it is done. resume=True (--resume) takes it "
-            "for that, exist_ok=True (--exist-ok) does it again"
+            f"{store.url} holds the tokens of these files with these settings already. resume=True (--resume) keeps "
+            "them, exist_ok=True (--exist-ok) makes them again"
         )
     return None
 
@@ -175,9 +175,11 @@ class TokenSink(ABC):
         there = next((item.key for item in store.list() if item.key != _RECORD), None)
         if there is None:
             return
-        remedy = "resume with the same, or begin anew with exist_ok=True (--exist-ok). Nothing was overwritten"
+        remedy = (
+            "resume with the same settings, or start again with exist_ok=True (--exist-ok). Nothing was overwritten"
+        )
         if record is None:
-            raise ConfigError(f"{store.url} holds {there!r}, which no tokenization left there: {remedy}")
+            raise ConfigError(f"{store.url} holds {there!r}, which is not from a tokenization: {remedy}")
         raise _other(record, self._job, f"{store.url} holds unfinished tokens", remedy)
 
 
@@ -382,7 +384,7 @@ def _refuse_partial(store: Store, *, resume: bool) -> None:
         return
     if resume:
         raise ConfigError(
-            f"{partial} holds unfinished tokens of an earlier version of stoker, which can not be continued: begin anew "
+            f"{partial} holds unfinished tokens of an earlier version of stoker, which can not be continued: start again "
             "without resume=True (--resume), which removes them"
         )
     shutil.rmtree(partial, ignore_errors=True)

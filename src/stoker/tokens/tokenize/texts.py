@@ -87,10 +87,10 @@ class TextBlock:
             remedy = lines_remedy(line) or "repair the file"
             raise FormatError(f"{self.where}, line {number} is not JSON ({error}): {remedy}") from None
         if not isinstance(row, dict) and (remedy := lines_remedy(line)):
-            raise FormatError(f"{self.where}, line {number} is no object: {remedy}")
+            raise FormatError(f"{self.where}, line {number} is not an object: {remedy}")
         if not isinstance(row, dict) or self.key not in row:
-            has = f"has the keys {', '.join(row)}" if isinstance(row, dict) else "is no object"
-            raise FormatError(f"{self.where}, line {number} {has}, not {self.key!r}: name the text's key with column=")
+            has = f"has the keys {', '.join(row)}, not" if isinstance(row, dict) else "is not an object, and so has no"
+            raise FormatError(f"{self.where}, line {number} {has} {self.key!r}: name the text's key with column=")
         text = row[self.key]
         if text is not None and not isinstance(text, str):
             raise FormatError(f"{self.where}, line {number}: {self.key!r} is {type(text).__name__}, not text")

@@ -183,7 +183,7 @@ def tokenize(
                 if show is not None:
                     show.advance(size, **dict(zip(_COUNTS, counts, strict=True)))
             check_unchanged(
-                texts.versions, texts.versions_now(), os.fspath(src), "begin anew without resume=True (--resume)"
+                texts.versions, texts.versions_now(), os.fspath(src), "start again without resume=True (--resume)"
             )
             sink.finish()
     except BaseException:

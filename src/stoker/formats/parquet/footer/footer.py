@@ -192,7 +192,7 @@ def read_footer(source: ByteSource) -> bytes:
     """
     size = source.size
     if size == 0:
-        raise CorruptDataError("the file is empty (0 bytes), so it is no Parquet file")
+        raise CorruptDataError("the file is empty (0 bytes), so it is not a Parquet file")
     tail = source.read(max(0, size - _TAIL), size)
     if tail[-4:] == b"PARE":
         raise FormatError("the file's footer is encrypted; encrypted Parquet is not supported")

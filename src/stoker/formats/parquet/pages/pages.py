@@ -104,13 +104,13 @@ def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int)
         for head in page_heads(view, begin, size):
             page = f"page {number} at byte {head.at + shift}"
             if dictionary and number == 0 and head.kind != DICTIONARY:
-                yield f"{page} is no dictionary, as the footer says"
+                yield f"{page} should be a dictionary, as the footer says, but is not"
             if dictionary and number == 1 and head.at + shift != int(facts[DATA_PAGE]):
                 yield f"{page} is the first one of data; the footer says that this begins at byte {facts[DATA_PAGE]}"
             if head.kind == DICTIONARY and number:
                 yield f"{page} is a dictionary behind other pages"
             if head.crc is not None and zlib.crc32(view[head.start : head.start + head.size]) != head.crc:
-                yield f"{page} does not have its checksum"
+                yield f"{page} does not match its checksum"
             if head.kind in (DATA, DATA_V2):
                 entries += head.entries
             number += 1
@@ -128,15 +128,15 @@ def _read(view: memoryview, at: int, end: int) -> PageHead:
             head = _parse(bytes(view[at : min(at + length, end)]), at)
         except IndexError:
             if at + length >= end or length >= _LONGEST_HEAD:
-                raise CorruptDataError("its head is cut off, or is none") from None
+                raise CorruptDataError("its header is cut off, or is missing") from None
             length *= 16
             continue
         except CorruptDataError:
-            raise CorruptDataError("its head is damaged") from None
+            raise CorruptDataError("its header is damaged") from None
         if head.kind not in (DATA, INDEX, DICTIONARY, DATA_V2):
-            raise CorruptDataError(f"its head says that it is of kind {head.kind}, which there is not")
+            raise CorruptDataError(f"its header has the unknown page kind {head.kind}")
         if head.size < 0 or (head.kind != INDEX and head.entries < 0):
-            raise CorruptDataError("its head lacks its size")
+            raise CorruptDataError("its header has no valid size")
         return head
 
 
