@@ -9,7 +9,7 @@ trainers  ``tests/trainers`` in the trainers' environments, the table of which s
 growth    what more files, shards, streams and processes cost: ``benchmarks/scale.py --quick``, compared with a record
 peers     results compared with mosaicml-streaming as it runs
 unpinned  all tests with the newest packages that the requirements allow, without ``constraints.txt``
-deep      properties and random histories with many more examples
+deep      properties and random histories with many more examples, and all runs that are recorded
 python    all tests on another Python
 threads   the tests of threads on a free-threaded Python, whose samples are compared with this one's
 ========  ============================================================================================================
@@ -78,6 +78,7 @@ def deep(_: str) -> Verdict:
     """More examples of what draws them by lot."""
     tests = ["tests/order/test_histories.py", "--histories=3000", "tests/loaders/test_lineage.py", "--lineages=400"]
     tests += ["tests/loaders/test_drawn_runs.py", "--drawn-runs=6000"]
+    tests += ["tests/recorded", "--recorded=1"]
     return run_pytest("deep", [str(python_of("dev")), *PYTEST, "--timeout=7200", *tests])
 
 
