@@ -10,7 +10,6 @@ from typing import Final
 
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.entries import column_names
-from stoker.formats.parquet.arrow import FLOATS
 from stoker.formats.registry import get_format
 
 _DTYPE: Final = r"(?:u?int(?:8|16|32|64)|b?float16|float32|float64|bool)"
@@ -21,6 +20,8 @@ _LIST: Final = re.compile(
 _TENSOR: Final = re.compile(rf"(?P<dtype>{_DTYPE})\[(?P<shape>[0-9, ]*)\]")
 _ARRAY: Final = re.compile(rf"ndarray:(?P<dtype>{_DTYPE})(?::(?P<shape>[0-9,]+))?")
 _PLAIN: Final = re.compile(_DTYPE)
+FLOATS: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""Arrow's words for types of floats, and NumPy's."""
 _TEXT: Final = frozenset(["str", "string", "large_string", "string_view"])
 _BYTES: Final = frozenset(["bytes", "binary", "large_binary", "binary_view"])
 _IMAGES: Final = frozenset(["jpeg", "png", "pil", "image"])

@@ -32,8 +32,9 @@ from stoker.formats.common.container import (
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
 from stoker.formats.common.rows.merge import scatter
+from stoker.formats.kinds import FLOATS
 from stoker.formats.mds.encodings import Encoding
-from stoker.formats.parquet.arrow import FLOATS, pyarrow
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.columns import TEXTS
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.formats.parquet.pages.arrow_values import as_values

@@ -24,8 +24,9 @@ from stoker.formats.common.checks import refuse
 from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.common.rows.merge import iterate_rows, scatter
 from stoker.formats.format import Format
+from stoker.formats.kinds import FLOATS
 from stoker.formats.lance.connection import LanceConnection, LanceFacts
-from stoker.formats.parquet.arrow import FLOATS, pyarrow
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.formats.parquet.pages.arrow_values import as_values
 from stoker.formats.parquet.pages.values import ColumnValues, Fixed, gather

@@ -5,13 +5,9 @@ from __future__ import annotations
 import importlib
 from functools import cache
 from types import ModuleType
-from typing import Final
 
 from stoker.concurrency.global_lock import has_global_lock
 from stoker.errors import MissingPackageError
-
-FLOATS: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
-"""Arrow's words for types of floats, and NumPy's."""
 
 
 @cache

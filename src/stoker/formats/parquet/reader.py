@@ -21,7 +21,8 @@ from stoker.formats.common.inspect_header import HeaderFacts, Partition, only_se
 from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
 from stoker.formats.common.rows.merge import iterate_rows
 from stoker.formats.format import Format
-from stoker.formats.parquet.arrow import FLOATS, pyarrow
+from stoker.formats.kinds import FLOATS
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import (
     COMPRESSED,
     DATA_PAGE,
