@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
+from stoker.storage import open_store
 from stoker.tokens import LMSettings, MegatronFile, MegatronWriter, Ragged, RawSource, RawTokens, windows
 
 
@@ -206,6 +207,19 @@ def test_raw_tokens_that_can_not_be_are_reported(tmp_path: Path) -> None:
         RawTokens(tmp_path / "no", "uint16")
     with pytest.raises(ConfigError, match="has 5 tokens: there are no tokens"):
         RawTokens(path, "uint8").read(3, 9)
+
+
+def test_a_pair_of_files_is_not_overwritten_wherever_it_lies(tmp_path: Path) -> None:
+    for place in (str(tmp_path / "tokens"), "memory://megatron-pairs/tokens"):
+        with MegatronWriter(place, "uint16") as out:
+            out.write(Ragged(np.arange(3), np.array([0, 3])))
+        store = open_store(place.rpartition("/")[0])
+        for ending in (".bin", ".idx"):
+            with pytest.raises(ConfigError, match=r"/tokens\.bin exists: write elsewhere"):
+                MegatronWriter(place + ending, "uint16")
+        store.delete("tokens.bin")
+        with pytest.raises(ConfigError, match=r"/tokens\.idx exists: write elsewhere"):
+            MegatronWriter(place, "uint16")
 
 
 def test_a_directory_of_arrays_names_how_it_is_read_and_its_splits_are_not_mixed(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ class MegatronWriter:
     """Writes Megatron's indexed data set. Use it in a ``with`` statement: both files appear at its end, the index last.
 
     Args:
-        path: of the ``.bin``, of the ``.idx``, or of both without the ending.
+        path: a path or URL of the ``.bin``, of the ``.idx``, or of both without the ending.
         dtype: of the tokens: uint16, int32, ...
 
     Raises:
@@ -212,14 +212,14 @@ class MegatronWriter:
         self.dtype = np.dtype(dtype)
         if self.dtype.name not in DTYPES.values():
             raise ConfigError(f"Megatron's files hold no {self.dtype}; they hold {', '.join(DTYPES.values())}")
-        for there in (f"{prefix}.bin", f"{prefix}.idx"):
-            if os.path.exists(there):
-                raise ConfigError(f"{there} exists: write elsewhere, or remove it")
         self._lengths: list[Ids] = []
         self._borders: list[Ids] = [np.zeros(1, dtype=np.int64)]
         self._sequences = 0
         folder, self._name = os.path.split(prefix)
         self._store = open_store(folder or ".")
+        for name in (f"{self._name}.bin", f"{self._name}.idx"):
+            if self._store.exists(name):
+                raise ConfigError(f"{self._store.url_of(name)} exists: write elsewhere, or remove it")
         self._data: StagedFile | None = StagedFile(self._store, f"{self._name}.bin")
 
     def write(self, documents: Ragged, *, sequences: Sequence[int] | Ids | None = None) -> None:
