@@ -67,9 +67,6 @@ def test_what_can_not_be_is_refused(data: Path, tmp_path: Path, capsys: pytest.C
     for arguments, code, message in (
         ((data,), 1, "stoker simulate"),
         ((data, "--step=-1"), 2, "argument --step"),
-        ((data, "--html", "page.html"), 2, "--html is an option of stoker simulate"),
-        (("--predict", data), 2, "--predict is an option of stoker simulate"),
-        (("--size", "10", "1m", "1gb"), 2, "stoker order: error: --size is an option of stoker simulate"),
         ((data, "--step", 0, "--shuffle", "well"), 2, "invalid choice: 'well'"),
         ((data, "--step", 0, "--rank", 1), 1, "--rank 1: expected 0 to 0"),
         ((data, "--step", 0, "--since-resume"), 1, "--since-resume is for --resume"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn, get_args
+from typing import get_args
 
 import numpy as np
 from rich.markup import escape
@@ -18,28 +18,14 @@ from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.order.step import samples_of_step
 
-_OF_SIMULATE = (
-    "--bandwidth",
-    "--cache-limit",
-    "--html",
-    "--latency",
-    "--predict",
-    "--predownload",
-    "--size",
-    "--step-time",
-)
-
-
-class _OfSimulate(argparse.Action):
-    """An option of ``stoker simulate``, which shows a whole epoch, where this command shows a step."""
-
-    def __call__(self, parser: argparse.ArgumentParser, _: object, __: object, option: str | None = None) -> NoReturn:
-        parser.error(f"{option} is an option of stoker simulate, which predicts a whole epoch: stoker simulate --help")
-
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define the command's arguments."""
-    parser = commands.add_parser("order", description=__doc__.partition(": ")[2].capitalize())
+    parser = commands.add_parser(
+        "order",
+        description=__doc__.partition(": ")[2].capitalize(),
+        epilog="stoker simulate predicts a whole epoch: what each node fetches and holds, and when.",
+    )
     parser.add_argument("url", metavar="URL", help="a directory or URL of any format, a file, or a pattern")
     add_run(parser)
 
@@ -51,7 +37,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     output.add_argument("--rank", type=integer(0), metavar="R", help="of this rank alone")
     output.add_argument("--samples", action="store_true", help="each sample; default: the shards")
     output.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument(*_OF_SIMULATE, dest="_", action=_OfSimulate, nargs="*", help=argparse.SUPPRESS)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
