@@ -29,6 +29,8 @@ from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files.own import PRIVATE
 from stoker.storage.files.regular import read_regular
 from stoker.storage.recorded_versions import describe_version, version_of_files
+from stoker.storage.transfer.settings import split_transfer
+from stoker.storage.url import parse_url
 from stoker.types import StorageOptions
 
 logger = logging.getLogger(__name__)
@@ -167,8 +169,8 @@ def locate(
             "storage_options['read_by'] is for files that are fetched into memory: give the directory as remote="
         )
     if storage_options and storage_options.get("library") and (source is None or directory is not None):
-        # What reads a dataset in place makes no store with these options, which would refuse it.
-        open_store(source or str(root), {"library": storage_options["library"]})
+        # What reads a dataset in place makes no store, which would refuse it.
+        split_transfer(parse_url(source or str(root)), {"library": storage_options["library"]})
     if root is None:
         root = directory if directory is not None and mapped else default_cache(str(source), storage_options)
     root = root.absolute()

@@ -32,8 +32,15 @@ _CONNECTIONS = 8
 """Downloads that each process has under way, as ``ReadOptions(download_threads=)`` has it."""
 _TIMES = {"bandwidth": float(1 << 30), "latency": 0.05, "step_time": 0.25}
 """What takes how long, where it is not given."""
-_NOT_PREDICTED = (*_TIMES, "epoch", "resume", "quarantine", "html", "list_shards")
-"""Options without a meaning for a prediction, which is of an average epoch, and of amounts alone."""
+_NOT_PREDICTED = {
+    **dict.fromkeys(_TIMES),
+    "epoch": 0,
+    "resume": None,
+    "quarantine": None,
+    "html": None,
+    "list_shards": False,
+}
+"""Options without a meaning for a prediction, which is of an average epoch, and of amounts alone; their defaults."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -120,9 +127,7 @@ def predict_run(chosen: argparse.Namespace) -> None:
     Raises:
         StokerError: there is no such dataset, or the arguments do not go together.
     """
-    useless = [
-        name for name in _NOT_PREDICTED if getattr(chosen, name) or (name in _TIMES and getattr(chosen, name) == 0)
-    ]
+    useless = [name for name, default in _NOT_PREDICTED.items() if getattr(chosen, name) != default]
     if chosen.size is not None and chosen.split is not None:
         useless.append("split")
     if useless:
