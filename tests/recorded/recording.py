@@ -10,6 +10,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,7 +145,7 @@ class Run(ABC):
         found["state"] = digest_of(json.dumps(list(map(_lasting, states)), sort_keys=True))
         second: list[Any] = []
         try:
-            second = self._resumed(states[:1] * _MOST if self.elastic else states)
+            second = self._resumed(repeat(states[0]) if self.elastic else states)
         except StokerError as error:
             found["not resumed elsewhere"] = self.failed(error)
             self.stay()
@@ -159,7 +160,7 @@ class Run(ABC):
         close_all(second)
         return found
 
-    def _resumed(self, states: Sequence[Any]) -> list[Any]:
+    def _resumed(self, states: Iterable[Any]) -> list[Any]:
         readers = self.readers(1)
         try:
             for reader, state in zip(readers, states, strict=False):
