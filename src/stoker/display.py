@@ -46,7 +46,7 @@ def byte_unit(size: float) -> tuple[int, str]:
     return next((unit for unit in _BYTES if size >= 0.9995 * unit[0]), _BYTES[-1])
 
 
-def decimal_bytes_text(size: float) -> str:
+def bytes_text(size: float) -> str:
     """A size by powers of 1000, as makers of storage have it: ``1.52 GB``. Sizes are shown by no others."""
     unit, name = byte_unit(size)
     return f"{digits(size / unit)} {name}"

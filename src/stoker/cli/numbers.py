@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.display import byte_unit, digits
-from stoker.display import decimal_bytes_text as bytes_text
+from stoker.display import byte_unit, bytes_text, digits
 
 __all__ = ["byte_unit", "bytes_text", "count_text", "seconds_text", "time_unit"]
 

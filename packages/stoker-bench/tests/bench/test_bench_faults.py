@@ -27,7 +27,7 @@ from rich.console import Console
 from patience import PATIENCE
 from s3server import Bucket
 from stoker.concurrency.threads import Threads
-from stoker.display import decimal_bytes_text
+from stoker.display import bytes_text
 from stoker.errors import ConfigError, StorageError
 from stoker.storage import open_store
 from stoker_bench.checkpoint import manifest as manifests
@@ -428,5 +428,5 @@ def test_what_another_run_has_left_is_reported_by_the_next_and_stays(tmp_path: P
     result = bench(tmp_path / "next", *chosen, url=str(tmp_path / "d"), ranks=1, stages=("checkpoint",))
     said = next(one["reason"] for one in result["findings"] if one["rule"] == "leftovers")
     assert left[0].folder in said
-    assert decimal_bytes_text(sum(one.bytes for one in left)) in said
+    assert bytes_text(sum(one.bytes for one in left)) in said
     assert manifests.unfinished(store) == left

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from stoker.display import counted, decimal_bytes_text
+from stoker.display import bytes_text, counted
 from stoker_bench.measure.page_cache import FROM_DEVICE
 from stoker_bench.settings.workload import Workload
 
@@ -47,7 +47,7 @@ def _sizes(found: Mapping[str, Any]) -> Iterator[Found]:
     size = found["layout"]["bytes"]
     for load in found["loads"]:
         if load["complete"] and load["bytes"] != size:
-            loaded = f"{decimal_bytes_text(load['bytes'])} ({load['bytes']:,} bytes)"
+            loaded = f"{bytes_text(load['bytes'])} ({load['bytes']:,} bytes)"
             reason = f"checkpoint {load['number']} that was loaded has {loaded}, those of this workload have {size:,}"
             yield "checkpoint sizes", True, f"{reason}: it is another model's, or of other ranks"
             return
@@ -73,7 +73,7 @@ def _loaded(result: Mapping[str, Any], workload: Workload) -> Iterator[Found]:
             than = f"{'less than' if small else 'at least'} {_MEMORIES} times the memory of its hosts"
             reason = (
                 f"what came from memory is not known: the kernel does not count what is read of {storage['kind']}; the "
-                f"checkpoint has {decimal_bytes_text(load['bytes'])}, {than}"
+                f"checkpoint has {bytes_text(load['bytes'])}, {than}"
             )
             yield "page cache", small, reason
             return
@@ -92,15 +92,15 @@ def _said(found: Mapping[str, Any], workload: Workload) -> Iterator[Found]:
     left = found.get("leftovers")
     if left and left["checkpoints"]:
         reason = (
-            f"{found['storage']['url']} has {decimal_bytes_text(left['bytes'])} of "
+            f"{found['storage']['url']} has {bytes_text(left['bytes'])} of "
             f"{counted(left['checkpoints'], 'checkpoint')} of other runs that do not count, "
             f"such as {left['first']}: remove them, unless such a run is under way"
         )
         yield "leftovers", False, reason
     if layout["ranks"] < layout["whole_ranks"]:
         reason = (
-            f"{layout['ranks']} of {layout['whole_ranks']} ranks: {decimal_bytes_text(layout['bytes'])} of "
-            f"{decimal_bytes_text(layout['whole_bytes'])} of a checkpoint were saved and loaded"
+            f"{layout['ranks']} of {layout['whole_ranks']} ranks: {bytes_text(layout['bytes'])} of "
+            f"{bytes_text(layout['whole_bytes'])} of a checkpoint were saved and loaded"
         )
         yield "subset", False, reason
     shifted = {rank["source_rank"] == rank["rank"] for load in found["loads"] for rank in load["ranks"]}

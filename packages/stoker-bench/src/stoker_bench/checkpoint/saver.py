@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from stoker.cluster import World
-from stoker.display import counted, decimal_bytes_text
+from stoker.display import bytes_text, counted
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.storage.files.file_errors import file_errors
@@ -60,8 +60,8 @@ def check_checkpoint_space(plan: RunPlan, world: World) -> None:
         free = shutil.disk_usage(existing_path(store.url)).free
     if free < at_once * each:
         raise StorageFullError(
-            f"{store.url}: {counted(at_once, 'checkpoint')} of this host's ranks need {decimal_bytes_text(at_once * each)}, "
-            f"{decimal_bytes_text(free)} are free. Write fewer, or set checkpoint.keep, which has one more for a moment.",
+            f"{store.url}: {counted(at_once, 'checkpoint')} of this host's ranks need {bytes_text(at_once * each)}, "
+            f"{bytes_text(free)} are free. Write fewer, or set checkpoint.keep, which has one more for a moment.",
             url=store.url,
         )
 

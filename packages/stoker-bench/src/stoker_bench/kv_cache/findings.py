@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from stoker.display import decimal_bytes_text
+from stoker.display import bytes_text
 from stoker_bench.measure.page_cache import FROM_DEVICE, TELLING_BYTES
 from stoker_bench.settings.workload import Workload
 
@@ -61,7 +61,7 @@ def _page_cache(found: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
             why = (
                 f"the kernel does not count what is read of {storage['kind']}"
                 if device is None
-                else f"{decimal_bytes_text(read['bytes'])} are too few to tell from what else the processes read"
+                else f"{bytes_text(read['bytes'])} are too few to tell from what else the processes read"
             )
             how = f"kv_cache.direct is {'true' if storage['direct'] else 'false'}"
             if not storage["direct"] or device is None:

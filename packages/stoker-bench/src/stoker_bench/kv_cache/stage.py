@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from stoker.cluster import World
-from stoker.display import decimal_bytes_text
+from stoker.display import bytes_text
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.storage.files.file_errors import file_errors
@@ -71,8 +71,8 @@ def check_capacity(workload: Workload, ranks: Iterable[int], capacity: int) -> N
             "kv_cache.capacity_bytes" if capacity == settings.capacity_bytes else "a rank's part of what is free there"
         )
         raise ConfigError(
-            f"an entry of the KV cache may have {tokens:,} tokens of {each:,} bytes, {decimal_bytes_text(tokens * each)}, "
-            f"and the storage may hold {decimal_bytes_text(capacity)} ({given}): each rank needs at least "
+            f"an entry of the KV cache may have {tokens:,} tokens of {each:,} bytes, {bytes_text(tokens * each)}, "
+            f"and the storage may hold {bytes_text(capacity)} ({given}): each rank needs at least "
             f"{tokens * each:,} bytes there, beside a tenth that is left free; or take fewer ranks, a smaller model or "
             "shorter contexts (kv_cache.kinds)"
         )

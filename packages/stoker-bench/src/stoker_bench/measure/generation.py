@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cluster import World
 from stoker.concurrency.request_observer import ServedBy
-from stoker.display import decimal_bytes_text
+from stoker.display import bytes_text
 from stoker.errors import ConfigError, StorageFullError, StorageTimeoutError
 from stoker.policy import processor_count
 from stoker.storage import is_local, open_store
@@ -113,8 +113,8 @@ def check_space(workload: Workload, url: str) -> None:
         free = shutil.disk_usage(existing_path(folder)).free
     if needed - there > free:
         raise StorageFullError(
-            f"{folder}: the data set has {decimal_bytes_text(needed)}, of which {decimal_bytes_text(there)} are there, and "
-            f"{decimal_bytes_text(free)} are free: free some space, give another --data, or set dataset.files lower",
+            f"{folder}: the data set has {bytes_text(needed)}, of which {bytes_text(there)} are there, and "
+            f"{bytes_text(free)} are free: free some space, give another --data, or set dataset.files lower",
             url=str(folder),
         )
 

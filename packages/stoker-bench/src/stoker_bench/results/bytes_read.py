@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from stoker.display import decimal_bytes_text
+from stoker.display import bytes_text
 from stoker_bench.measure.page_cache import FROM_DEVICE, TELLING_BYTES, cached_in_pages
 from stoker_bench.results.counts import ENCODED, SPREAD
 from stoker_bench.settings.workload import Workload
@@ -56,7 +56,7 @@ def _from_device(
             yield from _uncounted(result, epoch, needed, workload)
             return
         if needed is None or needed < TELLING_BYTES:
-            few = f"{decimal_bytes_text(needed or 0)} an epoch are too few to tell from what else the processes read"
+            few = f"{bytes_text(needed or 0)} an epoch are too few to tell from what else the processes read"
             yield _not_known(result, workload, few)
             return
         if device < FROM_DEVICE * needed:
@@ -72,13 +72,11 @@ def _not_known(result: Mapping[str, Any], workload: Workload, why: str) -> tuple
     size = workload.dataset.bytes if listing is None else listing["bytes"]
     memory = min((rank["memory_bytes"] for rank in result["ranks"]), default=0)
     small = size < _MEMORIES * memory
-    than = (
-        f"{'less than' if small else 'at least'} {_MEMORIES} times the memory of a host ({decimal_bytes_text(memory)})"
-    )
+    than = f"{'less than' if small else 'at least'} {_MEMORIES} times the memory of a host ({bytes_text(memory)})"
     return (
         "page cache",
         small,
-        f"what came from memory is not known: {why}; the data set has {decimal_bytes_text(size)}, {than}",
+        f"what came from memory is not known: {why}; the data set has {bytes_text(size)}, {than}",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.display import decimal_bytes_text
+from stoker.display import bytes_text
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import is_local
 from stoker.storage.files.file_errors import file_errors
@@ -59,8 +59,8 @@ def check_vectors_space(settings: VectorSettings, url: str) -> None:
         free = shutil.disk_usage(existing_path(folder)).free
     if needed > free:
         raise StorageFullError(
-            f"{folder}: {settings.count:,} vectors of {settings.dimension} values have {decimal_bytes_text(needed)}, beside "
-            f"their index, and {decimal_bytes_text(free)} are free: free some space, give another --data, or set "
+            f"{folder}: {settings.count:,} vectors of {settings.dimension} values have {bytes_text(needed)}, beside "
+            f"their index, and {bytes_text(free)} are free: free some space, give another --data, or set "
             "vectors.count lower",
             url=str(folder),
         )

@@ -122,13 +122,13 @@ def _show(found: Comparison, failed: list[Change]) -> None:
 def metric_text(metric: ComparedMetric, value: float) -> str:
     """A value in words."""
     from stoker.cli.numbers import seconds_text
-    from stoker.display import decimal_bytes_text
+    from stoker.display import bytes_text
 
     if metric.unit == "part":
         return f"{value:.2%}"
     if metric.unit == "seconds":
         return seconds_text(value)
-    return decimal_bytes_text(value) if metric.unit == "bytes" else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+    return bytes_text(value) if metric.unit == "bytes" else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _scatter(metric: ComparedMetric, stdev: float | None, count: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from markupsafe import Markup
 
 from stoker.cli.numbers import seconds_text
-from stoker.display import counted, decimal_bytes_text
+from stoker.display import bytes_text, counted
 from stoker_bench.cli.bench.charts import charts
 from stoker_bench.cli.bench.datum import NOTHING, datum, epoch_name, value_at
 from stoker_bench.cli.bench.system_text import SystemText
@@ -390,7 +390,7 @@ def _details(k: int, run: RunFiles, first: RunFiles, *, alone: bool) -> dict[str
     facts += [
         ("host", f"{environment['host']}, {environment['system']}"),
         ("processor", f"{environment['processor']}, {environment['processors_usable']} of {environment['processors']}"),
-        ("memory", decimal_bytes_text(environment["memory_bytes"])),
+        ("memory", bytes_text(environment["memory_bytes"])),
         ("versions", ", ".join(f"{name} {version}" for name, version in environment["versions"].items())),
     ]
     facts += [("note", note) for note in result["plan"]["notes"]]
@@ -433,8 +433,8 @@ def _epochs(k: int, run: RunFiles) -> Table:
             *(("samples_per_second", _rate), ("time_to_first_batch", seconds_text)),
             *((f"stall_seconds.{name}", seconds_text) for name in ("p50", "p99", "max")),
             *_of_requests(epoch),
-            *(("device_bytes", decimal_bytes_text), ("cpu_seconds_per_gb", lambda value: f"{value:.3g}")),
-            ("peak_memory_bytes", decimal_bytes_text),
+            *(("device_bytes", bytes_text), ("cpu_seconds_per_gb", lambda value: f"{value:.3g}")),
+            ("peak_memory_bytes", bytes_text),
         )
         table.append(
             (
@@ -464,9 +464,9 @@ def _checkpoints(k: int, run: RunFiles) -> Table:
     for kind in ("saves", "loads"):
         for at, one in enumerate(run.result["checkpoint"][kind][:_EPOCHS]):
             shown = (
-                *(("bytes", decimal_bytes_text), ("seconds", seconds_text), ("bytes_per_second", bytes_rate_text)),
+                *(("bytes", bytes_text), ("seconds", seconds_text), ("bytes_per_second", bytes_rate_text)),
                 *(("rank_bytes_per_second.min", bytes_rate_text), ("fsync_seconds", seconds_text)),
-                *(("device_bytes", decimal_bytes_text), ("cpu_seconds", seconds_text)),
+                *(("device_bytes", bytes_text), ("cpu_seconds", seconds_text)),
             )
             table.append(
                 (
@@ -488,8 +488,8 @@ def _checkpoints(k: int, run: RunFiles) -> Table:
 def _checkpoint_facts(k: int, run: RunFiles) -> list[tuple[str, str]]:
     checkpoint = run.result["checkpoint"]
     return [
-        ("of all ranks", datum(k, run, "checkpoint.layout.bytes", decimal_bytes_text)),
-        ("of the whole model", datum(k, run, "checkpoint.layout.whole_bytes", decimal_bytes_text)),
+        ("of all ranks", datum(k, run, "checkpoint.layout.bytes", bytes_text)),
+        ("of the whole model", datum(k, run, "checkpoint.layout.whole_bytes", bytes_text)),
         ("ranks that it is for", str(checkpoint["layout"]["whole_ranks"])),
         ("where", checkpoint["storage"]["url"]),
     ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.arguments import integer, number
 from stoker.cli.running import add_json, print_json
 from stoker.cli.terminal import make_console, make_pairs, make_table
-from stoker.display import counted, decimal_bytes_text
+from stoker.display import bytes_text, counted
 from stoker.errors import ConfigError
 from stoker_bench.cli.bench.arguments import add_workload
 
@@ -167,15 +167,15 @@ def _checkpoints(workload: Workload, accelerators: int) -> dict[str, int] | None
 
 
 def _checkpoint_rows(saved: Mapping[str, int], keep: int) -> Iterator[tuple[str, str]]:
-    size, most, whole = (decimal_bytes_text(saved[name]) for name in ("bytes", "most_rank_bytes", "whole_bytes"))
+    size, most, whole = (bytes_text(saved[name]) for name in ("bytes", "most_rank_bytes", "whole_bytes"))
     yield "checkpoint", f"{size}, up to {most} of a rank"
     if saved["bytes"] < saved["whole_bytes"]:
         yield "", f"a part of the {whole} of {counted(saved['whole_ranks'], 'rank')}"
     yield "", f"{saved['saved']:,} saved, {saved['loaded']:,} loaded"
-    written, read = (decimal_bytes_text(saved["bytes"] * saved[name]) for name in ("saved", "loaded"))
+    written, read = (bytes_text(saved["bytes"] * saved[name]) for name in ("saved", "loaded"))
     yield "", f"{written} are written, {read} are read"
     kept = min(saved["saved"], keep + 1 if keep else saved["saved"])
-    yield "", f"{decimal_bytes_text(saved['bytes'] * kept)} are there at once"
+    yield "", f"{bytes_text(saved['bytes'] * kept)} are there at once"
 
 
 def _extent(
@@ -186,13 +186,13 @@ def _extent(
     workload = found.workload
     rows = [("stages", ", ".join(workload.stages)), ("accelerators", str(accelerators))]
     if not {"generate", "train"}.isdisjoint(workload.stages):
-        sample = decimal_bytes_text(workload.dataset.sample_bytes)
+        sample = bytes_text(workload.dataset.sample_bytes)
         rows.append(("data set", f"{counted(size.files, 'file')}, {counted(size.samples, 'sample')} of {sample}"))
-        rows.append(("", f"{decimal_bytes_text(size.bytes)} where nothing is compressed"))
+        rows.append(("", f"{bytes_text(size.bytes)} where nothing is compressed"))
     if "train" in workload.stages:
         epochs = workload.train.epochs * workload.train.repeats
         rows.append(("training", f"{counted(size.steps, 'step')} an epoch, {counted(epochs, 'epoch')}"))
-        rows.append(("", f"{decimal_bytes_text(size.read_bytes)} are read by all accelerators"))
+        rows.append(("", f"{bytes_text(size.read_bytes)} are read by all accelerators"))
         rows.append(("least time", f"{seconds_text(size.seconds)} of computing, if no accelerator ever waits"))
     if saved is not None:
         rows += _checkpoint_rows(saved, workload.checkpoint.keep)
@@ -202,8 +202,8 @@ def _extent(
         rows.append(("time", (f"{cache.repeats} times " if cache.repeats > 1 else "") + seconds_text(cache.seconds)))
     if "vectors" in workload.stages:
         vectors = workload.vectors
-        whole = decimal_bytes_text(4 * vectors.count * vectors.dimension)
+        whole = bytes_text(4 * vectors.count * vectors.dimension)
         rows.append(("vectors", f"{vectors.count:,} of {vectors.dimension} values, {whole}"))
     if free is not None:
-        rows.append(("free space", decimal_bytes_text(free)))
+        rows.append(("free space", bytes_text(free)))
     return make_pairs(f"{workload.name} ({found.source})", rows)

@@ -131,10 +131,10 @@ def _show(found: DatasetSize) -> None:
 
 
 def _show_demand(demand: Demand, name: str) -> None:
-    from stoker.display import decimal_bytes_text
+    from stoker.display import bytes_text
 
     many = f"{demand.accelerators} accelerator{'' if demand.accelerators == 1 else 's'}"
-    hosts = f"{demand.hosts} host{'' if demand.hosts == 1 else 's'} of {decimal_bytes_text(demand.host_memory_bytes)}"
+    hosts = f"{demand.hosts} host{'' if demand.hosts == 1 else 's'} of {bytes_text(demand.host_memory_bytes)}"
     enough = "has as many samples" if demand.enough else "is too small for that"
     rows = [
         (
@@ -142,7 +142,7 @@ def _show_demand(demand: Demand, name: str) -> None:
             f"{demand.samples:,}: for {'500 steps an epoch' if demand.decides == 'steps' else '5 times the memory'}",
         ),
         ("files", f"{demand.files:,} (dataset.files={demand.files})"),
-        ("size", f"{decimal_bytes_text(demand.bytes)} ({demand.bytes:,} bytes)"),
+        ("size", f"{bytes_text(demand.bytes)} ({demand.bytes:,} bytes)"),
         ("the workload's data set", enough),
     ]
     make_console(wide=True).print(

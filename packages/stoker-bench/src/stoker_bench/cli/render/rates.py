@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from stoker.display import decimal_bytes_text
+from stoker.display import bytes_text
 
 
 def bytes_rate_text(rate: float) -> str:
     """Bytes a second, by powers of 1000: ``1.52 GB/s``."""
-    return f"{decimal_bytes_text(rate)}/s"
+    return f"{bytes_text(rate)}/s"
 
 
 def percent_text(value: float | None) -> str:

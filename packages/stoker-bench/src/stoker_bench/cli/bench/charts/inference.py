@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from stoker.display import decimal_bytes_text
+from stoker.display import bytes_text
 from stoker_bench.cli.bench.charts.common import MOST_BARS, SecondsAxis, named_axis
 from stoker_bench.cli.bench.datum import NOTHING, datum
 from stoker_bench.cli.render.charts import Axis, Chart
@@ -72,8 +72,8 @@ def inference_latency(runs: Sequence[RunFiles], left_out: str) -> Card | None:
                 *(_at(one, f"device_latency.{name}") for name, _ in _PERCENTILES),
                 datum(one.k, one.run, f"{one.path}.per_second", "{:,.1f}".format),
                 datum(one.k, one.run, f"{one.path}.bytes_per_second", bytes_rate_text) if size else NOTHING,
-                decimal_bytes_text(size / count) if size and count else NOTHING,
-                decimal_bytes_text(size / calls) if size and calls else NOTHING,
+                bytes_text(size / count) if size and count else NOTHING,
+                bytes_text(size / calls) if size and calls else NOTHING,
             )
         )
     names = tuple(name.upper() for name, _ in _PERCENTILES)

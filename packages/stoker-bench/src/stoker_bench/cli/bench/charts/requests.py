@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.display import decimal_bytes_text
+from stoker.display import bytes_text
 from stoker_bench.cli.bench.charts.common import MOST_BARS, SecondsAxis, above, named_axis, run_colour
 from stoker_bench.cli.bench.datum import datum
 from stoker_bench.cli.bench.tables.requests_table import SERVED_BY, not_measured
@@ -89,7 +89,7 @@ def request_latency(runs: Sequence[RunFiles], left_out: str) -> Card | None:
                 datum(one.k, one.run, f"{one.path}.count", "{:,}".format),
                 datum(one.k, one.run, f"{one.path}.per_second", "{:,.1f}".format),
                 datum(one.k, one.run, f"{one.path}.bytes_per_second", bytes_rate_text),
-                datum(one.k, one.run, f"{one.path}.mean_bytes", decimal_bytes_text),
+                datum(one.k, one.run, f"{one.path}.mean_bytes", bytes_text),
                 _latency(one, "mean"),
                 *(_latency(one, name) for name, _ in _PERCENTILES),
             )

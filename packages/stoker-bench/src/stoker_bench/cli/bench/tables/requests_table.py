@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker.cli.terminal import make_table, print_table
-from stoker.display import decimal_bytes_text
+from stoker.display import bytes_text
 from stoker_bench.cli.bench.datum import value_at
 from stoker_bench.cli.render.rates import time_text
 
@@ -60,7 +60,7 @@ def show_requests(console: Console, result: Mapping[str, Any]) -> None:
                     f"{before}{words}",
                     f"{one['per_second']:,.1f}",
                     f"{one['bytes_per_second'] / 1e6:,.1f}",
-                    decimal_bytes_text(one["mean_bytes"]),
+                    bytes_text(one["mean_bytes"]),
                     *(time_text(one["latency"][name]) for name in ("p50", "p99", "max")),
                 )
     if table.row_count:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from stoker.cli.running import print_json
 from stoker.cli.terminal import make_console, make_table, print_table
-from stoker.display import counted, decimal_bytes_text
+from stoker.display import bytes_text, counted
 from stoker_bench.cli.bench.datum import epoch_name
 from stoker_bench.cli.bench.tables.requests_table import show_requests
 from stoker_bench.cli.bench.tables.verdicts import is_smoke_test, verdict_text
@@ -50,7 +50,7 @@ def show_kv_cache(console: Console, found: Mapping[str, Any]) -> None:
         made = sum(one["write"]["bytes"] for one in repeat["tiers"].values() if one["write"] is not None)
         console.print(
             f"{repeat['requests']:,} requests in {repeat['seconds']:.1f} s, {repeat['generated_tokens']:,} tokens answered, "
-            f"{decimal_bytes_text(made)} of entries"
+            f"{bytes_text(made)} of entries"
         )
     over = found["read"]
     if over is not None and over["p95"]["count"] > 1:
@@ -64,7 +64,7 @@ def show_kv_cache(console: Console, found: Mapping[str, Any]) -> None:
 def show_vectors(console: Console, found: Mapping[str, Any]) -> None:
     """Queries, and the reads of their searches alone."""
     made = "" if found["build_seconds"] is None else f", made in {found['build_seconds']:.1f} s"
-    size = decimal_bytes_text(found["bytes"])
+    size = bytes_text(found["bytes"])
     console.print(Text(f"{found['index']} at {found['path']}: {size}{made}", style="dim"))
     table = make_table(("repeat", "", "per s", "recall", "P50", "P95", "P99", "reads", "KB", "host"))
     for repeat in found["repeats"]:
@@ -141,7 +141,7 @@ def generated_text(found: Mapping[str, Any]) -> str:
     """The files of the data set that a run wrote, with their rate, and those that were there already."""
     told = []
     if found["made"]:
-        size, rate = (decimal_bytes_text(found["bytes"] / over) for over in (1, max(found["seconds"], 1e-9)))
+        size, rate = (bytes_text(found["bytes"] / over) for over in (1, max(found["seconds"], 1e-9)))
         told.append(f"{counted(found['made'], 'file')}, {size}, in {time_text(found['seconds'])} ({rate}/s)")
     if found["kept"] or not told:
         told.append(f"{counted(found['kept'], 'file')} {'was' if found['kept'] == 1 else 'were'} there already")
@@ -159,7 +159,7 @@ def show_unsaved(chosen: argparse.Namespace, result: Mapping[str, Any]) -> None:
 
 def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
     layout = found["layout"]
-    size, most = decimal_bytes_text(layout["bytes"]), decimal_bytes_text(layout["most_rank_bytes"])
+    size, most = bytes_text(layout["bytes"]), bytes_text(layout["most_rank_bytes"])
     url = found["storage"]["url"]
     console.print(
         Text(f"checkpoints at {url}: {size} of {counted(layout['ranks'], 'rank')}, up to {most} a rank", style="dim")
