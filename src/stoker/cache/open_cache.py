@@ -36,7 +36,7 @@ def make_cache(
 
 
 def uses_memory(cache: CacheKind) -> bool:
-    """Whether shards are held in memory."""
+    """Whether ``cache=`` asks for shards in memory."""
     if cache not in ("disk", "memory"):
         raise ConfigError(f"cache={cache!r}: 'disk' or 'memory'")
     return cache == "memory"

@@ -155,7 +155,7 @@ def _refuse(root: str, above: str, splits: Mapping[str, str], folders: Iterable[
 
 
 def is_hub(given: object) -> bool:
-    """Whether this is the URL of a dataset of the Hub, and not a pattern of its files."""
+    """Whether this URL names a whole dataset of the Hub, and not a pattern of its files."""
     return isinstance(given, str) and given.lower().startswith("hf://") and not is_pattern(given)
 
 

@@ -96,7 +96,7 @@ class Claims:
             return True
 
     def _open(self) -> None:
-        """Open the file: anew where the cache was removed since."""
+        """Open the file, or open it again after the cache was removed."""
         self.__del__()
         self._descriptor = open_own(f"{self._folder}/{_NAME}")
         kind = file_system_of(self._folder)
@@ -110,7 +110,7 @@ class Claims:
                 unlock_byte(self._descriptor, lock_offset(name), at_once=self.is_local)
 
     def is_stalled(self, name: str) -> bool:
-        """Whether another process has had a claim for too long, which this one waits for."""
+        """Whether the claim of another process, for which this one waits, is older than it should be."""
         with self._lock:
             return time.monotonic() > self._met.setdefault(name, time.monotonic()) + self._patience
 
@@ -138,7 +138,7 @@ class FileCalls(NamedTuple):
 
 
 def exists_at_once(path: str) -> bool:
-    """Whether something is at a path, on a file system of this machine alone: asked without letting go of Python's lock.
+    """Whether a path exists. Only for local file systems: the call keeps Python's global lock.
 
     An error is taken for yes: who asks then is to look with ``os.stat``.
     """

@@ -1,7 +1,7 @@
 """The side file of a dataset without an index: what its files hold, so that the next start opens none that is still the same.
 
-Its layout is that of :mod:`stoker.concurrency.shared.arrays`. The file is there by rename, whole or not at all. One that is
-damaged, or that another version of stoker wrote, is ignored and made anew.
+Its layout is that of :mod:`stoker.concurrency.shared.arrays`. The file is there by rename, whole or not at all. A file
+that is damaged, or that another version of stoker wrote, is ignored and replaced.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class HeaderWalk:
         self.short = threading.Event()
 
     def worth_trying(self, size: int) -> bool:
-        """Whether a file of so many bytes may be read by its heads, and need not be fetched whole."""
+        """Whether reading the headers of a file of ``size`` bytes in steps may cost less than to fetch it whole."""
         return not self.short.is_set() and size > self._least
 
 

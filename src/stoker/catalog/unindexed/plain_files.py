@@ -219,7 +219,7 @@ def _folders_among(entries: Sequence[os.DirEntry[str]], prefix: str) -> Iterator
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether a file or folder is passed over for its name."""
+    """Whether readers ignore a file or folder of this name."""
     if name[0] not in "._":
         return False
     if name == MARK or (name[0] == "_" and "=" in name):
