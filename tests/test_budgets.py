@@ -22,13 +22,13 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 99_700,
-    "modules": 555,
-    "raise ConfigError": 923,
+    "lines": 98_900,
+    "modules": 552,
+    "raise ConfigError": 922,
     "classes with after_fork": 25,
-    "functions of a constructor": 275,
-    "functions until the first batch": 354,
-    "modules imported": 303,
+    "functions of a constructor": 274,
+    "functions until the first batch": 357,
+    "modules imported": 301,
 }
 """The most of each. ``lines`` and ``modules`` are of ``src/stoker``; ``functions`` are named ones of the package that run in
 any thread, of one local dataset of two columns, shuffled, with defaults; ``modules imported`` are of the package, by ``from

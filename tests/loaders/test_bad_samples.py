@@ -43,9 +43,9 @@ from stoker.errors import (
     TransformError,
 )
 from stoker.partitions import Contiguous, HashBased, RoundRobin
-from stoker.pipeline.chunks.chunk_reader import ChunkReader
+from stoker.pipeline.chunks.work import ChunkWork
 from stoker.reading.bad_samples import BadSampleLog
-from stoker.reading.good_rows import GoodRowReader
+from stoker.reading.row_reader import RowReader
 from stoker.writers import CSVWriter, JSONWriter, open_writer
 from support import all_of, write_columns, write_samples
 
@@ -445,7 +445,7 @@ def test_an_epoch_without_bad_samples_leaves_nothing_to_the_collector(tmp_path: 
     assert sum(len(batch["id"]) for batch in dataset.batches()) == len(list(dataset)) == 300  # opens, and imports
 
     def readers() -> list[Any]:
-        return [one for one in gc.get_objects() if issubclass(type(one), ChunkReader | GoodRowReader)]
+        return [one for one in gc.get_objects() if issubclass(type(one), ChunkWork | RowReader)]
 
     gc.collect()
     gc.disable()

@@ -22,7 +22,7 @@ from stoker.concurrency.processes import WorkerProcess
 from stoker.errors import ConfigError, StokerError
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
-from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, serve_chunks
 from stoker.pipeline.execution.in_processes import InProcesses
 from support import write_columns
@@ -111,7 +111,7 @@ def test_a_process_that_can_not_take_what_it_is_sent_ends_and_is_not_waited_for(
     data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     reader = opened(data).epoch_reader
-    task = ChunkTask(reader.settings, 0, True, "group", 1)
+    task = ChunkTask(reader.settings, 0, True, 1)
     worker = WorkerProcess("test", serve_chunks, Ring(), reader.pool, None, task, start_method="fork")
     try:
         assert pickle.loads(worker.receive_bytes() or b"") == ChunkAnswer()
@@ -141,7 +141,7 @@ def test_processes_end_with_the_iteration_and_when_it_is_dropped(data: Path) -> 
 def test_further_processes_are_given_work_when_they_are_there(data: Path) -> None:
     """None waits for the start of one, and one that does not come is done without."""
     reader = opened(data).epoch_reader
-    task = ChunkTask(reader.settings, 0, True, "group", 1)
+    task = ChunkTask(reader.settings, 0, True, 1)
     places = np.arange(4)
     chunk = Chunk([4], places, np.zeros(4, np.int64), places, (0,))
     runner: InProcesses[BatchGroup] = InProcesses(reader.pool.get, 1, task, reader.pool, None, Ring(), "spawn")  # type: ignore[arg-type]

@@ -17,14 +17,12 @@ from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError, SampleError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.entries import entry_of
-from stoker.formats.common.rows.merge import scatter
 from stoker.formats.one_file import CLASS, LABEL, PATH, folder_of
 from stoker.formats.registry import get_format
 from stoker.formats.unstacked import as_batch
 from stoker.index.index import INDEX_NAME, Index
-from stoker.reading.good_rows import GoodRowReader
+from stoker.reading.row_reader import RowReader
 from stoker.reading.sample_errors import SampleLocation, location_of
-from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import ObjectInfo, Store, is_local, open_store
@@ -98,7 +96,7 @@ class ShardSource(ConversionSource):
         self.location = location
         self._needed: set[int] = set()
         self._pool = ShardPool(location.index, location.cache, threads=_THREADS, most_open=64, options=options)
-        self._readers: dict[tuple[str, ...], GoodRowReader] = {}
+        self._readers: dict[tuple[str, ...], RowReader] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_readers": {}}
@@ -119,14 +117,9 @@ class ShardSource(ConversionSource):
     def read_good(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> GoodRows:
         self._pool.reads_cut = True
         if tuple(columns) not in self._readers:
-            self._readers[tuple(columns)] = GoodRowReader(SampleReader(self._pool, columns))
-        reader = self._readers[tuple(columns)]
-        parts, bad = reader.parts(SampleRows(shards, rows))
-        kept = np.setdiff1d(np.arange(len(rows)), np.fromiter(bad, np.int64, len(bad)))
-        if len(parts) < 2:
-            return (as_batch(parts[0][1]) if parts else {}), kept, bad
-        reader.check_types([(int(shards[at[0]]), int(rows[at[0]]), part) for at, part in parts])
-        return as_batch(scatter([(np.searchsorted(kept, at), part) for at, part in parts], len(kept))), kept, bad
+            self._readers[tuple(columns)] = RowReader(self._pool, columns)
+        batch, kept, bad = self._readers[tuple(columns)].good(shards, rows)
+        return as_batch(batch), kept, bad
 
     def expect(self, shards: Ids, now: int) -> None:
         soon = dict.fromkeys(shards[:now].tolist())

@@ -9,8 +9,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import numpy as np
-
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.call_stack import called_from
 from stoker.cluster.datasets_package import named_epoch
@@ -24,6 +22,8 @@ from stoker.order.capabilities import shards_at_once
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
+from stoker.pipeline.chunks.chunk import Chunk
+from stoker.pipeline.chunks.work import ChunkWork
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.read_threads import ReadThreads
@@ -41,10 +41,10 @@ from stoker.pipeline.iteration_checks import (
     tell_of_skipping,
 )
 from stoker.pipeline.joins.other_dataset import OtherDataset
-from stoker.pipeline.joins.sample_steps import SampleSteps, make_reader, make_steps
 from stoker.pipeline.pipeline import Pipeline
 from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
+from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.state.progress import Progress
 from stoker.pipeline.state.rank_epochs import RankEpochs
 from stoker.pipeline.state.resume import ResumeState
@@ -52,7 +52,6 @@ from stoker.pipeline.stats.loader_settings import note_dataset
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_override, loading_steps, with_steps
 from stoker.reading.bad_samples import BadSampleLog, BadSampleSink
 from stoker.reading.chain import Chain
-from stoker.reading.sample_reader import SampleReader, SampleRows
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.quarantine import Quarantine
 from stoker.types import Batch, Ids
@@ -125,7 +124,7 @@ class EpochReader(RankEpochs):
         self._bad_counts = None if settings.bad_samples is None else Counts()
         self._warned: set[bytes] = set()
         self._ranks = 1
-        self._by_id: tuple[int, SampleReader, SampleSteps | None] | None = None
+        self._by_id: tuple[int, ChunkWork] | None = None
         # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
         # share it may not be known before iteration.
         self._limit_open((rank_finder.launched() or World()).local_world_size)
@@ -147,12 +146,10 @@ class EpochReader(RankEpochs):
         settings, epoch = self.settings, self._resume.current_epoch
         check_by_id(settings)
         if self._by_id is None or self._by_id[0] != epoch:
-            steps = make_steps(self.pool, settings, settings.steps, epoch, as_columns=False)
-            self._by_id = epoch, make_reader(self.pool, settings, epoch), steps
-        _, reader, steps = self._by_id
-        if steps is None:
-            return reader.samples(SampleRows(shards, rows))
-        return steps.samples(reader, np.zeros_like(rows), SampleRows(shards, rows))
+            strict = replace(settings, bad_samples=None)
+            self._by_id = epoch, make_work(self.pool, None, strict, epoch, as_columns=False)
+        samples: list[Any] = self._by_id[1](Chunk.at(shards, rows)).check().values
+        return samples
 
     def samples(self, batch_size: int, override: Override | None = None, *, keep_places: bool = False) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch, changed by ``override`` where there is one.
@@ -179,21 +176,15 @@ class EpochReader(RankEpochs):
             if number >= _LOOK_AGAIN and not number & (number - 1):
                 check_as_begun(self._rank_finder, division, ranks, batch_size)
             progress.enter(part)
-            while True:
-                try:
-                    # The state was taken inside the first batch: skip the samples of it that were delivered.
-                    for _ in islice(part.samples, skip) if skip else ():
-                        skip -= 1
-                    # `yield from` costs nothing a sample; the run counts how many the consumer took.
-                    yield from progress.present(part.samples) if leaves_out and part.gaps else part.samples
-                    break
-                except Exception as error:  # noqa: BLE001 - raised again where it is final
-                    try:
-                        part = pipeline.recover(part, error)  # noqa: PLW2901
-                    except BaseException:
-                        progress.failed()
-                        raise
-                    progress.go_on(part)
+            try:
+                # The state was taken inside the first batch: skip the samples of it that were delivered.
+                for _ in islice(part.samples, skip) if skip else ():
+                    skip -= 1
+                # `yield from` costs nothing a sample; the run counts how many the consumer took.
+                yield from progress.present(part.samples) if leaves_out and part.gaps else part.samples
+            except Exception:
+                progress.failed()
+                raise
             progress.check()
             waits.begin()
         if number < _LOOK_AGAIN:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span
@@ -18,23 +17,25 @@ from stoker.errors import StateError
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.by_shard import ShardByShard
-from stoker.pipeline.chunks.chunk_reader import ChunkReader
-from stoker.pipeline.chunks.located import Chunk, cut_chunk, located_chunks
+from stoker.pipeline.chunks.chunk import Chunk, cut_chunk
+from stoker.pipeline.chunks.located import located_chunks
 from stoker.pipeline.chunks.read_chunks import read_chunks
+from stoker.pipeline.chunks.settle import Settle
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
-from stoker.pipeline.joins.ahead import OthersAhead
+from stoker.pipeline.joins.ahead import OthersAhead, others_ahead
 from stoker.pipeline.ranks.outer_plan import OuterRun
-from stoker.pipeline.recovery.recovery import Recovery
+from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
 from stoker.reading.bad_samples import BadSampleSink
+from stoker.reading.row_reader import RowReader
 from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
 
 if TYPE_CHECKING:  # most iterations need neither
-    from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun, ReadMethod
+    from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
     from stoker.pipeline.tuning.late_tuner import LateTuner
     from stoker.pipeline.tuning.tuner import TunedRun
 
@@ -101,7 +102,11 @@ class Pipeline:
         self._run_again = run_again
         self._ahead = bool(self._threads) or settings.run_in != "threads"
         self._lookahead = settings.amounts.lookahead(batch_size)
-        self._chunk = settings.amounts.chunk(batch_size, one_by_one=one_by_one and not settings.takes_chunks)
+        # A method of a subclass finds bad samples where it is a stage; otherwise samples come to it one by one.
+        self._work = make_work(pool, run, settings, epoch, as_columns=as_columns, override=override if alone else None)
+        self._settle = Settle(self._work, log, None if alone else override, pool.counts)
+        self._one_by_one = one_by_one and self._work.plain
+        self._chunk = settings.amounts.chunk(batch_size, one_by_one=self._one_by_one)
         self._tuner = None if settings.by_shard else tuner
         self._step_samples = sys.maxsize
         self._tunes_threads = tune_threads and not alone and settings.run_in != "processes"
@@ -109,34 +114,31 @@ class Pipeline:
         self._cuts = bool(self._ahead or self._tunes_threads or not (settings.calls_functions or override))
         if self._tuner is not None and self._cuts:
             self._chunk = min(self._chunk, self._tuner.most_chunk(settings.amounts, worker))
-        if settings.run_in != "threads":
+        if settings.run_in != "threads" or (one_by_one and not self._one_by_one):
             self._chunk = min(self._chunk, MADE_AT_ONCE)
         self._chunk_bytes = max(self._chunk, batch_size) * settings.amounts.sample_bytes
         self._worker_takes_groups = False
-        self._reader = ChunkReader(pool, run, settings, epoch, as_columns=as_columns, override=override)
-        self._recovery = Recovery(pool, self._reader, settings, log)
-        self._others = OthersAhead(
-            self._reader.sample_reader, settings.amounts.sharers, read_here=settings.run_in == "threads"
-        )
-        if self._reader.one_batch:
+        self._others: OthersAhead | None = None
+        if self._work.leading is not None:
+            self._others = others_ahead(
+                self._work.leading, settings.amounts.sharers, read_here=settings.run_in == "threads"
+            )
+        if self._work.one_batch:
             self._chunk = 1  # one batch is read at a time
         self._is_full = False
 
     def sample_runs(self) -> Iterator[SampleRun]:
-        """The samples in order, transformed; :data:`~stoker.reading.apply_chain.LEFT_OUT` for each that is left out."""
-        reader = self._reader
-        if reader.good is None:
-            if not self._ahead:
-                return map(itemgetter(1), self._chunks(reader.sample_run))
-            return (reader.overridden(chunk, SampleRun.of(made)) for chunk, made in self._chunks(reader.samples))
-        if self._ahead:
-            return map(self._recovery.delivered_run, self._chunks(reader.good_samples))
-        return map(itemgetter(1), self._chunks(self._recovery.begin))
+        """The samples in order; :data:`~stoker.reading.apply_chain.LEFT_OUT` for each that is left out."""
+        if self._one_by_one:
+            return (self._settle.overridden(chunk, run) for chunk, run in self._chunks(self._iterate))
+        return map(self._settle.samples, self._chunks(self._work))
 
-    def recover(self, run: SampleRun, error: Exception) -> SampleRun:
-        """The rest of the samples that :meth:`sample_runs` gave last, after one has raised an error; see
-        :meth:`~stoker.pipeline.recovery.recovery.Recovery.recover`."""
-        return self._recovery.recover(run, error)
+    def _iterate(self, chunk: Chunk) -> SampleRun:
+        """The samples as they are stored, each made when it is asked for: lists of small ones cost more than they do."""
+        if chunk.values is not None:
+            return SampleRun.of(chunk.values)
+        assert isinstance(self._work.rows, RowReader)
+        return self._work.rows.iterate_timed(chunk.shards, chunk.rows)
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order, as columns. With a transform its results are stacked into columns again."""
@@ -147,9 +149,7 @@ class Pipeline:
         return map(BatchGroup.batches, self._groups())
 
     def _groups(self) -> Iterator[BatchGroup]:
-        if self._reader.good is None:
-            return map(itemgetter(1), self._chunks(self._reader.group))
-        return map(self._recovery.delivered_group, self._chunks(self._reader.good_batch))
+        return map(self._settle.group, self._chunks(self._work))
 
     def groups(self) -> Iterator[BatchGroup]:
         """The same batches, those together that are read in one step; of several workers each takes every n-th group.
@@ -181,8 +181,7 @@ class Pipeline:
                 tuned = self._begin_tuning(tuner)
         runner: Runner[_T]
         if self._settings.run_in != "threads":
-            task = partial(self._task, cast("ReadMethod", read.__name__))
-            runner = self._executor.runner(execute, self._settings.run_in, self._threads, task, self._run_again)
+            runner = self._executor.runner(execute, self._settings.run_in, self._threads, self._task, self._run_again)
         elif self._threads or (tuner is not None and self._tunes_threads):
             runner = InThreads(execute, self._threads if tuned is None else tuned.threads)
         else:
@@ -193,10 +192,9 @@ class Pipeline:
             due = tuned.due
         running: deque[tuple[Chunk, Callable[[], _T]]] = deque()
         try:
-            whole = read in (self._reader.group, self._reader.good_batch) and self._reader.stored
-            ready = self._read_by_shard(whole) if self._settings.by_shard else self._fetched_ahead(needed)
+            ready = self._read_by_shard() if self._settings.by_shard else self._fetched_ahead(needed)
             # Groups of workers stay whole, as all of them cut all batches alike.
-            if tuner is not None and self._cuts and not (self._worker_takes_groups or self._others.active):
+            if tuner is not None and self._cuts and not (self._worker_takes_groups or self._others):
                 ready = self._cut(ready, needed)
             for chunk in chain(ready, repeat(None)):
                 if chunk is not None:
@@ -235,14 +233,16 @@ class Pipeline:
                             del needed[shard]
                             self._pool.done_with(shard)
                             runner.done_with(shard)
-                    self._others.done(done.others)
+                    if done.others is not None and self._others is not None:
+                        self._others.done(done.others)
         finally:
             self.runner = None
             if tuned is not None:
                 tuned.end()
                 self._executor.tuned = tuned.processes
             runner.close()
-            self._others.close()
+            if self._others is not None:
+                self._others.close()
             self._pool.expect(())
 
     def _cut(self, chunks: Iterator[Chunk], needed: dict[int, int]) -> Iterator[Chunk]:
@@ -285,9 +285,9 @@ class Pipeline:
             runner.resize(workers)
         self._executor.resized(runner.workers)
 
-    def _task(self, method: ReadMethod) -> ChunkTask:
+    def _task(self) -> ChunkTask:
         """The work of a process that reads chunks."""
-        return self._executor.task(self._settings, self._epoch, method, as_columns=self._as_columns)
+        return self._executor.task(self._settings, self._epoch, as_columns=self._as_columns)
 
     def _counted(self, read: Callable[[Chunk], _T], chunk: Chunk) -> _T:
         with self._pool.counted(chunk.shards, chunk.distinct):
@@ -319,18 +319,19 @@ class Pipeline:
                 yield first
                 end_span(Stage.LOOKAHEAD, full, ahead)
             self._pool.prefetch(chunk.distinct, small_files=self.runner is None or self.runner.reads_here)
-            if self._others.active:
+            if self._others is not None:
                 window[-1] = replace(chunk, others=self._others.begin(chunk.shards, chunk.rows))
         while window:
             yield window.popleft()
 
-    def _read_by_shard(self, whole: bool) -> Iterator[Chunk]:
+    def _read_by_shard(self) -> Iterator[Chunk]:
         """Chunks in order, read already: many together, shard by shard."""
         amounts = self._settings.amounts
+        assert isinstance(self._work.rows, RowReader)
         reader = ShardByShard(
             self._pool,
-            self._settings.stored,
-            whole=whole,
+            self._work.rows.columns,
+            whole=self._work.whole,
             most_shards=amounts.most_shards,
             most_bytes=amounts.group_bytes,
             sample_bytes=amounts.sample_bytes,

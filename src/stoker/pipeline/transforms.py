@@ -83,11 +83,6 @@ class EpochReaderSettings:
         return functions == ["tokenize"]
 
     @property
-    def takes_chunks(self) -> bool:
-        """Whether a zip, join or tokenizer comes after functions of samples, so that all of a chunk are made at once."""
-        return any(step.other is not None or step.kind == "tokenize" for step in self.steps)
-
-    @property
     def others(self) -> list[Any]:
         """The other datasets of its zips and joins, without those that come with them."""
         steps = (*(join.step for join in self.joins), *self.steps)
@@ -147,15 +142,13 @@ def with_steps(settings: EpochReaderSettings, index: Index | ConcatIndex, ids: s
     return replace(settings, steps=steps, stored=stored, joins=found.joins, layout=found.layout)
 
 
-def bind_batch_steps(pool: ShardPool, steps: Sequence[Step]) -> BatchSteps | None:
-    """A function from columns, and positions, shards and rows of their samples, to columns; ``None`` without steps.
+def bind_batch_steps(pool: ShardPool, steps: Sequence[Step]) -> BatchSteps:
+    """A function from columns, and positions, shards and rows of their samples, to columns.
 
     Args:
         pool: the dataset's open shards.
-        steps: the last of a chain, which call no function of a sample.
+        steps: the last of a chain, at least one, which call no function of a sample.
     """
-    if not steps:
-        return None
     takes_batch = any(step.kind == "batch_map" for step in steps)
 
     def change(batch: Batch, positions: Ids, shards: Ids, rows: Ids) -> Batch:
@@ -168,18 +161,16 @@ def bind_batch_steps(pool: ShardPool, steps: Sequence[Step]) -> BatchSteps | Non
 
 def make_transforms(
     table: ShardTable, identity: SampleIdentity, steps: Sequence[Step], epoch: int, *, later: bool = False
-) -> TransformOf | None:
-    """The function that says what is applied to samples of an epoch, by their places; ``None`` where nothing is.
+) -> TransformOf:
+    """The function that says what is applied to samples of an epoch, by their places.
 
     Args:
         table: where the samples of each shard begin.
         identity: what random numbers belong to.
-        steps: of samples.
+        steps: of samples, at least one.
         epoch: number of the epoch.
         later: whether other steps come before these.
     """
-    if not steps:
-        return None
     if not later and all(step.kind in ("map", "loading") for step in steps):
         several = sum(step.kind == "map" for step in steps) > 1
         transform = steps[0].function if len(steps) == 1 else partial(_in_turn if several else _and_loaded, steps)

@@ -12,8 +12,7 @@ from stoker.errors import ConfigError, SampleError
 from stoker.formats.base import ReadOptions
 from stoker.formats.unstacked import as_batch
 from stoker.reading.bad_samples import is_of_sample
-from stoker.reading.good_rows import GoodRowReader
-from stoker.reading.sample_reader import SampleReader, SampleRows
+from stoker.reading.row_reader import RowReader
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
 
@@ -59,7 +58,7 @@ def scan(
         ahead = max(1, min(ahead, limit // 2 // max(1, location.index.largest_shard)))
     pool = ShardPool(location.index, location.cache, threads=_THREADS, most_open=2 * ahead, options=options)
     full = [number for number, size in enumerate(sizes) if size]
-    reader = SampleReader(pool, columns)
+    reader = RowReader(pool, columns)
     needed: set[int] = set()
     pool.expect(needed)
     first = 0
@@ -73,14 +72,14 @@ def scan(
             step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * size // max(1, raw)))
             for start in range(0, size, step):
                 rows = np.arange(start, min(start + step, size), dtype=np.int64)
-                samples = SampleRows(np.full_like(rows, number), rows)
+                shards = np.full_like(rows, number)
                 try:
-                    yield first + start, len(rows), as_batch(reader.batch(samples))
+                    yield first + start, len(rows), as_batch(reader.batch(shards, rows))
                     continue
                 except SampleError as error:
                     if bad is None or not is_of_sample(error):
                         raise
-                parts, errors = GoodRowReader(reader).parts(samples, whole=False)
+                parts, errors = reader.parts(shards, rows, whole=False)
                 bad += [first + start + one for one in sorted(errors)]
                 for numbers, batch in parts:
                     yield first + start + int(numbers[0]), len(numbers), as_batch(batch)

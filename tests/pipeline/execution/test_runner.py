@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from patience import PATIENCE
-from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.runner import InThreads, InTurn, Runner
 
 

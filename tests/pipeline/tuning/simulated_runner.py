@@ -13,7 +13,7 @@ import pytest
 
 from stoker.concurrency.spans import read_times
 from stoker.pipeline import pipeline
-from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.executor import Executor
 from stoker.pipeline.tuning import tuner
 from stoker.reading import shard_pool

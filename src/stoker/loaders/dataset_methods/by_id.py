@@ -20,8 +20,8 @@ from stoker.formats.unstacked import as_batch
 from stoker.lazy import cached_property
 from stoker.loaders.trainers.consumers import fetches_by_id
 from stoker.order.shuffle.shard_table import ShardTable
+from stoker.pipeline.chunks.empty_batch import EmptyBatch
 from stoker.pipeline.epoch_reader import EpochReader
-from stoker.pipeline.recovery.empty_batch import EmptyBatch
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.sample_errors import SampleLocation, location_of
 from stoker.reading.samples import read_sample, read_samples

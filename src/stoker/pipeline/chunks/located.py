@@ -3,72 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
-from stoker.pipeline.joins.ahead import ChunkOthers
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
-from stoker.reading.sample_reader import OtherIds, SampleRows
 from stoker.reading.samples import distinct_shards
 from stoker.types import Ids
 
 _LOCATE_SAMPLES: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Batches that are read together: their lengths, and positions, shards and rows of their samples.
-
-    Attributes:
-        values: the samples, where they were read already, as columns or one by one. Then ``distinct`` is empty.
-        others: those of other datasets that belong to them, where they are looked for ahead.
-    """
-
-    lengths: list[int]
-    positions: Ids
-    shards: Ids
-    rows: Ids
-    distinct: tuple[int, ...]
-    values: Any = None
-    others: ChunkOthers | None = None
-
-    @property
-    def other_ids(self) -> OtherIds | None:
-        """The ids of samples of other datasets, once they are known; ``None``: they are not looked for ahead."""
-        return None if self.others is None else self.others.await_ids()
-
-    @property
-    def samples(self) -> SampleRows:
-        """Its samples as a reader of samples takes them."""
-        return SampleRows(self.shards, self.rows, self.values, self.other_ids)
-
-
-def cut_chunk(chunk: Chunk, samples: int, shards: int) -> list[Chunk]:
-    """A chunk in parts of whole batches, each of about so many samples.
-
-    Args:
-        chunk: without values.
-        samples: of a part, at most where its batches are no longer.
-        shards: number of shards of the dataset.
-    """
-    parts: list[Chunk] = []
-    first = start = end = 0
-    for number, length in enumerate([*chunk.lengths, samples + 1]):
-        if end > start and end + length - start > samples:
-            here = slice(start, end)
-            present = tuple(distinct_shards(chunk.shards[here], shards))
-            parts.append(
-                Chunk(chunk.lengths[first:number], chunk.positions[here], chunk.shards[here], chunk.rows[here], present)
-            )
-            first, start = number, end
-        end += length
-    return parts
 
 
 def located_chunks(

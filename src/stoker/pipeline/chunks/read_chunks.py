@@ -11,7 +11,7 @@ import numpy as np
 from stoker.errors import CacheError, StokerError, StorageError
 from stoker.formats.unstacked import copied
 from stoker.pipeline.chunks.by_shard import ShardByShard
-from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.reading.shard_pool import ShardPool
 
 

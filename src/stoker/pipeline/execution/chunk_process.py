@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from queue import SimpleQueue
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -24,20 +24,17 @@ from stoker.errors import ConfigError, StokerError, TransformError
 from stoker.formats.mds.encodings.images import load_at_once
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_ring import Region, Ring
-from stoker.pipeline.chunks.chunk_reader import ChunkReader
-from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.columns import CutColumn
 from stoker.pipeline.execution.hand_over import Parcel, first_refused, pack, pack_error
 from stoker.pipeline.ranks.outer_plan import OuterRun
-from stoker.pipeline.recovery.good_samples import GoodSamples
+from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.reading.sample_errors import location_at, transform_error
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.key_index import KeyIndex
 from stoker.streams.streams import Streams
-
-ReadMethod: TypeAlias = Literal["samples", "group", "good_samples", "good_batch"]
-"""The method of a :class:`~stoker.pipeline.chunks.chunk_reader.ChunkReader` that reads a chunk whole."""
+from stoker.types import Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +45,12 @@ class ChunkTask:
         settings: with the functions that are applied to samples.
         epoch: its number.
         as_columns: whether batches are asked for, and not samples.
-        method: reads a chunk.
         sharers: processes on this node that read through the same cache, these included.
     """
 
     settings: EpochReaderSettings
     epoch: int
     as_columns: bool
-    method: ReadMethod
     sharers: int
 
 
@@ -157,14 +152,13 @@ def serve_chunks(pipe: Any, ring: Ring, pool: ShardPool, run: MakeRun | None, to
             load_at_once()
         for one in (pool, *task.settings.others):
             one.share(task.sharers)
-        reader = ChunkReader(pool, run and run(), task.settings, task.epoch, as_columns=task.as_columns)
-        read: Callable[[Chunk], Any] = getattr(reader, task.method)
+        work = make_work(pool, run and run(), task.settings, task.epoch, as_columns=task.as_columns)
     except Exception as error:  # noqa: BLE001 - raised where the process was asked for
         told_error = error if isinstance(error, StokerError) else ConfigError(_not_here(error))
         pipe.send_bytes(pickle.dumps(ChunkAnswer(error=pack_error(told_error))))
         return
     pipe.send_bytes(pickle.dumps(ChunkAnswer()))
-    _Chunks(pipe, ring, pool, read).serve()
+    _Chunks(pipe, ring, pool, work).serve()
 
 
 def _not_here(error: Exception) -> str:
@@ -188,7 +182,7 @@ def _seed_anew() -> None:
 class _Chunks:
     """Chunks that were sent, and those that are read."""
 
-    def __init__(self, pipe: Any, ring: Ring, pool: ShardPool, read: Callable[[Chunk], Any]) -> None:
+    def __init__(self, pipe: Any, ring: Ring, pool: ShardPool, read: Callable[[Chunk], Chunk]) -> None:
         self._pipe, self._pool, self._read = pipe, pool, read
         self._region: Region | None = ring.region()
         self._arrived: SimpleQueue[Chunk | None] = SimpleQueue()
@@ -227,7 +221,7 @@ class _Chunks:
         busy = own_time() - own
         return ChunkAnswer(parcel, took=took, awaited=awaited, busy=busy, ready=ready, fetched=here), data
 
-    def _packed(self, chunk: Chunk, value: Any) -> tuple[Parcel, memoryview | None]:
+    def _packed(self, chunk: Chunk, value: Chunk) -> tuple[Parcel, memoryview | None]:
         """The result of a chunk on its way, see :func:`~stoker.pipeline.execution.hand_over.pack`.
 
         Raises:
@@ -237,7 +231,7 @@ class _Chunks:
             with span(Stage.SEND):
                 return pack(value, self._region)
         except Exception as error:
-            number, what = _refused(value)
+            number, what = _refused(value.values, value.kept)
             if number is None or number >= len(chunk.rows):
                 raise TransformError(f"{what} can not be sent from a process: {error}. {_INSTEAD}") from error
             raise transform_error(
@@ -275,21 +269,17 @@ class _Chunks:
 _INSTEAD: Final = "return values that can be pickled, such as arrays, or use ReadOptions(run_in='threads')"
 
 
-def _refused(value: Any) -> tuple[int | None, str]:
-    """The sample of a result that can not be sent, by its number in the chunk where that is known; and what it has."""
-    if isinstance(value, list):
-        number = first_refused(value)
-        return number, "a sample" if number is None else _named(value[number])
-    kept = value.kept.tolist() if isinstance(value, GoodSamples) else None
-    values = value.values if isinstance(value, GoodSamples) else value.columns
-    columns = {"a sample": values} if isinstance(values, list) else values
-    for name, column in columns.items():
+def _refused(values: Any, kept: Ids | None) -> tuple[int | None, str]:
+    """The place of a sample of a result that can not be sent, where that is known; and what it has."""
+    if isinstance(values, list):
+        number = first_refused(values)
+        return number, "a sample" if number is None else _named(values[number])
+    for name, column in values.items():
         if isinstance(column, CutColumn):
             column = list(chain.from_iterable(column))  # noqa: PLW2901
         number = first_refused(column) if isinstance(column, list) else None
         if number is not None:
-            what = _named(column[number]) if name == "a sample" else f"{_named(column[number])} in column {name!r}"
-            return number if kept is None or name == "a sample" else kept[number], what
+            return number if kept is None else int(kept[number]), f"{_named(column[number])} in column {name!r}"
     return None, "a batch"
 
 

@@ -14,7 +14,7 @@ from stoker.concurrency.global_lock import has_global_lock
 from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.pipeline.batch_ring import Ring
-from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.choice import Execution
 from stoker.pipeline.execution.runner import InThreads, Runner
 from stoker.pipeline.transforms import EpochReaderSettings, Override, loading_steps
@@ -22,7 +22,7 @@ from stoker.policy import processor_count
 from stoker.reading.shard_pool import ShardPool
 
 if TYPE_CHECKING:  # imported where an iteration runs in processes, or may
-    from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun, ReadMethod
+    from stoker.pipeline.execution.chunk_process import ChunkTask, MakeRun
     from stoker.pipeline.execution.in_processes import InProcesses
 
 logger = logging.getLogger(__name__)
@@ -122,12 +122,12 @@ class Executor:
                 where = "threads" if workers else "consumer"
             self.execution = replace(self.execution, run_in=where, workers=workers)
 
-    def task(self, settings: EpochReaderSettings, epoch: int, method: ReadMethod, *, as_columns: bool) -> ChunkTask:
+    def task(self, settings: EpochReaderSettings, epoch: int, *, as_columns: bool) -> ChunkTask:
         """The work of a process that reads chunks; args are those of the reader that does the same here."""
         from stoker.pipeline.execution.chunk_process import ChunkTask
 
         own = replace(settings, steps=loading_steps(settings.steps), transform=None)
-        return ChunkTask(own, epoch, as_columns, method, settings.amounts.sharers * (1 + self.processes))
+        return ChunkTask(own, epoch, as_columns, settings.amounts.sharers * (1 + self.processes))
 
     def runner(
         self,

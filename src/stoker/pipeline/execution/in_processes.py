@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 from stoker.concurrency.processes import StartMethod, WorkerProcess, stop_workers
 from stoker.errors import ConfigError, StokerError
 from stoker.pipeline.batch_ring import Ring
-from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, MakeRun, PickledTask, Request, serve_chunks
 from stoker.pipeline.execution.hand_over import unpack, unpack_error
 from stoker.policy import CHUNKS_OF_PROCESS

@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 
 from stoker.concurrency.spans.thread_times import own_time
 from stoker.errors import StokerError
-from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.hand_over import pack, unpack
 from stoker.pipeline.execution.in_processes import InProcesses
 from stoker.pipeline.execution.runner import InThreads

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from stoker.concurrency.threads import Threads
-from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.chunks.chunk import Chunk
 
 _T = TypeVar("_T")
 _S = TypeVar("_S")

@@ -4,54 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any
 
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.threads import Threads
-from stoker.pipeline.joins.joined_reader import JoinedReader
-from stoker.reading.sample_reader import OtherIds, SampleReader, SampleRows
+from stoker.pipeline.chunks.chunk import ChunkOthers
+from stoker.pipeline.joins.leading import LeadingJoins
 from stoker.reading.samples import distinct_shards
 from stoker.types import Ids
-
-
-class ChunkOthers:
-    """The samples of other datasets that belong to those of a chunk.
-
-    Attributes:
-        ids: see :data:`~stoker.reading.sample_reader.OtherIds`; ``None``: they are not known yet, or could not be found.
-        shards: of each other dataset, the different shards.
-        counted: whether these are counted as needed.
-        work: finds them, where a thread does.
-    """
-
-    __slots__ = ("counted", "ids", "shards", "work")
-
-    def __init__(self) -> None:
-        self.ids: OtherIds | None = None
-        self.shards: list[list[int]] = []
-        self.counted = False
-        self.work: Future[Any] | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return known_others, (self.await_ids(),)
-
-    def await_ids(self) -> OtherIds | None:
-        """The ids, once they are found; ``None`` where that failed: reading the samples raises the error."""
-        if self.work is not None:
-            try:
-                self.work.result()
-            except CancelledError:  # the iteration ends
-                return None
-        return self.ids
-
-
-def known_others(ids: OtherIds | None) -> ChunkOthers:
-    """Those of which only the ids are known, as in another process."""
-    chunk = ChunkOthers()
-    chunk.ids = ids
-    return chunk
 
 
 class OthersAhead:
@@ -61,30 +21,21 @@ class OthersAhead:
     shards of the next chunk.
 
     Args:
-        reader: of the samples; one without joins has nothing to fetch.
+        leading: the zips and joins that a chain begins with.
         sharers: processes on this node that read through the same caches.
-        read_here: whether this process reads the samples, so that shards of this machine are opened ahead in it, too.
-
-    Attributes:
-        active: whether there is anything to find ahead.
+        keyed: whether any of them finds samples by a key.
     """
 
-    def __init__(self, reader: SampleReader, sharers: int = 1, *, read_here: bool = True) -> None:
-        self._reader = reader if isinstance(reader, JoinedReader) else None
-        joins = self._reader.joins if self._reader is not None else ()
-        self._others = [] if self._reader is None else [one.other for one in self._reader.readers]
-        keyed = any(join.key is not None for join in joins)
-        # Reading keys ahead, or what another process opens by itself, is of use only where there is something to fetch.
-        near = all(other.amounts.near for other in self._others)
-        self.active = bool(joins) and not (near and (keyed or not read_here))
-        self._threads = Threads(1, "join") if self.active and keyed else None
+    def __init__(self, leading: LeadingJoins, sharers: int, *, keyed: bool) -> None:
+        self._leading = leading
+        self._others = [one.other for one in leading.readers]
+        self._threads = Threads(1, "join") if keyed else None
         self._waiting: deque[ChunkOthers] = deque()
         self._closed = False
         self._needed: list[dict[int, int]] = [{} for _ in self._others]
         self._most = [max(1, other.amounts.most_shards // sharers) for other in self._others]
-        if self.active:
-            for other, needed in zip(self._others, self._needed, strict=True):
-                other.pool.expect(needed.keys())
+        for other, needed in zip(self._others, self._needed, strict=True):
+            other.pool.expect(needed.keys())
         self.after_fork()
         reset_in_children(self)
 
@@ -102,9 +53,8 @@ class OthersAhead:
         return chunk
 
     def _find(self, chunk: ChunkOthers, shards: Ids, rows: Ids) -> None:
-        assert self._reader is not None
         try:
-            found = self._reader.others(SampleRows(shards, rows))
+            found = self._leading.others(shards, rows)
         except Exception:  # noqa: BLE001 - is raised again where the samples are read
             return
         for other, ids, most in zip(self._others, found, self._most, strict=True):
@@ -138,10 +88,8 @@ class OthersAhead:
             for other, shards in zip(self._others, each, strict=True):
                 other.pool.prefetch(shards)
 
-    def done(self, chunk: ChunkOthers | None) -> None:
+    def done(self, chunk: ChunkOthers) -> None:
         """Say that a chunk was read: shards that none ahead needs may go."""
-        if chunk is None:
-            return
         gone: list[tuple[int, int]] = []
         with self._lock:
             if chunk.counted:
@@ -162,6 +110,18 @@ class OthersAhead:
         self._closed = True
         if self._threads is not None:
             self._threads.close(patience=0.0)
-        if self.active:
-            for other in self._others:
-                other.pool.expect(())
+        for other in self._others:
+            other.pool.expect(())
+
+
+def others_ahead(leading: LeadingJoins, sharers: int, *, read_here: bool) -> OthersAhead | None:
+    """What fetches shards of other datasets ahead; ``None`` where that is of no use.
+
+    Args:
+        leading, sharers: see :class:`OthersAhead`.
+        read_here: whether this process reads the samples, so that shards of this machine are opened ahead in it, too.
+    """
+    keyed = any(join.key is not None for join in leading.joins)
+    # Reading keys ahead, or what another process opens by itself, is of use only where there is something to fetch.
+    near = all(reader.other.amounts.near for reader in leading.readers)
+    return None if near and (keyed or not read_here) else OthersAhead(leading, sharers, keyed=keyed)

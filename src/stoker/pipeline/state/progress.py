@@ -43,11 +43,6 @@ class Progress:
         self._remaining = run.remaining
         self.check()
 
-    def go_on(self, run: SampleRun) -> None:
-        """Note that what is left of the samples that were entered last comes from another run, after an error of one."""
-        self._remaining = run.remaining
-        self.check()
-
     def supersede(self) -> None:
         """End the iteration, as a state was loaded: no sample is delivered any more, and :meth:`check` raises an error."""
         self._superseded = True

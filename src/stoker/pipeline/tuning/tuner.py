@@ -10,7 +10,6 @@ from typing import Any, Final, Protocol
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.thread_times import displaced_time
-from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.columns import bytes_of
 from stoker.pipeline.execution.runner import Runner
 from stoker.pipeline.tuning.changes import JudgedChange
@@ -365,7 +364,7 @@ class TunedRun:
         self.step_samples = max(1, int(1e9 * STEP_SECONDS / max(1.0, each)))
 
     def _see_bytes(self, found: object) -> None:
-        columns = found.columns if isinstance(found, BatchGroup) else getattr(found, "values", None)
+        columns = getattr(found, "values", None)
         if isinstance(columns, dict | list):  # of samples that are made one by one nothing waits
             self._chunk_bytes = max(bytes_of(columns), self._chunk_bytes - self._chunk_bytes // _LOOKED_AT)
 

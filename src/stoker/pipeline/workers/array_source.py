@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,24 +13,22 @@ import xxhash
 from stoker.concurrency.shared.counters import Counts
 from stoker.display import with_article
 from stoker.errors import ConfigError, SampleError
-from stoker.formats.unstacked import as_batch
-from stoker.image.batch_rows import BatchRows
 from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Partition, Stratified
 from stoker.order.sample_order import Run
 from stoker.order.selection.selection import Everything
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.spans import spans_of
-from stoker.pipeline.columns import stack_samples
+from stoker.pipeline.chunks.chunk import Chunk
+from stoker.pipeline.chunks.work import ChunkWork
 from stoker.pipeline.order_sources import nulls_of
-from stoker.pipeline.recovery.empty_batch import EmptyBatch
-from stoker.pipeline.recovery.good_samples import GoodSamples
-from stoker.pipeline.workers.sample_source import GoodReader, ReadSamples, SampleSource
-from stoker.reading.apply_chain import LEFT_OUT
-from stoker.reading.bad_samples import BadSampleLog, BadSamples, is_of_sample
-from stoker.reading.replacement import Replacements, none_is_good
-from stoker.reading.sample_errors import SampleLocation, apply_transform
+from stoker.pipeline.stages.read import ReadColumns, ReadSamples
+from stoker.pipeline.stages.stage import Stage
+from stoker.pipeline.workers.sample_source import ReadSamples as ReadPart
+from stoker.pipeline.workers.sample_source import SampleSource
+from stoker.reading.bad_samples import BadSampleLog, BadSamples
+from stoker.reading.sample_errors import SampleLocation
+from stoker.reading.samples import SampleRun
 from stoker.streams.compare import null_mask, without_nulls
 from stoker.streams.labels import hash_column, null_error
 from stoker.types import Array, Batch, Column, Ids, Transform
@@ -92,54 +90,50 @@ class ArraySource(SampleSource):
     def bad_sample_log(self) -> BadSampleLog | None:
         return None if self.bad_samples is None else BadSampleLog(self.bad_samples, self.counts, warned=self._warned)
 
-    def good_reader(self, run: Run) -> GoodReader | None:
-        if self.bad_samples is None or self._transform is None:
-            return None
-        return _GoodArrayReader(self, self._transform, run, self.bad_samples)
+    def reader(self, run: Run, *, batched: bool) -> Callable[[Chunk], Chunk]:
+        transform, rows = self._transform, _ArrayRows(self)
+        whole = batched and transform is None
+        read: Stage = ReadColumns(rows, loads=False)
+        if not whole:
+            read = ReadSamples(rows, None if transform is None else lambda *_: transform)
+        work = ChunkWork(
+            rows,
+            [read],
+            on_bad_sample="raise" if self.bad_samples is None else self.bad_samples.on_bad_sample,
+            run=run,
+            as_columns=batched,
+            whole=whole,
+            names=lambda: self.columns,
+            made=transform is not None,
+        )
+        return partial(self._read, work)
 
-    def samples(self, shards: Ids, rows: Ids) -> list[Any]:  # noqa: ARG002 - there is one shard
+    def _read(self, work: ChunkWork, chunk: Chunk) -> Chunk:
         begun = time.perf_counter_ns()
-        found = self.stored(rows)
-        if self._transform is not None:
-            taken = iter(found)
-            found = list(apply_transform(self._transform, taken, taken, partial(_origin, rows)))
-        self.count(len(rows), begun)
-        return found
+        found = work(chunk)
+        took = time.perf_counter_ns() - begun
+        self.counts.read_step(len(chunk), 0, 0, 0, took)
+        self.counts.waited(took)
+        return found if self.bad_samples is not None else found.check()
 
-    def batch(self, shards: Ids, rows: Ids) -> Batch:
-        if self._transform is not None:
-            with BatchRows(len(rows)) as memory:
-                samples = self.samples(shards, rows)
-            return as_batch(stack_samples(samples, partial(_origin, rows), memory))
-        begun = time.perf_counter_ns()
-        found: Batch = {name: self._take(values, rows) for name, values in self._columns.items()}
-        self.count(len(rows), begun)
-        return found
-
-    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadSamples]:  # noqa: ARG002
-        good = self.good_reader(run)
+    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadPart]:  # noqa: ARG002
+        read = self.reader(run, batched=False)
         for together in run.plan.chunks(_CHUNK):
             positions = np.concatenate(together)
             shards, rows = run.order.locate(positions)
             for start in range(0, len(rows), most):
                 here = slice(max(start, min(skip, start + most)), start + most)
-                if not len(rows[here]):
-                    continue
-                if good is None:
-                    yield ReadSamples(self.samples(shards[here], rows[here]), len(rows[here]))
-                else:
-                    yield _read(good.samples(positions[here], shards[here], rows[here]), len(rows[here]))
+                if len(rows[here]):
+                    found = read(Chunk.at(shards[here], rows[here], positions[here]))
+                    yield ReadPart(found.values, len(rows[here]), sorted(found.bad.items()))
             skip = max(0, skip - len(rows))
 
-    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadSamples]:  # noqa: ARG002 - it is read here
-        good = self.good_reader(run)
+    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadPart]:  # noqa: ARG002 - it is read here
+        read = self.reader(run, batched=True)
         for together in run.plan.chunks(_CHUNK):
             for positions in together:
-                located = run.order.locate(positions)
-                if good is None:
-                    yield ReadSamples(self.batch(*located), len(positions))
-                else:
-                    yield _read(good.batch(positions, *located), len(positions))
+                found = read(Chunk.at(*run.order.locate(positions), positions))
+                yield ReadPart(found.values, len(positions), sorted(found.bad.items()))
 
     def chunk(self, batch_size: int) -> int:
         return max(batch_size, _CHUNK // 16)
@@ -178,112 +172,43 @@ class ArraySource(SampleSource):
             return np.unique(np.asarray(values), return_inverse=True)[1]
         raise ConfigError(f"column {name!r} can not be stratified by: it needs integers, text or bytes")
 
-    def stored(self, rows: Ids) -> list[dict[str, Any]]:
-        """The samples of some rows, not transformed."""
-        values = [self._take(column, rows) for column in self._columns.values()]
-        names = tuple(self._columns)
-        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
-
-    @staticmethod
-    def _take(values: Column, rows: Ids) -> Column:
-        if isinstance(values, np.ndarray):
-            return values[rows]
-        return [values[row] for row in rows.tolist()]
-
-    def count(self, samples: int, begun: int) -> None:
-        """Count samples that were read since a moment of the clock."""
-        took = time.perf_counter_ns() - begun
-        self.counts.read_step(samples, 0, 0, 0, took)
-        self.counts.waited(took)
+    def stored(self, rows: Ids) -> Batch:
+        """The columns of some rows, not transformed."""
+        return {
+            name: values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
+            for name, values in self._columns.items()
+        }
 
 
-def _read(found: Any, places: int) -> ReadSamples:
-    """The samples that a :class:`~stoker.pipeline.workers.sample_source.GoodReader` gave for so many places."""
-    return (
-        ReadSamples(found.values, places, found.bad) if isinstance(found, GoodSamples) else ReadSamples(found, places)
-    )
+class _ArrayRows:
+    """See :class:`~stoker.reading.row_reader.Rows`. Nothing of what is stored can be bad."""
 
+    ids = None
 
-class _GoodArrayReader:
-    """Transforms samples of arrays of which some are bad; see :class:`~stoker.pipeline.workers.sample_source.GoodReader`."""
+    def __init__(self, arrays: ArraySource) -> None:
+        self._arrays, self.table, self.names = arrays, arrays.table, arrays.columns
 
-    def __init__(self, arrays: ArraySource, transform: Transform, run: Run, bad_samples: BadSamples) -> None:
-        self._arrays, self._transform, self._order = arrays, transform, run.order
-        self._empty = EmptyBatch(ShardTable(np.array([arrays.total])))
-        self._replacements: Replacements | None = None
-        if bad_samples.on_bad_sample == "replace":
-            self._replacements = Replacements(spans_of(run.plan, "on_bad_sample='replace'"))
+    def batch(self, shards: Ids, rows: Ids, *, named: bool = True) -> Batch:  # noqa: ARG002 - there is one shard
+        return self._arrays.stored(rows)
 
-    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> list[Any] | GoodSamples:  # noqa: ARG002 - there is one shard
-        """See :class:`~stoker.pipeline.workers.sample_source.GoodReader`."""
-        begun = time.perf_counter_ns()
-        given = self._arrays.stored(rows)
-        found: list[Any] = []
-        bad: list[tuple[int, SampleError]] = []
-        there = positions
-        while (first := len(found)) < len(given):
-            taken = iter(given[first:] if first else given)
-            try:
-                # What comes before an error is kept.
-                found.extend(apply_transform(self._transform, taken, taken, partial(_origin, rows[first:])))
-            except SampleError as error:
-                if not is_of_sample(error):
-                    raise
-                number, there = len(found), there if bad else positions.copy()
-                bad.append((number, error))
-                made, there[number] = self._instead(int(positions[number]), error)
-                found.append(made)
-        self._arrays.count(len(rows), begun)
-        if not bad:
-            return found
-        kept = np.array([number for number, sample in enumerate(found) if sample is not LEFT_OUT], np.int64)
-        return GoodSamples(found, kept, there, bad)
+    def good(self, shards: Ids, rows: Ids, *, loads: bool, whole: bool) -> tuple[Batch, Ids, dict[int, SampleError]]:  # noqa: ARG002
+        return self._arrays.stored(rows), np.arange(len(rows)), {}
 
-    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> Batch | GoodSamples:
-        """See :class:`~stoker.pipeline.workers.sample_source.GoodReader`."""
-        with BatchRows(len(rows)) as memory:
-            found = self.samples(positions, shards, rows)
-        if not isinstance(found, GoodSamples):
-            batch = as_batch(stack_samples(found, partial(_origin, rows), memory))
-            self._empty.meet(batch)
-            return batch
-        if not len(found.kept):
-            return found._replace(values=self._empty.columns(self._alone))
-        here = [found.values[number] for number in found.kept.tolist()]
-        values = as_batch(stack_samples(here, partial(_origin, rows[found.kept]), memory))
-        self._empty.meet(values)
-        return found._replace(values=values)
+    def iterate(self, shards: Ids, rows: Ids) -> SampleRun:  # noqa: ARG002
+        columns = self._arrays.stored(rows)
+        return SampleRun.of([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
 
-    def _alone(self, shard: int, row: int) -> Batch:  # noqa: ARG002 - there is one shard
-        """The columns of one sample; empty where it is bad."""
-        rows = np.array([row])
-        taken = iter(self._arrays.stored(rows))
-        try:
-            samples = list(apply_transform(self._transform, taken, taken, partial(_origin, rows)))
-        except SampleError as error:
-            if not is_of_sample(error):
-                raise
-            return {}
-        return stack_samples(samples, partial(_origin, rows), BatchRows(1))
+    each = iterate
 
-    def _instead(self, position: int, error: SampleError) -> tuple[Any, int]:
-        """The stand-in for a bad sample, and its position."""
-        if self._replacements is None:
-            return LEFT_OUT, position
-        found = self._replacements.find(position, self._read)
-        if found is None:
-            raise none_is_good(error)
-        return found
+    def named(self, shard: int, row: int, error: Exception) -> SampleError:  # noqa: ARG002
+        raise error
 
-    def _read(self, position: int) -> Any:
-        _, rows = self._order.locate(np.array([position], np.int64))
-        taken = iter(self._arrays.stored(rows))
-        return next(apply_transform(self._transform, taken, taken, partial(_origin, rows)))
+    def check_types(self, parts: Sequence[tuple[int, int, Batch]]) -> None:
+        """All are of the same arrays."""
 
-
-def _origin(rows: Ids, number: int) -> SampleLocation:
-    row = int(rows[number])
-    return SampleLocation(None, None, row, row)
+    def origin(self, shards: Ids, rows: Ids, number: int) -> SampleLocation:  # noqa: ARG002
+        row = int(rows[number])
+        return SampleLocation(None, None, row, row)
 
 
 def _column(name: str, values: Any) -> Column:

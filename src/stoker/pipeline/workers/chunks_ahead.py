@@ -6,10 +6,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
-from stoker.pipeline.batch_groups import BatchGroup
-from stoker.pipeline.chunks.located import Chunk
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.runner import Runner
 from stoker.reading.samples import distinct_shards
 from stoker.reading.shard_pool import ShardPool
@@ -34,20 +33,19 @@ class ChunksAhead:
         most: as given, or fewer where the runner needs no more.
     """
 
-    def __init__(self, pool: ShardPool, runner: Runner[Any], most: int) -> None:
+    def __init__(self, pool: ShardPool, runner: Runner[Chunk], most: int) -> None:
         self._pool, self._runner = pool, runner
         self.most = most
         self._needed: Counter[int] = Counter()
 
-    def read(self, places: Iterable[tuple[_Label, Places]], made: Callable[[_Label, Any], _Made]) -> Iterator[_Made]:
+    def read(self, places: Iterable[tuple[_Label, Places]], made: Callable[[_Label, Chunk], _Made]) -> Iterator[_Made]:
         """The results for the samples at places, in order.
 
         Args:
             places: each with a label; taken as samples are delivered, no more than ``most`` ahead of these.
-            made: called with the label and what was read: a list of samples, columns, or
-                :class:`~stoker.pipeline.recovery.good_samples.GoodSamples` where some are bad.
+            made: called with the label and what was made of the chunk.
         """
-        running: deque[tuple[_Label, Chunk, Callable[[], Any]]] = deque()
+        running: deque[tuple[_Label, Chunk, Callable[[], Chunk]]] = deque()
         try:
             for one in chain(places, repeat(None)):
                 if one is not None:
@@ -61,7 +59,7 @@ class ChunksAhead:
                     begun = time.perf_counter_ns()
                     found = take()
                     self._pool.counts.waited(time.perf_counter_ns() - begun)
-                    yield made(label, found.batches()[0] if isinstance(found, BatchGroup) else found)
+                    yield made(label, found)
                     del found, take  # frees their memory for the next chunk
                     self._done(chunk)
         finally:

@@ -5,43 +5,35 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.shared.counters import Counts
 from stoker.errors import ConfigError, SampleError
-from stoker.formats.unstacked import as_batch
-from stoker.image.batch_rows import BatchRows
 from stoker.order.sample_order import Run
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.pipeline.chunks.chunk_reader import ChunkReader
-from stoker.pipeline.chunks.located import Chunk
-from stoker.pipeline.columns import batch_length, stack_samples
+from stoker.pipeline.chunks.chunk import Chunk
+from stoker.pipeline.chunks.work import ChunkWork
+from stoker.pipeline.columns import batch_length
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.execution.choice import Execution
 from stoker.pipeline.execution.runner import Runner
-from stoker.pipeline.joins.sample_steps import make_reader, make_steps
 from stoker.pipeline.pipeline import Pipeline
-from stoker.pipeline.recovery.good_batch_reader import GoodBatchReader
-from stoker.pipeline.recovery.good_sample_reader import GoodSampleReader
-from stoker.pipeline.recovery.good_samples import GoodSamples
+from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.stats.loader_settings import note_dataset
 from stoker.pipeline.workers.chunks_ahead import ChunksAhead
 from stoker.policy import CHUNKS_OF_PROCESS
 from stoker.reading.bad_samples import BadSampleLog, BadSampleNotes, BadSamples
-from stoker.reading.sample_errors import location_at
-from stoker.reading.sample_reader import SampleRows
-from stoker.reading.samples import SampleRun, distinct_shards
-from stoker.types import Batch, Ids
+from stoker.reading.samples import distinct_shards
+from stoker.types import Ids
 
 if TYPE_CHECKING:
-    from stoker.pipeline.execution.chunk_process import MakeRun, ReadMethod
+    from stoker.pipeline.execution.chunk_process import MakeRun
     from stoker.pipeline.tuning.decision_log import DecisionLog
 
 
@@ -67,21 +59,6 @@ class ReadSamples(NamedTuple):
     bad: Sequence[tuple[int, SampleError]] = ()
 
 
-class GoodReader(Protocol):
-    """Reads samples of a run at positions, shards and rows, int64 of shape ``(n,)``, where bad ones are no errors.
-
-    Where none is bad, the samples or columns come alone.
-    """
-
-    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> list[Any] | GoodSamples:
-        """A list of something for each, :data:`~stoker.reading.apply_chain.LEFT_OUT` where nothing comes."""
-        ...
-
-    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> Batch | GoodSamples:
-        """Columns of those that come."""
-        ...
-
-
 class SampleSource(ABC):
     """Gives samples by shard and row.
 
@@ -104,16 +81,10 @@ class SampleSource(ABC):
         """Counts and lists the bad samples of an epoch; ``None`` where they are errors."""
 
     @abstractmethod
-    def good_reader(self, run: Run) -> GoodReader | None:
-        """Reads a run's samples where some are bad; ``None`` where these are errors."""
-
-    @abstractmethod
-    def samples(self, shards: Ids, rows: Ids) -> list[Any]:
-        """The samples at these shards and rows, transformed; a bad one is an error."""
-
-    @abstractmethod
-    def batch(self, shards: Ids, rows: Ids) -> Batch:
-        """The same, as columns."""
+    def reader(self, run: Run, *, batched: bool) -> Callable[[Chunk], Chunk]:
+        """A function that reads chunks of a run, each one batch, in the thread that calls it: their columns, or an entry for
+        each place, :data:`~stoker.reading.apply_chain.LEFT_OUT` where nothing comes.
+        """
 
     @abstractmethod
     def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadSamples]:
@@ -174,9 +145,6 @@ class PoolSource(SampleSource):
         self._sharers = sharers
         self._settings = reader.settings
         self.bad_samples = reader.settings.bad_samples
-        settings = reader.settings
-        self._samples = make_reader(self.pool, settings, 0)
-        self._steps = make_steps(self.pool, settings, settings.steps, 0, as_columns=False)
         self._amounts = replace(reader.settings.amounts, sharers=sharers)
         self.pool.share(sharers)
         self._expected: dict[int, None] = {}
@@ -191,35 +159,18 @@ class PoolSource(SampleSource):
         """See :class:`SampleSource`."""
         return self._reader.executor.execution
 
-    def samples(self, shards: Ids, rows: Ids) -> list[Any]:
-        with self._counted(shards):
-            if self._steps is None:
-                return self._samples.samples(SampleRows(shards, rows))
-            return self._steps.samples(self._samples, np.zeros_like(rows), SampleRows(shards, rows))
-
-    def batch(self, shards: Ids, rows: Ids) -> Batch:
-        if self._steps is not None:
-            with BatchRows(len(rows)) as memory:
-                samples = self.samples(shards, rows)
-            return as_batch(stack_samples(samples, partial(location_at, self.pool, shards, rows), memory))
-        with self._counted(shards):
-            return as_batch(self._samples.batch(SampleRows(shards, rows)))
-
     def bad_sample_log(self) -> BadSampleLog | None:
         return self._reader.bad_sample_log()
 
-    def good_reader(self, run: Run) -> GoodReader | None:
-        if self.bad_samples is None:
-            return None
-        reader = GoodSampleReader(
-            self._samples,
-            run,
-            self._steps,
-            None,
-            on_bad_sample=self.bad_samples.on_bad_sample,
-            filters=False,
-        )
-        return _CountingReader(reader, self._counted)
+    def reader(self, run: Run, *, batched: bool) -> Callable[[Chunk], Chunk]:
+        return partial(self._read, make_work(self.pool, run, self._settings, 0, as_columns=batched))
+
+    def _read(self, work: ChunkWork, chunk: Chunk) -> Chunk:
+        begun = time.perf_counter_ns()
+        with self.pool.counted(chunk.shards, distinct_shards(chunk.shards, self.shards)):
+            found = work(chunk)
+        self.counts.waited(time.perf_counter_ns() - begun)
+        return found
 
     def read_ahead(self, run: Run, again: MakeRun, *, batched: bool, most: int | None) -> ChunksAhead | None:
         """See :class:`SampleSource`."""
@@ -231,36 +182,30 @@ class PoolSource(SampleSource):
             return None
 
         settings = replace(self._settings, amounts=self._amounts)
-        method: ReadMethod = "group" if batched else "samples"
-        if settings.bad_samples is not None:
-            method = "good_batch" if batched else "good_samples"
-        reader = ChunkReader(self.pool, run, settings, 0, as_columns=batched)
+        work = make_work(self.pool, run, settings, 0, as_columns=batched)
         self.pool.share(self._sharers, executor.processes)
         for other in self._reader.others:
             other.share(self._sharers, executor.processes)
         runner: Runner[Any] = executor.runner(
-            partial(self._read_chunk, getattr(reader, method)),
+            partial(self._read_chunk, work),
             run_in,
             threads,
-            partial(executor.task, settings, 0, method, as_columns=batched),
+            partial(executor.task, settings, 0, as_columns=batched),
             again if settings.replaces else None,
         )
         useful = max(CHUNKS_OF_PROCESS * executor.processes, threads + 1)
         return ChunksAhead(self.pool, runner, useful if most is None else min(useful, most))
 
-    def _read_chunk(self, read: Callable[[Chunk], Any], chunk: Chunk) -> Any:
+    def _read_chunk(self, work: ChunkWork, chunk: Chunk) -> Chunk:
         with self.pool.counted(chunk.shards, chunk.distinct):
-            return read(chunk)
+            return work(chunk)
 
     def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadSamples]:
         notes = BadSampleNotes()
         done = 0
         pipeline = self._pipeline(run, again, notes, one_by_one=True)
         for part in pipeline.sample_runs():
-            while True:
-                found, part = _take(pipeline, part, most)  # noqa: PLW2901
-                if not found:
-                    break
+            while found := list(islice(part.samples, most)):
                 first, done = max(done, skip), done + len(found)
                 bad = notes.take(first, done) if notes.waiting else ()
                 if first < done:
@@ -311,40 +256,3 @@ class PoolSource(SampleSource):
             notes=None if self.bad_samples is None else notes,
             tune_threads=not one_by_one and self._reader.threads.may_tune(threads),
         )
-
-    @contextmanager
-    def _counted(self, shards: Ids) -> Iterator[None]:
-        begun = time.perf_counter_ns()
-        with self.pool.counted(shards, distinct_shards(shards, self.shards)):
-            yield
-        self.counts.waited(time.perf_counter_ns() - begun)
-
-
-class _CountingReader:
-    """A reader of a pool's samples whose reading is counted."""
-
-    def __init__(self, reader: GoodSampleReader, counted: Callable[[Ids], AbstractContextManager[None]]) -> None:
-        self._reader, self._batches, self._counted = reader, GoodBatchReader(reader, None, {}), counted
-
-    def samples(self, positions: Ids, shards: Ids, rows: Ids) -> list[Any] | GoodSamples:
-        """See :class:`GoodReader`."""
-        with self._counted(shards):
-            return self._reader.samples(positions, SampleRows(shards, rows))
-
-    def batch(self, positions: Ids, shards: Ids, rows: Ids) -> Batch | GoodSamples:
-        """See :class:`GoodReader`."""
-        with self._counted(shards):
-            found = self._batches.batch(positions, SampleRows(shards, rows))
-        return found._replace(values=as_batch(found.values)) if isinstance(found, GoodSamples) else as_batch(found)
-
-
-def _take(pipeline: Pipeline, part: SampleRun, most: int) -> tuple[list[Any], SampleRun]:
-    """The next samples of a run of a pipeline, ``most`` or fewer, and what is left of it."""
-    found: list[Any] = []
-    while True:
-        try:
-            found.extend(islice(part.samples, most - len(found)))  # what comes before an error is kept
-        except Exception as error:  # noqa: BLE001 - raised again where it is final
-            part = pipeline.recover(part, error)
-        else:
-            return found, part

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from stoker.concurrency.user_code import pass_exits
 from stoker.display import with_article
 from stoker.errors import ConfigError, TransformError
-from stoker.pipeline.joins.texts_stage import check_tokenized
+from stoker.pipeline.stages.tokenize import check_tokenized
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Batch
 

@@ -16,8 +16,8 @@ from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.order.step import samples_of_step
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.columns import batch_length
-from stoker.pipeline.recovery.good_samples import GoodSamples
 from stoker.pipeline.state.progress import resume_point
 from stoker.pipeline.state.run_from import check_not_empty, others_have_more, run_from
 from stoker.pipeline.state.state import make_state, read_state
@@ -228,15 +228,12 @@ class _LockstepReader:
         """
         for rank in range(self.data_rank.world_size):
             run = self.sample_order.run(self.point, replace(self.data_rank, rank=rank))
-            good = self.sample_source.good_reader(run)
+            read = self.sample_source.reader(run, batched=True)
             for batches in run.plan.chunks(1):
-                located = run.order.locate(batches[0])
-                if good is None:
-                    return self.sample_source.batch(*located)
-                found = good.batch(batches[0], *located)
-                if not isinstance(found, GoodSamples):
-                    return found
-                if len(found.kept):
+                found = read(Chunk.at(*run.order.locate(batches[0]), batches[0]))
+                if self.sample_source.bad_samples is None:
+                    found.check()
+                if found.kept is None or len(found.kept):
                     batch: Batch = found.values
                     return batch
         raise TransformError(

@@ -14,7 +14,7 @@ from stoker.coordination import LeasedSplit
 from stoker.errors import ConfigError, SampleError
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
-from stoker.pipeline.recovery.good_samples import GoodSamples
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.chunks_ahead import Places
@@ -270,7 +270,6 @@ class RangeReader:
         self.sample_source = sample_source
         self._splits = splits
         self._batched = batched
-        self._good = sample_source.good_reader(splits.run)
         self._step = config.batch_size or chunk_size(config)
         self._ahead = sample_source.read_ahead(splits.run, splits.again, batched=batched, most=most_ahead)
 
@@ -300,8 +299,10 @@ class RangeReader:
     def read(self, parts: Iterable[RangePart]) -> Iterator[SampleChunk]:
         """The samples of parts, one after the other. Processes have parts that come next meanwhile."""
         if self._ahead is None:
+            read = self.sample_source.reader(self._splits.run, batched=self._batched)
             for part in parts:
-                yield self._read(*part)
+                positions, shards, rows = self._places(part)
+                yield self._chunk_of(part, read(Chunk.at(shards, rows, positions)))
         else:
             yield from self._ahead.read(((part, self._places(part)) for part in parts), self._chunk_of)
 
@@ -309,31 +310,15 @@ class RangeReader:
         positions = self._splits.positions(part.begin, part.end)
         return positions, *self._splits.run.order.locate(positions)
 
-    def _read(self, begin: int, end: int, numbers: tuple[int, int], split: LeasedSplit | None) -> SampleChunk:
-        positions = self._splits.positions(begin, end)
-        located = self._splits.run.order.locate(positions)
-        good = self._good
-        found: Any
-        if good is None:
-            found = self.sample_source.batch(*located) if self._batched else self.sample_source.samples(*located)
-        else:
-            found = good.batch(positions, *located) if self._batched else good.samples(positions, *located)
-            if isinstance(found, GoodSamples):
-                return self._chunk_of(RangePart(begin, end, numbers, split), found)
-        if self._batched:
-            return SampleChunk(*numbers, end - begin, batch=found, split=split)
-        return SampleChunk(*numbers, end - begin, samples=found, split=split)
-
-    def _chunk_of(self, part: RangePart, found: Any) -> SampleChunk:
-        """The chunk of a part, of which samples or a batch were read, with or without bad ones."""
-        count = part.end - part.begin
-        if not isinstance(found, GoodSamples):
-            samples, batch = (None, found) if self._batched else (found, None)
-            return SampleChunk(*part.numbers, count, samples=samples, batch=batch, split=part.split)
+    def _chunk_of(self, part: RangePart, found: Chunk) -> SampleChunk:
+        """The samples of a part, or its batch; raises the error of a bad one where that is an error."""
+        if self.sample_source.bad_samples is None:
+            found.check()
+        count, bad = part.end - part.begin, sorted(found.bad.items())
         if not self._batched:
-            return SampleChunk(*part.numbers, count, samples=found.values, split=part.split, bad=found.bad)
-        kept = found.kept if len(found.kept) < count else None
-        return SampleChunk(*part.numbers, count, batch=found.values, split=part.split, bad=found.bad, kept=kept)
+            return SampleChunk(*part.numbers, count, samples=found.values, split=part.split, bad=bad)
+        kept = None if found.kept is None or len(found.kept) == count else found.kept
+        return SampleChunk(*part.numbers, count, batch=found.values, split=part.split, bad=bad, kept=kept)
 
 
 def chunk_size(config: StreamingConfig) -> int:

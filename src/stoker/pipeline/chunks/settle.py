@@ -1,0 +1,91 @@
+"""``Settle``: what becomes of bad and dropped samples where a chunk is delivered: raised, left out, counted and listed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from stoker.concurrency.shared.counters import Count, Counts
+from stoker.errors import SampleError
+from stoker.pipeline.batch_groups import BatchGroup
+from stoker.pipeline.chunks.chunk import Chunk
+from stoker.pipeline.chunks.work import ChunkWork
+from stoker.pipeline.transforms import Override
+from stoker.reading.bad_samples import BadSampleSink
+from stoker.reading.samples import SampleRun
+
+
+class Settle:
+    """Delivers chunks in order. Bad samples are counted and listed as they are delivered, not as they are read ahead.
+
+    Args:
+        work: what was done to the chunks.
+        log: lists bad samples; ``None`` where they are raised.
+        override: a method of a subclass, applied to each sample when it is asked for; ``None``: there is none, or it is a
+            stage.
+        counts: where dropped samples are counted.
+    """
+
+    def __init__(self, work: ChunkWork, log: BadSampleSink | None, override: Override | None, counts: Counts) -> None:
+        self._work, self._log, self._override, self._counts = work, log, override, counts
+        # Samples of the chunk that is delivered, and of those before it, of which the log does not know.
+        self._here = self._before = 0
+
+    def group(self, read: tuple[Chunk, Chunk]) -> BatchGroup:
+        """The batches of a chunk, asked for and made, that is delivered now."""
+        chunk, made = read
+        if self._log is not None or made.bad or made.dropped:
+            self._enter(chunk, made)
+            self._note(sorted(made.bad.items()))
+        return BatchGroup(made.values, made.lengths)
+
+    def samples(self, read: tuple[Chunk, Chunk]) -> SampleRun:
+        """The samples of a chunk, asked for and made, that is delivered now."""
+        chunk, made = read
+        self._enter(chunk, made)
+        run = SampleRun.of(made.values, gaps=self._work.filters or (self._work.skips and bool(made.bad)))
+        if made.bad:
+            run = replace(run, samples=self._noted(run.samples, sorted(made.bad.items())))
+        return self.overridden(chunk, run)
+
+    def overridden(self, chunk: Chunk, run: SampleRun) -> SampleRun:
+        """Samples as a method of a subclass makes them."""
+        if self._override is None:
+            return run
+        ids = self._work.rows.table.starts[chunk.shards] + chunk.rows
+        return replace(run, samples=self._override(ids.tolist(), run.samples))
+
+    def _enter(self, chunk: Chunk, made: Chunk) -> None:
+        if made.dropped:
+            self._counts.add(Count.FILTERED, made.dropped)
+        self._before += self._here
+        self._here = len(chunk.rows)
+
+    def _note(self, bad: Iterable[tuple[int, SampleError]]) -> None:
+        """Count and list bad samples of the chunk that is delivered, by place; or raise the error of the first."""
+        log = self._log
+        for place, error in bad:
+            if log is None:
+                raise error
+            if self._here:
+                log.enter(self._before)
+                log.enter(self._here)
+                self._before = self._here = 0
+            log.note(place, error)
+
+    def _noted(self, samples: Iterator[Any], bad: Iterable[tuple[int, SampleError]]) -> Iterator[Any]:
+        """The samples, where each bad one is noted when its place is reached."""
+        reached = 0
+        for place, error in bad:
+            yield from islice(samples, place - reached)
+            if not operator.length_hint(samples):  # the iteration was superseded
+                return
+            stands = next(samples)
+            self._note([(place, error)])
+            yield stands
+            del stands
+            reached = place + 1
+        yield from samples

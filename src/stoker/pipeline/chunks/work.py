@@ -1,0 +1,290 @@
+"""``ChunkWork``: all that is done to a chunk where it is read: stages, and other samples in the places of some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stoker.concurrency.spans.recorder import Stage as SpanStage
+from stoker.concurrency.spans.recorder import span
+from stoker.formats.common.rows.merge import scatter
+from stoker.formats.unstacked import Unstacked, has_arrays, number_dtype
+from stoker.image.batch_rows import BatchRows
+from stoker.order.sample_order import Run
+from stoker.pipeline.chunks.chunk import NO_IDS, Chunk
+from stoker.pipeline.chunks.empty_batch import EmptyBatch
+from stoker.pipeline.chunks.substitutes import Substitutes
+from stoker.pipeline.columns import batch_length, cut_columns, stack_samples
+from stoker.pipeline.joins.leading import LeadingJoins
+from stoker.pipeline.ranks.outer_plan import OuterRun
+from stoker.pipeline.stages.stage import Stage, flattened
+from stoker.pipeline.transforms import BatchSteps
+from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
+from stoker.reading.bad_samples import OnBadSample, is_of_sample
+from stoker.reading.row_reader import Rows
+from stoker.types import Batch
+
+
+class ChunkWork:
+    """All that is done to a chunk where it is read. Several threads may call it.
+
+    Args:
+        rows: the samples, where they are stored.
+        stages: what is done to them, one after the other.
+        on_bad_sample: what becomes of bad ones. What ``"raise"`` raises is raised where the chunk is delivered.
+        run: the positions of the epoch; ``None`` where no sample replaces another.
+        as_columns: whether columns are asked for, and not samples.
+        filters: whether stages may drop samples, or make several of one.
+        batch_steps: changes columns at last, given positions, shards and rows of their samples; ``None``: nothing does.
+        one_batch: whether that takes one batch at a time.
+        names: gives the names of the columns before any function.
+        as_stored: the stored name of each column that no function makes, where samples are made columns of and some are
+            dropped: numbers get the dtype that they have in columns.
+        stored_stages: makes the stages that read stored columns, of which these dtypes are.
+        made: whether functions make the samples, so that nobody knows the columns of none.
+        leading: zips and joins that a chain begins with.
+
+    Attributes:
+        rows, leading, filters, one_batch: see above.
+        whole: whether the first stage reads columns.
+        plain: whether samples are as they are stored, and a bad one is raised: each may be made when it is asked for.
+        strict: whether a bad sample is raised.
+        skips: whether a bad sample is left out.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        stages: Sequence[Stage],
+        *,
+        on_bad_sample: OnBadSample,
+        run: Run | OuterRun | None,
+        as_columns: bool,
+        whole: bool,
+        filters: bool = False,
+        batch_steps: BatchSteps | None = None,
+        one_batch: bool = False,
+        names: Callable[[], Sequence[str]] = tuple,
+        as_stored: Mapping[str, str] | None = None,
+        stored_stages: Callable[[], Sequence[Stage]] | None = None,
+        made: bool = False,
+        leading: LeadingJoins | None = None,
+    ) -> None:
+        self.rows, self._stages, self._run, self._as_columns = rows, tuple(stages), run, as_columns
+        self.whole, self.filters, self.one_batch, self.leading = whole, filters, one_batch, leading
+        self.strict, self.skips = on_bad_sample == "raise", on_bad_sample == "skip"
+        self._replaces = on_bad_sample == "replace"
+        self.plain = self.strict and not as_columns and len(self._stages) == 1 and not made and not filters
+        self._batch_steps, self._names, self._as_stored = batch_steps, names, dict(as_stored or {})
+        self._stored_stages, self._made = stored_stages, made
+        # Made at once where bad samples are replaced, as the order may not say where others are.
+        self._substitutes = Substitutes(run, for_bad=True, strict=False) if self._replaces else None
+        self._dtypes: dict[str, np.dtype[Any]] | None = None
+        self._known: EmptyBatch | None = None
+
+    def __call__(self, chunk: Chunk) -> Chunk:
+        """What is made of a chunk; its errors of bad samples are told where it is delivered.
+
+        Columns are cut into batches, see :func:`~stoker.pipeline.columns.cut_columns`, whose lengths are those of the result.
+
+        Raises:
+            StokerError: something is wrong that is not a sample's fault.
+        """
+        if not self._as_columns:
+            return self._settled(chunk).made()
+        if self.whole:
+            chunk = self._settled(chunk)
+        else:
+            with BatchRows(len(chunk)) as memory:
+                chunk = self._settled(chunk)
+        if chunk.bad and self.strict:
+            return chunk.made()
+        if not self.whole:
+            chunk = self._collated(chunk, memory)
+        return self._cut(self._stepped(chunk)).made()
+
+    def _settled(self, chunk: Chunk) -> Chunk:
+        """The chunk after all stages, with other samples in the places of those that are to be replaced."""
+        chunk = self._staged(chunk)
+        if not chunk.bad and not self.filters:
+            return chunk
+        if isinstance(chunk.values, list):
+            return self._filled_samples(chunk)
+        if self.filters and chunk.kept is not None:
+            chunk = replace(chunk, dropped=len(chunk) - len(chunk.kept) - len(chunk.bad))
+        return self._filled_columns(chunk) if chunk.bad and self._replaces else chunk
+
+    def _staged(self, chunk: Chunk) -> Chunk:
+        for stage in self._stages:
+            chunk = stage.apply(chunk)
+        return chunk
+
+    # -- others in the places of some ------------------------------------------------------------------------------
+
+    def _filled_samples(self, chunk: Chunk) -> Chunk:
+        entries, there, dropped = list(chunk.values), chunk.positions.copy(), 0
+        for place, one in enumerate(entries):
+            if isinstance(one, SeveralSamples):
+                dropped += one.dropped
+            elif isinstance(one, LeftOut) and one is not BAD:
+                dropped += 1
+                if one is TO_REPLACE:
+                    found = self._others.find(int(chunk.positions[place]), None, self._sample_at)
+                    entries[place], there[place] = found
+        for place, error in sorted(chunk.bad.items()):
+            if self._replaces:
+                entries[place], there[place] = self._others.find(int(chunk.positions[place]), error, self._sample_at)
+            elif self.skips:
+                entries[place] = LEFT_OUT
+        return replace(chunk, values=entries, positions=there, dropped=dropped)
+
+    def _filled_columns(self, chunk: Chunk) -> Chunk:
+        there, kept = chunk.positions.copy(), chunk.places
+        parts = [(kept, chunk.values)] if len(kept) else []
+        told = [(int(chunk.shards[kept[0]]), int(chunk.rows[kept[0]]), chunk.values)] if len(kept) else []
+        for place, error in sorted(chunk.bad.items()):
+            batch, there[place] = self._others.find(int(chunk.positions[place]), error, self._columns_at)
+            assert self._others.last is not None
+            parts.append((np.array([place]), batch))
+            told.append((*self._others.last, batch))
+        whole = np.sort(np.concatenate([at for at, _ in parts]))
+        self.rows.check_types(told)
+        values = scatter([(np.searchsorted(whole, at), part) for at, part in parts], len(whole))
+        return replace(chunk, values=values, kept=None if len(whole) == len(chunk) else whole, positions=there)
+
+    def _one(self, position: int, shard: int, row: int) -> Chunk:
+        return self._staged(Chunk.at(np.array([shard]), np.array([row]), np.array([position])))
+
+    def _sample_at(self, position: int, shard: int, row: int) -> Any:
+        return self._one(position, shard, row).check().values[0]
+
+    def _columns_at(self, position: int, shard: int, row: int) -> Batch | LeftOut:
+        chunk = self._one(position, shard, row).check()
+        batch: Batch = chunk.values
+        return batch if len(chunk.places) else LEFT_OUT
+
+    @property
+    def _others(self) -> Substitutes:
+        """Finds samples that come in the places of others."""
+        if self._substitutes is None:
+            self._substitutes = Substitutes(self._run, for_bad=False, strict=self.strict)
+        return self._substitutes
+
+    @property
+    def _empty(self) -> EmptyBatch:
+        if self._known is None:
+            self._known = EmptyBatch(self.rows.table)
+        return self._known
+
+    # -- columns ---------------------------------------------------------------------------------------------------
+
+    def _collated(self, chunk: Chunk, memory: BatchRows) -> Chunk:
+        """The samples as columns."""
+        found = flattened(chunk.values)
+        if not found:
+            return replace(chunk, values={}, kept=NO_IDS)
+        kept = np.array([place for place, _ in found], np.int64)
+        origin = partial(self.rows.origin, chunk.shards[kept], chunk.rows[kept])
+        with span(SpanStage.COLLATE, len(found)):
+            values = stack_samples([sample for _, sample in found], origin, memory)
+        if self._as_stored:
+            self._give_dtypes(values, chunk, kept)
+        whole = len(found) == len(chunk) and not self.filters
+        return replace(chunk, values=values, kept=None if whole else kept)
+
+    def _stepped(self, chunk: Chunk) -> Chunk:
+        """Columns as functions of batches change them; where there are no samples, the columns of none."""
+        kept = chunk.kept
+        if kept is not None and not len(kept):
+            return replace(chunk, values=self.empty())
+        values = chunk.values
+        if self._batch_steps is not None:
+            if kept is None:
+                values = self._batch_steps(values, chunk.positions, chunk.shards, chunk.rows)
+            else:
+                values = self._batch_steps(values, chunk.positions[kept], chunk.shards[kept], chunk.rows[kept])
+        if not self.strict or self.filters:
+            self._empty.meet(values)
+        return replace(chunk, values=values)
+
+    def _cut(self, chunk: Chunk) -> Chunk:
+        if self.one_batch:
+            return replace(chunk, lengths=[batch_length(chunk.values)])
+        lengths = chunk.lengths
+        if chunk.kept is not None:
+            lengths = np.diff(np.searchsorted(chunk.kept, np.cumsum(lengths)), prepend=0).tolist()
+        values = cut_columns(chunk.values, lengths, None if chunk.kept is None else self.empty)
+        return replace(chunk, values=values, lengths=lengths)
+
+    def empty(self) -> Batch:
+        """The columns of a batch of no samples; none where those that functions of the user give are not known."""
+        found = self._empty.columns(self._alone)
+        if found or self._made or self._batch_steps is not None:
+            return found
+        none: Batch = {name: [] for name in self._names()}
+        ids = self.rows.ids
+        return none if ids not in none else {**none, ids: np.zeros(0, np.int64)}
+
+    def _alone(self, shard: int, row: int) -> Batch:
+        """The columns of one sample, apart from all that is counted and listed; empty where it is bad or dropped."""
+        with BatchRows(1) as memory:
+            chunk = self._one(0, shard, row)
+        if chunk.bad:
+            return {}
+        if not self.whole:
+            chunk = self._collated(chunk, memory)
+        at = chunk.places
+        if not len(at) or self._batch_steps is None:
+            return chunk.values if len(at) else {}
+        return self._batch_steps(chunk.values, np.zeros_like(at), chunk.shards[at], chunk.rows[at])
+
+    def _give_dtypes(self, batch: Batch, chunk: Chunk, kept: Any) -> None:
+        """Give Python's numbers the dtype that their column has when it is read as a whole.
+
+        Args:
+            batch: whose columns ``as_stored`` names.
+            chunk: where its samples are, of which some that are bad may have been replaced.
+            kept: the place of each row.
+        """
+        if self._dtypes is None:
+            found = self._stored_columns(chunk, kept)
+            if found is None:
+                return
+            self._dtypes = {
+                name: dtype
+                for name, stored in self._as_stored.items()
+                if stored in found and (dtype := number_dtype(found[stored])) is not None
+            }
+        for name, dtype in self._dtypes.items():
+            column = batch[name]
+            if isinstance(column, np.ndarray):
+                batch[name] = column.astype(dtype, copy=False)
+            elif not has_arrays(column):
+                numbers = Unstacked(column, dtype)
+                whole = numbers.column()
+                batch[name] = whole if isinstance(whole, np.ndarray) else numbers
+
+    def _stored_columns(self, chunk: Chunk, kept: Any) -> Batch | None:
+        """The stored columns of the first sample that can be read."""
+        places = dict.fromkeys(zip(chunk.shards[kept].tolist(), chunk.rows[kept].tolist(), strict=True))
+        if self._substitutes is not None and self._substitutes.last is not None:
+            places[self._substitutes.last] = None  # where all are bad, what came instead was read
+        for shard, row in places:
+            try:
+                return self._read_stored(shard, row)
+            except Exception as error:
+                if self.strict or not is_of_sample(error):
+                    raise
+        return None
+
+    def _read_stored(self, shard: int, row: int) -> Batch:
+        assert self._stored_stages is not None
+        chunk = Chunk.at(np.array([shard]), np.array([row]))
+        for stage in self._stored_stages():
+            chunk = stage.apply(chunk)
+        batch: Batch = chunk.check().values
+        return batch

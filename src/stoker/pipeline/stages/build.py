@@ -1,0 +1,208 @@
+"""Makes the work of chunks from the settings of a dataset: the stages of its chain, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from stoker.order.sample_order import Run
+from stoker.pipeline.chunks.work import ChunkWork
+from stoker.pipeline.joins.leading import LeadingJoins
+from stoker.pipeline.joins.other_dataset import OtherDataset
+from stoker.pipeline.joins.other_reader import OtherReader, Pairs
+from stoker.pipeline.ranks.outer_plan import OuterRun
+from stoker.pipeline.stages.functions import Functions, LoadImages, Overrides
+from stoker.pipeline.stages.join import Join, Layout, LeaveOutUnmatched
+from stoker.pipeline.stages.read import ReadColumns, ReadSamples
+from stoker.pipeline.stages.stage import Stage
+from stoker.pipeline.stages.tokenize import Tokenize
+from stoker.pipeline.transforms import (
+    EpochReaderSettings,
+    Override,
+    TransformOf,
+    bind_batch_steps,
+    make_transforms,
+)
+from stoker.reading.chain_steps import BESIDE, Step, split_steps, stored_names
+from stoker.reading.row_reader import RowReader
+from stoker.reading.shard_pool import ShardPool
+
+
+def make_work(
+    pool: ShardPool,
+    run: Run | OuterRun | None,
+    settings: EpochReaderSettings,
+    epoch: int,
+    *,
+    as_columns: bool,
+    override: Override | None = None,
+) -> ChunkWork:
+    """The work of the chunks of a run.
+
+    Args:
+        pool: the dataset's open shards.
+        run: the rank's batches, and where their samples lie; ``None`` where no sample replaces another.
+        settings: see :class:`~stoker.pipeline.transforms.EpochReaderSettings`.
+        epoch: its number, for the random numbers of a chain.
+        as_columns: whether batches are asked for, and not samples.
+        override: a method of a subclass, where bad samples are no errors: it may find some.
+    """
+    steps, batch_steps = split_steps(settings.steps) if as_columns else (settings.steps, ())
+    tolerant = settings.bad_samples is not None
+    whole = as_columns and override is None and all(step.kind == "tokenize" for step in steps)
+    filters = any(step.kind == "filter" or step.changes_counts for step in (*steps, *batch_steps))
+    reading = _Reading(pool, settings, epoch, None)
+    stages = reading.stages(whole=whole, loads=tolerant, steps=steps, keeps_dtypes=as_columns)
+    if override is not None:
+        stages.append(Overrides(reading.rows, override))
+    if tolerant and not whole:
+        stages.append(LoadImages(reading.rows))
+    return ChunkWork(
+        reading.rows,
+        stages,
+        on_bad_sample="raise" if settings.bad_samples is None else settings.bad_samples.on_bad_sample,
+        run=run,
+        as_columns=as_columns,
+        whole=whole,
+        filters=filters,
+        batch_steps=bind_batch_steps(pool, batch_steps) if batch_steps else None,
+        one_batch=any(step.kind == "batch_map" for step in batch_steps),
+        names=reading.names,
+        as_stored=stored_names(steps, reading.names()) if filters and not whole else {},
+        stored_stages=partial(reading.stages, whole=True, loads=tolerant),
+        made=bool(steps),
+        leading=reading.leading,
+    )
+
+
+class _Reading:
+    """What reads the samples of a dataset, up to the first function of its chain.
+
+    Args:
+        pool: its open shards.
+        settings: say what is read.
+        epoch: number of the epoch, for random numbers.
+        names: the columns that are needed, of those that it reads; ``None``: all.
+    """
+
+    def __init__(self, pool: ShardPool, settings: EpochReaderSettings, epoch: int, names: Sequence[str] | None) -> None:
+        self._pool, self._settings, self._epoch = pool, settings, epoch
+        self.leading: LeadingJoins | None = None
+        self._joins: list[tuple[int, str]] = []
+        self._layout: Layout | None = None
+        self._named: tuple[str, ...] | None = None
+        if not settings.joins:
+            columns = settings.stored
+            if names is not None:
+                columns = [name for name in names if name != pool.ids] or list(pool.index.columns[:1])
+            self.rows = RowReader(pool, columns)
+            return
+        layout = tuple(one for one in settings.layout if names is None or one[0] in names)
+        self._named = tuple(name for name, _, _ in layout)
+        own_keys = [join.key[1] for join in settings.joins if join.key is not None and not join.key[0]]
+        columns = settings.stored
+        if columns is not None:
+            columns = list(dict.fromkeys([*columns, *(key for key in own_keys if key != pool.ids)]))
+        self.rows = RowReader(pool, columns)
+        self._lead(layout)
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return self.rows.names if self._named is None else self._named
+
+    def _lead(self, layout: Sequence[tuple[str, int, str]]) -> None:
+        """Make the joins that the chain begins with. Columns have names of their own until all are there."""
+        joins, pool = self._settings.joins, self._pool
+        names: dict[tuple[int, str], str] = {(0, name): name for name in self.rows.names}
+        taken = {*self.rows.names}
+        wanted = [(source, theirs, name) for name, source, theirs in layout if source]
+        wanted += [(*join.key, join.key[1]) for join in joins if join.key is not None and join.key[0]]
+        for source, theirs, name in sorted(wanted, key=lambda one: one[0]):
+            if (source, theirs) not in names:
+                inner = name
+                while inner in taken:
+                    inner = f".{inner}"
+                names[source, theirs] = inner
+                taken.add(inner)
+        readers: list[OtherReader] = []
+        for number, join in enumerate(joins, 1):
+            pairs = tuple((inner, theirs) for (source, theirs), inner in names.items() if source == number)
+            readers.append(other_reader(join.step, pairs if join.known else None, self._epoch))
+            if join.known:
+                self._joins.append((number - 1, "" if join.key is None else names[join.key]))
+        self.leading = LeadingJoins(pool, joins, readers)
+        final = [(name, names[source, theirs]) for name, source, theirs in layout]
+        self._layout = Layout(final, list(names.values()))
+
+    def stages(
+        self, *, whole: bool, loads: bool, steps: Sequence[Step] = (), keeps_dtypes: bool = False
+    ) -> list[Stage]:
+        """The stages that read samples and apply steps of the chain to each.
+
+        Args:
+            whole: whether samples are read as columns.
+            loads: whether images are loaded, as one that does not load is a bad sample.
+            steps: of samples.
+            keeps_dtypes: whether columns are made of the samples: numbers of other datasets keep their dtype, where no
+                function has these samples before. A function has numbers of the types that it has of samples one by one.
+        """
+        made: list[Stage] = []
+        begin, first = 0, self.leading is None and not whole
+        functions: TransformOf | None = None
+        for number, step in enumerate((*steps, None)):
+            if step is not None and step.kind not in (*BESIDE, "tokenize"):
+                continue
+            group = [one for one in steps[begin:number] if one.kind != "present"]
+            if group:
+                table, identity = self._pool.index.table, self._settings.identity
+                made_of = make_transforms(table, identity, group, self._epoch, later=bool(begin))
+                if made or not first:
+                    made.append(Functions(self.rows, made_of))
+                else:
+                    functions = made_of
+            first = False
+            if step is not None and step.kind == "tokenize":
+                made.append(Tokenize(self.rows, step))
+            elif step is not None:
+                made.append(self._late_join(step, keeps_dtypes=keeps_dtypes and _is_last(steps[number + 1 :])))
+            begin = number + 1
+        return [*self._read(functions, whole=whole, loads=loads), *made]
+
+    def _read(self, functions: TransformOf | None, *, whole: bool, loads: bool) -> list[Stage]:
+        read: list[Stage] = [ReadColumns(self.rows, loads=loads) if whole else ReadSamples(self.rows, functions)]
+        if self.leading is None:
+            return read
+        if self.leading.leave_out:
+            read.insert(0, LeaveOutUnmatched(self.leading))
+        for number, key in self._joins:
+            step, reader = self.leading.joins[number].step, self.leading.readers[number]
+            read.append(Join(step, self.rows, reader, key, number=number))
+        return read if self._layout is None else [*read, self._layout]
+
+    def _late_join(self, step: Step, *, keeps_dtypes: bool) -> Join:
+        assert isinstance(step.other, OtherDataset)
+        names = step.other.columns
+        pairs = None if names is None else tuple((step.prefix + one, one) for one in names if one != step.on[1])
+        reader = other_reader(step, pairs, self._epoch)
+        key = step.on[0] if step.kind == "join" else ""
+        return Join(step, self.rows, reader, key, number=None, keeps_dtypes=keeps_dtypes)
+
+
+def _is_last(steps: Sequence[Step]) -> bool:
+    return all(step.function is None for step in steps)
+
+
+def other_reader(step: Step, pairs: Pairs | None, epoch: int) -> OtherReader:
+    """A reader of the other dataset of a zip or join."""
+    assert isinstance(step.other, OtherDataset)
+    return OtherReader(step.other, pairs, step.on[1] if step.kind == "join" else None, epoch, _other_stages)
+
+
+def _other_stages(
+    pool: ShardPool, settings: EpochReaderSettings, epoch: int, names: Sequence[str] | None, whole: bool
+) -> Sequence[Stage]:
+    """The stages of another dataset: of its stored columns, or without names also of the functions of its own chain."""
+    reading = _Reading(pool, settings, epoch, names)
+    loads = pool.reads_cut
+    stages = reading.stages(whole=whole, loads=loads, steps=settings.steps if names is None else ())
+    return [*stages, LoadImages(reading.rows)] if loads and not whole else stages

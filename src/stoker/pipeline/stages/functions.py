@@ -1,0 +1,106 @@
+"""Functions of single samples: ``map``, ``random_map``, ``filter``, ``flat_map``, and methods of a subclass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from stoker.concurrency.user_code import calls_user_code, pass_exits
+from stoker.errors import SampleError
+from stoker.formats.mds.encodings.images import left_to_load, loaded
+from stoker.pipeline.chunks.chunk import Chunk
+from stoker.pipeline.stages.stage import Stage, make_each, spread_over, unmarked
+from stoker.pipeline.transforms import Override, TransformOf
+from stoker.reading.apply_chain import BAD, LeftOut, SeveralSamples
+from stoker.reading.bad_samples import is_of_sample
+from stoker.reading.row_reader import Rows
+from stoker.reading.sample_errors import SampleLocation, override_error
+from stoker.reading.samples import SampleRun, make_all
+
+
+class Functions(Stage):
+    """Applies functions to the samples of a chunk, one after the other."""
+
+    def __init__(self, reader: Rows, functions: TransformOf) -> None:
+        self._reader, self._functions = reader, functions
+
+    def apply(self, chunk: Chunk) -> Chunk:
+        """See the base class."""
+        places = unmarked(chunk)
+        positions, shards, rows = chunk.positions[places], chunk.shards[places], chunk.rows[places]
+        samples = [chunk.values[place] for place in places.tolist()]
+
+        def begin(first: int) -> Iterator[Any]:
+            rest = slice(first, None)
+            transform = self._functions(positions[rest], shards[rest], rows[rest])
+            run = SampleRun.of(samples[first:])
+            return make_all(run, transform, partial(self._reader.origin, shards[rest], rows[rest]))
+
+        made, bad = make_each(
+            len(places), begin, lambda number, error: self._reader.named(int(shards[number]), int(rows[number]), error)
+        )
+        return spread_over(chunk, places, made, bad)
+
+
+class Overrides(Stage):
+    """Applies a method of a subclass to the samples of a chunk, given their ids."""
+
+    def __init__(self, reader: Rows, override: Override) -> None:
+        self._reader, self._override = reader, override
+
+    def apply(self, chunk: Chunk) -> Chunk:
+        """See the base class."""
+        places = unmarked(chunk)
+        shards, rows = chunk.shards[places], chunk.rows[places]
+        ids = (self._reader.table.starts[shards] + rows).tolist()
+        samples = [chunk.values[place] for place in places.tolist()]
+
+        def begin(first: int) -> Iterator[Any]:
+            origin = partial(self._reader.origin, shards[first:], rows[first:])
+            return _overridden(self._override, ids[first:], samples[first:], origin)
+
+        def fail(number: int, error: Exception) -> SampleError:
+            return self._reader.named(int(shards[number]), int(rows[number]), error)
+
+        made, bad = make_each(len(places), begin, fail)
+        return spread_over(chunk, places, made, bad)
+
+
+@calls_user_code
+def _overridden(
+    override: Override, ids: Sequence[int], samples: Sequence[Any], origin: Callable[[int], SampleLocation]
+) -> Iterator[Any]:
+    number = 0
+    try:
+        for sample in override(ids, iter(samples)):
+            yield sample
+            number += 1
+    except BaseException as error:
+        pass_exits(error)
+        if isinstance(error, SampleError) or not is_of_sample(error):
+            raise
+        raise override_error(error, origin(number)) from error
+
+
+class LoadImages(Stage):
+    """Loads images that were left to be loaded: one that does not load is a bad sample."""
+
+    def __init__(self, reader: Rows) -> None:
+        self._reader = reader
+
+    def apply(self, chunk: Chunk) -> Chunk:
+        """See the base class."""
+        if not left_to_load():
+            return chunk
+        entries, bad = list(chunk.values), dict[int, SampleError]()
+        for place, one in enumerate(entries):
+            if isinstance(one, LeftOut):
+                continue
+            try:
+                for sample in one if isinstance(one, SeveralSamples) else (one,):
+                    loaded(sample)
+            except Exception as error:  # noqa: BLE001 - as decoders raise
+                bad[place] = self._reader.named(int(chunk.shards[place]), int(chunk.rows[place]), error)
+                entries[place] = BAD
+        return chunk.with_bad(bad, entries) if bad else chunk

@@ -1,0 +1,117 @@
+"""Reading: the first stage, which gives a chunk its values, as columns or as samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from stoker.errors import FormatError, SampleError
+from stoker.formats.mds.encodings.images import last_left, left_to_load
+from stoker.formats.unstacked import rows_of
+from stoker.pipeline.chunks.chunk import Chunk
+from stoker.pipeline.stages.stage import Stage, make_each, spread_over
+from stoker.pipeline.transforms import TransformOf
+from stoker.reading.bad_samples import is_of_sample
+from stoker.reading.row_reader import Rows, load_columns
+from stoker.reading.samples import SampleRun, make_all
+from stoker.types import Ids
+
+
+class ReadColumns(Stage):
+    """Reads samples as columns.
+
+    Args:
+        reader: of the samples.
+        loads: whether images are loaded, as one that does not load is a bad sample.
+    """
+
+    def __init__(self, reader: Rows, *, loads: bool) -> None:
+        self._reader, self._loads = reader, loads
+
+    def apply(self, chunk: Chunk) -> Chunk:
+        """See the base class. Columns that were read already are taken as they are."""
+        shards, rows, own = chunk.shards, chunk.rows, chunk.values
+        if chunk.kept is not None:
+            shards, rows = shards[chunk.kept], rows[chunk.kept]
+            own = None if own is None else {name: rows_of(column, chunk.kept) for name, column in own.items()}
+        if not len(rows):
+            return replace(chunk, values={})
+        before = last_left()
+        try:
+            batch = self._reader.batch(shards, rows, named=False) if own is None else own
+            if self._loads and (last_left() is not before if own is None else left_to_load()):
+                load_columns(batch)
+            return replace(chunk, values=batch)
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+            failed = error
+        try:
+            batch, kept, bad = self._reader.good(shards, rows, loads=self._loads, whole=own is not None)
+        except FormatError:
+            # Each can be read, and not together.
+            self._reader.batch(shards, rows)
+            raise failed  # noqa: B904 - it was this
+        places = chunk.places
+        return chunk.with_bad({int(places[number]): error for number, error in bad.items()}, batch, places[kept])
+
+
+class ReadSamples(Stage):
+    """Reads samples one by one, and applies functions to each as it is made: what is decoded need not be kept for all.
+
+    Args:
+        reader: of the samples.
+        functions: what is applied to each; ``None``: nothing.
+    """
+
+    def __init__(self, reader: Rows, functions: TransformOf | None) -> None:
+        self._reader, self._functions = reader, functions
+
+    def apply(self, chunk: Chunk) -> Chunk:
+        """See the base class. Samples that were read already are taken as they are."""
+        places, own = chunk.places, chunk.values
+        positions, shards, rows = chunk.positions, chunk.shards, chunk.rows
+        if chunk.kept is not None:
+            positions, shards, rows = positions[places], shards[places], rows[places]
+            own = None if own is None else [own[place] for place in places.tolist()]
+        source = _Source(self._reader, shards, rows, own)
+
+        def begin(first: int) -> Iterator[Any]:
+            rest = slice(first, None)
+            origin = partial(self._reader.origin, shards[rest], rows[rest])
+            if self._functions is None:
+                return make_all(source.rest(first), None, origin)
+            return make_all(source.rest(first), self._functions(positions[rest], shards[rest], rows[rest]), origin)
+
+        def fail(number: int, error: Exception) -> SampleError:
+            source.broken = True  # an iterator that has raised an error gives no more
+            return self._reader.named(int(shards[number]), int(rows[number]), error)
+
+        made, bad = make_each(len(rows), begin, fail)
+        return spread_over(replace(chunk, values=None), places, made, bad)
+
+
+class _Source:
+    """Samples one by one: together, as long as none is bad; from there on each by itself."""
+
+    def __init__(self, reader: Rows, shards: Ids, rows: Ids, own: list[Any] | None) -> None:
+        self._reader, self._shards, self._rows, self._own = reader, shards, rows, own
+        self._run: SampleRun | None = None
+        self.broken = False
+
+    def rest(self, first: int) -> SampleRun:
+        """Those from a number on, of which those before were taken, or are bad."""
+        if self._own is not None:
+            return SampleRun.of(self._own[first:])
+        if self._run is None and not self.broken:
+            try:
+                self._run = self._reader.iterate(self._shards, self._rows)
+            except Exception as error:
+                if not is_of_sample(error):
+                    raise
+                self.broken = True  # by one of them
+        if self._run is None or self.broken:
+            return self._reader.each(self._shards[first:], self._rows[first:])
+        return self._run
