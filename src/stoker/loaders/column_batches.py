@@ -14,7 +14,7 @@ from stoker.errors import ConfigError, TransformError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.pipeline.batch_groups import BatchGroup, to_message
 from stoker.pipeline.collate import as_tensors
-from stoker.reading.apply_chain import LEFT_OUT, SeveralSamples
+from stoker.reading.steps import LEFT_OUT, SeveralSamples
 from stoker.types import Batch
 
 

@@ -105,7 +105,7 @@ class EpochReader(RankEpochs):
             other.reads_cut(settings.bad_samples is not None)
         resume = ResumeState(
             sample_order,
-            chain=[step.told for step in steps if step.kind != "tokenize"],
+            chain=[step.told for step in steps if not step.own],
             others={step.name: step.other.about for step in steps if step.other is not None},
             quarantine=None if quarantine is None else (quarantine, pool),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from stoker.cluster.outer_division import REMEDY, OuterDivision, skipped_batches
 from stoker.errors import ConfigError
@@ -15,11 +14,9 @@ from stoker.pipeline.ranks.data_rank import DataRankFinder
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.reading.chain import as_chain
-from stoker.reading.chain_steps import Step
+from stoker.reading.steps import Step
 
 logger = logging.getLogger(__name__)
-
-_OF_ONE: Final = ("map", "random_map", "rename", "select", "project", "zip", "join")
 
 
 def check_as_begun(rank_finder: DataRankFinder, division: OuterDivision | None, ranks: int, batch_size: int) -> None:
@@ -61,11 +58,11 @@ def check_sample_steps(
             elsewhere of the samples, which would then hold samples of the batch that follows, and ranks would take more or
             fewer steps.
     """
-    if any(step.kind == "batch_map" for step in settings.steps):
+    if any(step.takes_batch for step in settings.steps):
         raise ConfigError(
             "batch_map() makes whole batches, and these are single samples: iterate over batches() or a StreamingDataLoader"
         )
-    if override is not None and any(step.kind == "filter" or step.changes_counts for step in settings.steps):
+    if override is not None and any(step.drops or step.makes_several for step in settings.all_steps):
         raise ConfigError(
             "filter(), flat_map() and join(missing='leave_out') give no sample or several of one id, and a subclass that "
             "overrides __getitem__ gives one for each: let map() do what it does"
@@ -83,22 +80,14 @@ def check_by_id(settings: EpochReaderSettings) -> None:
     Raises:
         ConfigError: a step needs a batch or a position, or may not make one sample of one.
     """
-    unfit = next(filter(_is_unfit, settings.steps), None)
+    unfit = next((step for step in settings.steps if not step.makes_one), None)
     if unfit is not None:
         # Its first steps were made one, which nobody wrote.
-        unfit = next(filter(_is_unfit, as_chain(settings.transform).steps), unfit)
+        unfit = next((step for step in as_chain(settings.transform).steps if not step.makes_one), unfit)
         raise ConfigError(
             f"{settings.transform!r}: samples by id come one for one, without an epoch, and {unfit.told} needs an epoch "
             "or a batch, or changes how many there are: iterate, or use read(ids), which gives stored columns"
         )
-
-
-def _is_unfit(step: Step) -> bool:
-    return step.kind not in _OF_ONE or step.changes_counts or _is_positioned(step)
-
-
-def _is_positioned(step: Step) -> bool:
-    return step.kind == "enumerate" or (step.kind == "project" and any(stored is None for _, stored in step.columns))
 
 
 def check_positions(steps: Sequence[Step], run: Run | OuterRun) -> None:
@@ -108,7 +97,7 @@ def check_positions(steps: Sequence[Step], run: Run | OuterRun) -> None:
         ConfigError: the order has none.
     """
     plan = run.plan.whole if isinstance(run.plan, OuterPlan) else run.plan
-    if any(map(_is_positioned, steps)) and type(plan) not in (BatchPlan, DevicePlan):
+    if any(step.positioned for step in steps) and type(plan) not in (BatchPlan, DevicePlan):
         raise ConfigError(
             "enumerate() gives positions that are the same on any cluster, and this order has none: use it without "
             "partition=, with batching_method='random' or 'per_stream', and a shuffle_algo of stoker's own"

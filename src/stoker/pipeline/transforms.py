@@ -21,9 +21,10 @@ from stoker.policy import ReadAmounts
 from stoker.reading.apply_chain import EpochChain, SampleIdentity, change_batch
 from stoker.reading.bad_samples import BadSamples
 from stoker.reading.chain import as_chain
-from stoker.reading.chain_steps import LeadingJoin, Step, project, split_steps
+from stoker.reading.projection import LeadingJoin, project, split_steps
 from stoker.reading.sample_errors import location_at
 from stoker.reading.shard_pool import ShardPool
+from stoker.reading.steps import Load, Map, Project, Select, Step, TokenizeColumn
 from stoker.types import Batch, Ids, Transform
 
 Override: TypeAlias = Callable[[Sequence[int], Iterator[Any]], Iterator[Any]]
@@ -52,7 +53,7 @@ class EpochReaderSettings:
         bad_samples: what becomes of bad samples; ``None``: they are errors.
         steps: those of ``transform``, of the columns ``stored``, which are read; see :func:`with_steps`.
         joins: zips and joins that ``transform`` begins with.
-        layout: with them, the columns that are read; see :class:`~stoker.reading.chain_steps.Projection`.
+        layout: with them, the columns that are read; see :class:`~stoker.reading.projection.Projection`.
     """
 
     columns: Sequence[str] | None = None
@@ -74,39 +75,42 @@ class EpochReaderSettings:
     def calls_functions(self) -> bool:
         """Whether functions of the user are called, of samples or of batches."""
         made = (step.other is not None and step.other.columns is None for step in self.steps)
-        return any(step.function is not None for step in self.steps) or any(made)
+        return any(step.calls_user_code for step in self.steps) or any(made)
 
     @property
     def only_tokenizes(self) -> bool:
         """Whether the only function of the user is a tokenizer."""
-        functions = [step.kind for step in self.steps if step.function is not None or step.other is not None]
-        return functions == ["tokenize"]
+        functions = [type(step) for step in self.steps if step.calls_user_code or step.other is not None]
+        return functions == [TokenizeColumn]
 
     @property
     def others(self) -> list[Any]:
         """The other datasets of its zips and joins, without those that come with them."""
-        steps = (*(join.step for join in self.joins), *self.steps)
-        return [step.other for step in steps if step.other is not None]
+        return [step.other for step in self.all_steps if step.other is not None]
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """The steps, and the zips and joins that come before them."""
+        return (*(join.step for join in self.joins), *self.steps)
 
     @property
     def replaces(self) -> bool:
         """Whether a sample may come in the place of another."""
         bad = self.bad_samples is not None and self.bad_samples.on_bad_sample == "replace"
-        return bad or any(step.dropped == "replace" for step in self.steps)
+        return bad or any(step.replaces for step in self.steps)
 
     @property
     def leaves_out(self) -> str:
         """The setting by which a batch may have fewer or more samples than it has places; empty where there is none."""
         if self.bad_samples is not None and self.bad_samples.on_bad_sample == "skip":
             return "on_bad_sample='skip'"
-        steps = (*(join.step for join in self.joins), *self.steps)
-        step = next((step for step in steps if step.changes_counts), None)
-        return "" if step is None else "join(missing='leave_out')" if step.kind == "join" else f"{step.kind}()"
+        step = next((step for step in self.all_steps if step.changes_counts), None)
+        return "" if step is None else f"{step.kind}()" if step.other is None else "join(missing='leave_out')"
 
     @property
     def instead_of_leaving_out(self) -> str:
         """The setting that leaves batches as long as they are, as a part of a list in a message; empty: there is none."""
-        if any(step.kind == "flat_map" for step in self.steps):
+        if any(step.makes_several for step in self.steps):
             return ""
         if self.leaves_out.startswith("join"):
             return "missing='none', or on_bad_sample='replace', "
@@ -127,7 +131,7 @@ def with_steps(settings: EpochReaderSettings, index: Index | ConcatIndex, ids: s
     chain = as_chain(settings.transform)
     wanted = tuple(index.columns if settings.columns is None else settings.columns)
     alike = settings.columns is not None or index.same_columns
-    if not alike and (not chain.steps or chain.steps[0].kind != "select"):
+    if not alike and (not chain.steps or not isinstance(chain.steps[0], Select)):
         return replace(
             settings, steps=chain.steps, stored=None, joins=(), layout=()
         )  # each sample has columns of its own
@@ -135,7 +139,7 @@ def with_steps(settings: EpochReaderSettings, index: Index | ConcatIndex, ids: s
     read = tuple(name for name in wanted if name in found.read) or wanted[:1]
     stored = settings.columns if read == wanted and alike else read
     steps = found.steps
-    if steps and steps[0].kind == "project" and not found.joins:
+    if steps and isinstance(steps[0], Project) and not found.joins:
         given = (*read, *(() if ids is None else (ids,)))
         if steps[0].columns == tuple(zip(given, given, strict=True)):  # they are read as they are to be
             steps = steps[1:]
@@ -149,7 +153,7 @@ def bind_batch_steps(pool: ShardPool, steps: Sequence[Step]) -> BatchSteps:
         pool: the dataset's open shards.
         steps: the last of a chain, at least one, which call no function of a sample.
     """
-    takes_batch = any(step.kind == "batch_map" for step in steps)
+    takes_batch = any(step.takes_batch for step in steps)
 
     def change(batch: Batch, positions: Ids, shards: Ids, rows: Ids) -> Batch:
         if takes_batch:
@@ -171,10 +175,11 @@ def make_transforms(
         epoch: number of the epoch.
         later: whether other steps come before these.
     """
-    if not later and all(step.kind in ("map", "loading") for step in steps):
-        several = sum(step.kind == "map" for step in steps) > 1
-        transform = steps[0].function if len(steps) == 1 else partial(_in_turn if several else _and_loaded, steps)
-        return lambda *_: transform  # type: ignore[return-value]
+    maps = [step for step in steps if isinstance(step, Map)]
+    if not later and len(maps) == len(steps):
+        several = sum(not step.own for step in maps) > 1
+        transform = maps[0].function if len(maps) == 1 else partial(_in_turn if several else _and_loaded, steps)
+        return lambda *_: transform
     epoch_chain = EpochChain(steps, identity, epoch, later=later)
     starts = table.starts
     firsts = np.array(identity.first_shards, np.int64)
@@ -190,20 +195,20 @@ def make_transforms(
 def _and_loaded(steps: Sequence[Step], sample: Any) -> Any:
     """One function, which errors call the transform, as they do where nothing is loaded."""
     first, loading = steps
-    return loading.function(first.function(sample))  # type: ignore[misc]
+    return loading.apply(first.apply(sample))
 
 
 @runs_steps
 def _in_turn(steps: Sequence[Step], sample: Any) -> Any:
     for step in steps:
-        sample = step.function(sample)  # type: ignore[misc]
+        sample = step.apply(sample)
     return sample
 
 
 def loading_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The steps of a DataLoader worker: after the last function of a sample, its images are loaded."""
     functions, rest = split_steps(steps)
-    return (*functions, Step("loading", "the loading of images", loaded), *rest) if functions else rest
+    return (*functions, Load("the loading of images", loaded), *rest) if functions else rest
 
 
 def loading_override(override: Override | None) -> Override | None:

@@ -8,8 +8,8 @@ from typing import Any, Self
 from stoker.arguments import checked
 from stoker.concurrency.user_code import runs_steps
 from stoker.errors import ConfigError
-from stoker.reading.chain_steps import BESIDE, PLAIN, Step, StepKind, change_columns
 from stoker.reading.step_methods import StepMethods
+from stoker.reading.steps import Step
 
 
 class Chain(StepMethods):
@@ -37,19 +37,19 @@ class Chain(StepMethods):
         self.steps = tuple(steps)
         whole = flat = False
         for step in self.steps:
-            if whole and (step.calls or step.kind == "enumerate"):  # a zip and a join, too
+            if whole and (step.calls or step.positioned):
                 raise ConfigError(
                     f"{self!r}: batch_map() makes whole batches, whose rows need not be samples: call {step.kind}() before it"
                 )
-            if flat and step.kind == "filter" and step.dropped == "replace":
+            if flat and step.replaces:
                 raise ConfigError(
                     f"{self!r}: flat_map() makes any number of samples of one, so that there is no place that a "
                     "replacement could take: use dropped='leave_out' after it"
                 )
-            whole, flat = whole or step.kind == "batch_map", flat or step.kind == "flat_map"
+            whole, flat = whole or step.takes_batch, flat or step.makes_several
         # Random numbers are drawn by the name of their step; states name other datasets by theirs.
         for what in (
-            [step.name for step in self.steps if step.kind == "random_map"],
+            [step.name for step in self.steps if step.draws],
             [step.name for step in self.steps if step.other is not None],
         ):
             twice = next((name for number, name in enumerate(what) if name in what[:number]), None)
@@ -70,9 +70,9 @@ class Chain(StepMethods):
     @property
     def draws(self) -> bool:
         """Whether any step draws random numbers."""
-        return any(step.kind == "random_map" or step.of_epoch for step in self.steps)
+        return any(step.draws or step.of_epoch for step in self.steps)
 
-    def has(self, *kinds: StepKind) -> bool:
+    def has(self, *kinds: str) -> bool:
         """Whether there is a step of one of these kinds."""
         return any(step.kind in kinds for step in self.steps)
 
@@ -87,19 +87,18 @@ class Chain(StepMethods):
         if unfit:
             raise ConfigError(f"{self!r}: {unfit} needs a dataset: give the chain to one as transform=")
         for step in self.steps:
-            sample = step.function(sample) if step.function is not None else change_columns(step, sample)
+            sample = step.apply(sample)
         return sample
 
     @property
     def unfit(self) -> str:
         """The first step that makes of a sample alone not one sample, by its method; empty where there is none."""
-        return next((f"{step.kind}()" for step in self.steps if step.kind not in PLAIN), "")
+        return next((f"{s.kind}()" for s in self.steps if not s.makes_one or s.draws or s.other is not None), "")
 
     @property
     def unplaced(self) -> str:
         """The first step that needs an epoch or a position, or may not make one sample of one, by its method."""
-        kinds = (*PLAIN, *BESIDE)
-        return next((f"{s.kind}()" for s in self.steps if s.kind not in kinds or s.changes_counts or s.of_epoch), "")
+        return next((f"{s.kind}()" for s in self.steps if not s.makes_one or s.draws or s.of_epoch), "")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chain) and self.steps == other.steps

@@ -8,7 +8,22 @@ from typing import Any, ClassVar, Literal, Self
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
-from stoker.reading.chain_steps import Dropped, Generator, Missing, Other, Step
+from stoker.reading.steps import (
+    BatchMap,
+    Beside,
+    Dropped,
+    Enumerate,
+    Filter,
+    FlatMap,
+    Generator,
+    Map,
+    Missing,
+    Other,
+    RandomMap,
+    Rename,
+    Select,
+    Step,
+)
 from stoker.types import Batch
 
 
@@ -43,6 +58,22 @@ class StepMethods:
         """This chain or dataset with a further step."""
         raise NotImplementedError
 
+    @checked(step="a subclass of Step, or its methods: map(), filter(), ...")
+    def apply(self, step: Step) -> Self:
+        """This chain or dataset with a further step, of a kind of your own.
+
+        Args:
+            step: a :class:`~stoker.reading.steps.Step`; see docs/chains.md.
+
+        Returns:
+            Another chain, or another dataset, which shares the open shards with this one.
+
+        Raises:
+            ConfigError: another step of its kind has this name, where names decide; or this is a dataset in the middle of an
+                epoch.
+        """
+        return self._and(step)
+
     @checked
     def map(self, function: Callable[[Any], Any], name: str | None = None) -> Self:
         """This chain or dataset with a further function of its samples.
@@ -58,7 +89,7 @@ class StepMethods:
             ConfigError: another step has this name, the function takes random numbers, too, or this is a dataset in the
                 middle of an epoch.
         """
-        return self._and(Step("map", _fitting_name(function, name, "map"), function))
+        return self._and(Map(_fitting_name(function, name, "map"), function))
 
     @checked
     def random_map(
@@ -82,7 +113,7 @@ class StepMethods:
             ConfigError: another step has this name, the function takes a sample alone, or this is a dataset in the middle of
                 an epoch.
         """
-        return self._and(Step("random_map", _fitting_name(function, name, "random_map"), function, generator))
+        return self._and(RandomMap(_fitting_name(function, name, "random_map"), function, generator))
 
     @checked
     def filter(
@@ -106,7 +137,7 @@ class StepMethods:
         Raises:
             ConfigError: another step has this name, or this is a dataset in the middle of an epoch.
         """
-        return self._and(Step("filter", _name_of(function, name), function, dropped=dropped))
+        return self._and(Filter(_name_of(function, name), function, dropped))
 
     @checked
     def flat_map(self, function: Callable[[Any], Iterable[Any]], name: str | None = None) -> Self:
@@ -125,7 +156,7 @@ class StepMethods:
         Raises:
             ConfigError: another step has this name, or this is a dataset in the middle of an epoch.
         """
-        return self._and(Step("flat_map", _name_of(function, name), function))
+        return self._and(FlatMap(_name_of(function, name), function))
 
     @checked
     def batch_map(self, function: Callable[[Batch], Batch], name: str | None = None) -> Self:
@@ -147,7 +178,7 @@ class StepMethods:
         Raises:
             ConfigError: another step has this name, or this is a dataset in the middle of an epoch.
         """
-        return self._and(Step("batch_map", _name_of(function, name), function))
+        return self._and(BatchMap(_name_of(function, name), function))
 
     @checked
     def rename(self, columns: Mapping[str, str]) -> Self:
@@ -169,7 +200,7 @@ class StepMethods:
             raise ConfigError(f"rename({dict(columns)!r}): a column's name must not be empty")
         if len(set(columns.values())) < len(columns):
             raise ConfigError(f"rename({dict(columns)!r}) gives two columns the same name")
-        return self._and(Step("rename", "rename", columns=tuple(columns.items())))
+        return self._and(Rename("rename", tuple(columns.items())))
 
     @checked(columns="samples are chosen by subset=KeepIds(ids) of the constructor")
     def select(self, columns: Sequence[str]) -> Self:
@@ -187,7 +218,7 @@ class StepMethods:
         """
         if not len(columns) or len(set(columns)) < len(columns):
             raise ConfigError(f"select({list(columns)!r}): give at least one column, and each once")
-        return self._and(Step("select", "select", columns=tuple(columns)))
+        return self._and(Select("select", tuple(columns)))
 
     @checked
     def enumerate(self, column: str = "position") -> Self:
@@ -208,7 +239,7 @@ class StepMethods:
         """
         if not column:
             raise ConfigError("enumerate(''): a column's name must not be empty")
-        return self._and(Step("enumerate", "enumerate", columns=(column,)))
+        return self._and(Enumerate("enumerate", column))
 
     @checked
     def zip(self, other: OtherSource, *, name: str | None = None, prefix: str = "") -> Self:
@@ -234,7 +265,7 @@ class StepMethods:
                 also one that gets this chain: the lengths differ, or two columns have one name.
         """
         made = _other(other, "zip", name)
-        return self._and(Step("zip", name or made.name, other=made, prefix=prefix))
+        return self._and(Beside(name or made.name, made, prefix))
 
     @checked
     def join(
@@ -278,7 +309,7 @@ class StepMethods:
             )
         made = _other(other, "join", name)
         made.prepare(names[1])
-        return self._and(Step("join", name or made.name, other=made, on=names, missing=missing, prefix=prefix))
+        return self._and(Beside(name or made.name, made, prefix, names, missing))
 
 
 def _other(given: OtherSource, method: str, name: str | None) -> Other:

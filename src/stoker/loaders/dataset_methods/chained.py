@@ -12,8 +12,8 @@ from stoker.lazy import shadowed, told
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.reading.chain import Chain, as_chain
-from stoker.reading.chain_steps import OF_OTHER, Step
 from stoker.reading.step_methods import OtherSource, StepMethods
+from stoker.reading.steps import Step, TokenizeColumn
 from stoker.streams.streams import Streams
 
 
@@ -37,9 +37,7 @@ class ChainMethods(StepMethods, OtherSource):
         """See the base class."""
         self._check_beside(method)
         reader = self._epoch_reader
-        unfit = next(
-            (step for step in told(self, "chain").steps if step.kind not in OF_OTHER or step.changes_counts), None
-        )
+        unfit = next((step for step in told(self, "chain").steps if not step.makes_one), None)
         if unfit is not None:
             raise ConfigError(
                 f"{method}() takes a sample of the other dataset for each of this one, and its {unfit.told} does not give "
@@ -87,6 +85,4 @@ def tokenized(
     chain = told(dataset, "chain")
     if dataset._epoch_reader.settings.bad_samples is None or chain.has("batch_map"):
         return None
-    return dataset._with(
-        Chain((*chain.steps, Step("tokenize", "tokenizer of an LMStream", tokenize, columns=(column, limit))))
-    )
+    return dataset._with(Chain((*chain.steps, TokenizeColumn("tokenizer of an LMStream", tokenize, column, limit))))

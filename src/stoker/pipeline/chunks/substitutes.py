@@ -12,8 +12,8 @@ from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
 from stoker.order.spans import check_spanned, spans_of
 from stoker.pipeline.ranks.outer_plan import OuterPlan, OuterRun
-from stoker.reading.apply_chain import LeftOut, SeveralSamples
 from stoker.reading.replacement import Replacements, none_is_good
+from stoker.reading.steps import LeftOut, SeveralSamples
 
 
 class Substitutes:

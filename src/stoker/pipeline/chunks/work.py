@@ -23,9 +23,9 @@ from stoker.pipeline.joins.leading import LeadingJoins
 from stoker.pipeline.ranks.outer_plan import OuterRun
 from stoker.pipeline.stages.stage import Stage, flattened
 from stoker.pipeline.transforms import BatchSteps
-from stoker.reading.apply_chain import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
 from stoker.reading.row_reader import Rows
+from stoker.reading.steps import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.types import Batch
 
 

@@ -199,6 +199,7 @@ def _refused(task: ChunkTask) -> str:
         return str(error)
     main = sys.modules.get("__main__")
     for step in task.settings.steps:
-        if getattr(step.function, "__module__", "") == "__main__" and not hasattr(main, "__file__"):
+        homes = (type(step).__module__, getattr(getattr(step, "function", None), "__module__", ""))
+        if "__main__" in homes and not hasattr(main, "__file__"):
             return f"{step.name} was defined in an interactive session, which a fresh process has not"
     return ""

@@ -11,7 +11,7 @@ from stoker.formats.unstacked import spread
 from stoker.pipeline.chunks.chunk import Chunk, ChunkOthers, OtherIds
 from stoker.pipeline.joins.other_reader import OtherReader
 from stoker.reading.bad_samples import is_of_sample
-from stoker.reading.chain_steps import LeadingJoin
+from stoker.reading.projection import LeadingJoin
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Column, Ids

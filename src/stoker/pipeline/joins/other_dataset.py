@@ -11,7 +11,7 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.transforms import EpochReaderSettings
 from stoker.policy import ReadAmounts
 from stoker.reading.chain import as_chain
-from stoker.reading.chain_steps import stored_names
+from stoker.reading.projection import stored_names
 from stoker.reading.row_reader import RowReader
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.key_index import KeyIndex

@@ -14,13 +14,13 @@ from stoker.pipeline.chunks.by_shard import ShardByShard
 from stoker.pipeline.chunks.chunk import NO_IDS, Chunk
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.pipeline.transforms import EpochReaderSettings
-from stoker.reading.apply_chain import BAD
 from stoker.reading.bad_samples import is_of_sample
-from stoker.reading.chain_steps import stored_names
+from stoker.reading.projection import stored_names
 from stoker.reading.row_reader import RowReader
 from stoker.reading.sample_errors import returned_error
 from stoker.reading.samples import distinct_shards
 from stoker.reading.shard_pool import ShardPool
+from stoker.reading.steps import BAD
 from stoker.streams.key_index import KeyIndex
 from stoker.types import Batch, Column, Ids
 

@@ -23,9 +23,10 @@ from stoker.pipeline.transforms import (
     bind_batch_steps,
     make_transforms,
 )
-from stoker.reading.chain_steps import BESIDE, Step, split_steps, stored_names
+from stoker.reading.projection import split_steps, stored_names
 from stoker.reading.row_reader import RowReader
 from stoker.reading.shard_pool import ShardPool
+from stoker.reading.steps import Beside, Step, TokenizeColumn
 
 
 def make_work(
@@ -49,8 +50,8 @@ def make_work(
     """
     steps, batch_steps = split_steps(settings.steps) if as_columns else (settings.steps, ())
     tolerant = settings.bad_samples is not None
-    whole = as_columns and override is None and all(step.kind == "tokenize" for step in steps)
-    filters = any(step.kind == "filter" or step.changes_counts for step in (*steps, *batch_steps))
+    whole = as_columns and override is None and all(isinstance(step, TokenizeColumn) for step in steps)
+    filters = any(step.drops or step.makes_several for step in settings.all_steps)
     reading = _Reading(pool, settings, epoch, None)
     stages = reading.stages(whole=whole, loads=tolerant, steps=steps, keeps_dtypes=as_columns)
     if override is not None:
@@ -66,7 +67,7 @@ def make_work(
         whole=whole,
         filters=filters,
         batch_steps=bind_batch_steps(pool, batch_steps) if batch_steps else None,
-        one_batch=any(step.kind == "batch_map" for step in batch_steps),
+        one_batch=any(step.takes_batch for step in batch_steps),
         names=reading.names,
         as_stored=stored_names(steps, reading.names()) if filters and not whole else {},
         stored_stages=partial(reading.stages, whole=True, loads=tolerant),
@@ -150,9 +151,9 @@ class _Reading:
         begin, first = 0, self.leading is None and not whole
         functions: TransformOf | None = None
         for number, step in enumerate((*steps, None)):
-            if step is not None and step.kind not in (*BESIDE, "tokenize"):
+            if step is not None and not step.together:
                 continue
-            group = [one for one in steps[begin:number] if one.kind != "present"]
+            group = steps[begin:number]
             if group:
                 table, identity = self._pool.index.table, self._settings.identity
                 made_of = make_transforms(table, identity, group, self._epoch, later=bool(begin))
@@ -161,9 +162,9 @@ class _Reading:
                 else:
                     functions = made_of
             first = False
-            if step is not None and step.kind == "tokenize":
+            if isinstance(step, TokenizeColumn):
                 made.append(Tokenize(self.rows, step))
-            elif step is not None:
+            elif isinstance(step, Beside):
                 made.append(self._late_join(step, keeps_dtypes=keeps_dtypes and _is_last(steps[number + 1 :])))
             begin = number + 1
         return [*self._read(functions, whole=whole, loads=loads), *made]
@@ -179,23 +180,22 @@ class _Reading:
             read.append(Join(step, self.rows, reader, key, number=number))
         return read if self._layout is None else [*read, self._layout]
 
-    def _late_join(self, step: Step, *, keeps_dtypes: bool) -> Join:
+    def _late_join(self, step: Beside, *, keeps_dtypes: bool) -> Join:
         assert isinstance(step.other, OtherDataset)
         names = step.other.columns
         pairs = None if names is None else tuple((step.prefix + one, one) for one in names if one != step.on[1])
         reader = other_reader(step, pairs, self._epoch)
-        key = step.on[0] if step.kind == "join" else ""
-        return Join(step, self.rows, reader, key, number=None, keeps_dtypes=keeps_dtypes)
+        return Join(step, self.rows, reader, step.on[0], number=None, keeps_dtypes=keeps_dtypes)
 
 
 def _is_last(steps: Sequence[Step]) -> bool:
-    return all(step.function is None for step in steps)
+    return not any(step.calls_user_code for step in steps)
 
 
-def other_reader(step: Step, pairs: Pairs | None, epoch: int) -> OtherReader:
+def other_reader(step: Beside, pairs: Pairs | None, epoch: int) -> OtherReader:
     """A reader of the other dataset of a zip or join."""
     assert isinstance(step.other, OtherDataset)
-    return OtherReader(step.other, pairs, step.on[1] if step.kind == "join" else None, epoch, _other_stages)
+    return OtherReader(step.other, pairs, step.on[1] or None, epoch, _other_stages)
 
 
 def _other_stages(

@@ -12,11 +12,11 @@ from stoker.formats.mds.encodings.images import left_to_load, loaded
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.stages.stage import Stage, make_each, spread_over, unmarked
 from stoker.pipeline.transforms import Override, TransformOf
-from stoker.reading.apply_chain import BAD, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.row_reader import Rows
 from stoker.reading.sample_errors import SampleLocation, override_error
 from stoker.reading.samples import SampleRun, make_all
+from stoker.reading.steps import BAD, LeftOut, SeveralSamples
 
 
 class Functions(Stage):

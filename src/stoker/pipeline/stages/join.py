@@ -16,10 +16,9 @@ from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.joins.leading import LeadingJoins
 from stoker.pipeline.joins.other_reader import OtherReader, taken
 from stoker.pipeline.stages.stage import Numbered, SamplesStage, Stage
-from stoker.reading.apply_chain import BAD, LEFT_OUT
-from stoker.reading.chain_steps import Step, same_name
 from stoker.reading.row_reader import Rows
 from stoker.reading.sample_errors import SampleLocation, beside, transform_error
+from stoker.reading.steps import BAD, LEFT_OUT, Beside, same_name
 from stoker.types import Batch, Column, Ids
 
 
@@ -36,7 +35,7 @@ class Join(SamplesStage):
     """
 
     def __init__(
-        self, step: Step, rows: Rows, reader: OtherReader, key: str, *, number: int | None, keeps_dtypes: bool = False
+        self, step: Beside, rows: Rows, reader: OtherReader, key: str, *, number: int | None, keeps_dtypes: bool = False
     ) -> None:
         self._step, self._rows, self._reader, self._key = step, rows, reader, key
         self._number, self._keeps_dtypes = number, keeps_dtypes
@@ -150,7 +149,7 @@ class Join(SamplesStage):
             ConfigError: it has another, as a function of the other dataset changes keys.
         """
         step, reader = self._step, self._reader
-        if self._checked or reader.pairs is not None or step.kind != "join" or not reader.other.samples:
+        if self._checked or reader.pairs is not None or not step.on[0] or not reader.other.samples:
             return
         self._checked = True
         with contextlib.suppress(SampleError):  # it is raised where this sample is asked for

@@ -10,8 +10,8 @@ import numpy as np
 
 from stoker.errors import SampleError, TransformError
 from stoker.pipeline.chunks.chunk import Chunk
-from stoker.reading.apply_chain import BAD, LEFT_OUT, LeftOut, SeveralSamples
 from stoker.reading.bad_samples import is_of_sample
+from stoker.reading.steps import BAD, LEFT_OUT, LeftOut, SeveralSamples
 from stoker.types import Ids
 
 Numbered: TypeAlias = tuple[int, Any]

@@ -21,9 +21,9 @@ from stoker.formats.unstacked import rows_of
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.stages.stage import Numbered, SamplesStage
 from stoker.reading.bad_samples import is_of_sample
-from stoker.reading.chain_steps import Step
 from stoker.reading.row_reader import Rows
 from stoker.reading.sample_errors import transform_error
+from stoker.reading.steps import TokenizeColumn
 from stoker.types import Array
 
 _AT_ONCE: Final = 64
@@ -42,11 +42,8 @@ class Tokenize(SamplesStage):
         step: with the column, one more than the largest id, and a function from texts to lists of ids.
     """
 
-    def __init__(self, reader: Rows, step: Step) -> None:
-        assert step.function is not None
-        self._reader = reader
-        self._column, self._limit = step.columns
-        self._tokenize: Callable[[Sequence[str]], Sequence[Any]] = step.function
+    def __init__(self, reader: Rows, step: TokenizeColumn) -> None:
+        self._reader, self._column, self._limit, self._tokenize = reader, step.column, step.limit, step.function
         self.after_fork()
         reset_in_children(self)
 

@@ -12,8 +12,8 @@ from stoker.errors import StateError
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.state.epoch_counter import EpochClock
-from stoker.reading.apply_chain import LEFT_OUT, SeveralSamples
 from stoker.reading.samples import SampleRun
+from stoker.reading.steps import LEFT_OUT, SeveralSamples
 
 
 class Progress:

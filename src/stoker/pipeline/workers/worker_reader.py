@@ -15,8 +15,8 @@ from stoker.pipeline.prefetch_buffer import END, NothingYet, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.ranges.range_source import RangeSource, RestoreRequest, SampleChunk
-from stoker.reading.apply_chain import LEFT_OUT
 from stoker.reading.bad_samples import BadSampleLog
+from stoker.reading.steps import LEFT_OUT
 
 _LOOK: Final = 0.25
 

@@ -1,0 +1,545 @@
+"""Steps of chains: each is a class, which says what it needs and what it does to a sample, or to columns.
+
+A step of another kind is a subclass of :class:`Step` with ``kind``, ``apply`` and the facts in which it differs from the base
+class; ``dataset.apply(step)`` adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from stoker.concurrency import user_code
+from stoker.display import with_article
+from stoker.errors import ConfigError, TransformError
+from stoker.types import Batch, Ids
+
+Generator: TypeAlias = Literal["numpy", "torch"]
+"""The generator of random numbers that a function gets: ``numpy.random.Generator`` or ``torch.Generator``."""
+
+Dropped: TypeAlias = Literal["leave_out", "replace"]
+"""Treatment of a sample that a filter drops: its batch is shorter, or another sample comes in its place."""
+
+Missing: TypeAlias = Literal["raise", "leave_out", "none"]
+"""Treatment of a sample whose key no sample of the other dataset has: it is bad, is left out, or has ``None`` for columns."""
+
+
+class LeftOut:
+    """Stands for a sample that is left out, where batches are made of a fixed number of places."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> str:
+        return self._name
+
+
+LEFT_OUT: Final = LeftOut("LEFT_OUT")
+BAD: Final = LeftOut("BAD")
+"""Stands for a bad sample until it is known what becomes of it."""
+TO_REPLACE: Final = LeftOut("TO_REPLACE")
+"""Stands for a sample that a filter dropped, whose place another will take."""
+
+
+class SeveralSamples(list[Any]):
+    """The samples that were made of one.
+
+    Attributes:
+        dropped: how many more there were, which a filter left out.
+        numbers: of each among those that there were, for its random numbers.
+    """
+
+    dropped: int = 0
+    numbers: Sequence[int] = ()
+
+
+class Other(Protocol):
+    """Another dataset whose columns come beside those of a dataset; see :mod:`stoker.pipeline.joins`."""
+
+    @property
+    def name(self) -> str:
+        """Its name, if none is given."""
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Names of its columns; ``None`` where functions make them."""
+
+    @property
+    def samples(self) -> int:
+        """Number of its samples."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether its own chain draws random numbers."""
+
+    @property
+    def about(self) -> list[dict[str, Any]]:
+        """The entries that identify its data in a state."""
+
+    def prepare(self, column: str) -> None:
+        """Have its samples found by the values of a column."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlace:
+    """The place of a sample in an epoch.
+
+    Attributes:
+        stream: number of its stream.
+        number: its id in the stream.
+        repetition: its position where the epoch may have a sample more than once; else 0.
+        position: its position in the epoch, from 0.
+        item: its number among the samples that were made of one.
+    """
+
+    stream: int
+    number: int
+    repetition: int
+    position: int
+    item: int = 0
+
+
+Generators: TypeAlias = Callable[[SamplePlace, str, Generator], Any]
+"""A function from a sample's place, the name of a step and a kind to a generator of random numbers of the sample's own."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a chain: a value that pickles, compares and hashes.
+
+    >>> class Scale(Step):
+    ...     kind = "scale"
+    ...     def apply(self, sample):
+    ...         return {**sample, "x": 2 * sample["x"]}
+    >>> Scale("double").told
+    'scale(double)'
+
+    Attributes:
+        name: names it in states, messages and for random numbers.
+        kind: the method of a chain that adds it.
+        calls: whether it takes samples one by one, by :meth:`apply`; otherwise columns or a sample, by :meth:`change`.
+        by_place: whether it is given the place of the sample, too, and generators of random numbers: :meth:`apply_at`.
+        together: whether it takes the samples of a chunk together: a stage of its own does it.
+        makes_several: whether it makes a list of samples of each.
+        drops: whether it may drop a sample, for :data:`LEFT_OUT` or :data:`TO_REPLACE`.
+        replaces: whether others come in the places of those that it drops.
+        positioned: whether it needs the position of an epoch.
+        draws: whether it draws random numbers, which belong to its name.
+        takes_batch: whether it takes a whole batch as columns, whose rows need not be samples after it.
+        own: whether stoker adds it itself, so that no state tells of it.
+    """
+
+    name: str
+
+    kind: ClassVar[str]
+    calls: ClassVar[bool] = True
+    by_place: ClassVar[bool] = False
+    together: ClassVar[bool] = False
+    makes_several: ClassVar[bool] = False
+    positioned: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    takes_batch: ClassVar[bool] = False
+    own: ClassVar[bool] = False
+
+    def apply(self, sample: Any) -> Any:
+        """What comes of a sample: another, :data:`LEFT_OUT`, or a list of samples where it makes several."""
+        raise NotImplementedError
+
+    def apply_at(self, sample: Any, place: SamplePlace, generators: Generators) -> Any:  # noqa: ARG002
+        """The same, of a sample whose place in the epoch is known."""
+        return self.apply(sample)
+
+    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:
+        """Columns, or a sample, as it makes them; ``positions`` is an array of their positions in the epoch, or a number."""
+        raise NotImplementedError
+
+    def change_batch(self, batch: Batch, positions: Ids, first: Callable[[], object]) -> Batch:  # noqa: ARG002
+        """Columns as it makes them. ``first`` says where the first sample comes from."""
+        return self.change(batch, positions)
+
+    def stored(self, names: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002
+        """The stored name of each column whose values are stored, after it, given those before."""
+        return {}
+
+    @property
+    def other(self) -> Other | None:
+        """Another dataset that it reads; ``None``: none."""
+        return None
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether it calls a function of the user."""
+        return self.calls
+
+    @property
+    def drops(self) -> bool:
+        return False
+
+    @property
+    def replaces(self) -> bool:
+        return False
+
+    @property
+    def changes_counts(self) -> bool:
+        """Whether it may make no sample or several of one, so that a batch has another length."""
+        return self.makes_several or (self.drops and not self.replaces)
+
+    @property
+    def of_epoch(self) -> bool:
+        """Whether it takes another dataset whose own chain draws random numbers, which are those of an epoch."""
+        return False
+
+    @property
+    def makes_one(self) -> bool:
+        """Whether it makes one sample of each, of whatever epoch."""
+        return not (self.positioned or self.takes_batch or self.drops or self.makes_several)
+
+    @property
+    def told(self) -> str:
+        """The step as states name it: the method, and what decides its result."""
+        return f"{self.kind}({self.name})"
+
+    def __repr__(self) -> str:
+        return f".{self.told}"
+
+
+def _named(value: object) -> str:
+    return "None" if value is None else with_article(type(value).__name__)
+
+
+# -- functions of samples ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Map(Step):
+    """A function of a sample."""
+
+    function: Callable[[Any], Any]
+    kind = "map"
+
+    def apply(self, sample: Any) -> Any:
+        return self.function(sample)
+
+
+@dataclass(frozen=True, repr=False)
+class Load(Map):
+    """The loading of images in a DataLoader's worker, after the last function of a sample."""
+
+    kind = "loading"
+    own = True
+
+    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
+        return dict(names)
+
+
+@dataclass(frozen=True, repr=False)
+class RandomMap(Step):
+    """A function of a sample and of random numbers of its own."""
+
+    function: Callable[[Any, Any], Any]
+    generator: Generator = "numpy"
+    kind = "random_map"
+    by_place = draws = True
+
+    def apply_at(self, sample: Any, place: SamplePlace, generators: Generators) -> Any:
+        return self.function(sample, generators(place, self.name, self.generator))
+
+    @property
+    def told(self) -> str:
+        return f"random_map({self.name}{', generator=' + repr('torch') if self.generator == 'torch' else ''})"
+
+
+@dataclass(frozen=True, repr=False)
+class Filter(Step):
+    """A function that says of each sample whether it is kept."""
+
+    function: Callable[[Any], Any]
+    dropped: Dropped = "leave_out"
+    kind = "filter"
+
+    def apply(self, sample: Any) -> Any:
+        kept = self.function(sample)
+        # Whatever has neither of these methods counts as true: a generator, a coroutine, a method that was not called.
+        if kept is None or not (hasattr(kept, "__bool__") or hasattr(kept, "__len__")):
+            raise TypeError(f"the function returned {_named(kept)}: return True to keep the sample, else False")
+        return sample if kept else TO_REPLACE if self.replaces else LEFT_OUT
+
+    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
+        return dict(names)
+
+    @property
+    def drops(self) -> bool:
+        return True
+
+    @property
+    def replaces(self) -> bool:
+        return self.dropped == "replace"
+
+    @property
+    def told(self) -> str:
+        return f"filter({self.name}{', dropped=' + repr('replace') if self.replaces else ''})"
+
+
+@dataclass(frozen=True, repr=False)
+class FlatMap(Step):
+    """A function that makes any number of samples of each."""
+
+    function: Callable[[Any], Iterable[Any]]
+    kind = "flat_map"
+    makes_several = True
+
+    def apply(self, sample: Any) -> Any:
+        made = self.function(sample)
+        if isinstance(made, Mapping | str | bytes) or not isinstance(made, Iterable):
+            raise TypeError(f"the function returned {_named(made)}: return a list of samples, or another iterable")
+        # Each is a dict of its own: a function may give one several times, and a later step may change it.
+        return [one.copy() if type(one) is dict else one for one in made]
+
+
+@dataclass(frozen=True, repr=False)
+class BatchMap(Step):
+    """A function of the columns of a whole batch."""
+
+    function: Callable[[Batch], Batch]
+    kind = "batch_map"
+    calls = False
+    takes_batch = True
+
+    @property
+    def calls_user_code(self) -> bool:
+        return True
+
+    @user_code.calls_user_code
+    def change_batch(self, batch: Batch, positions: Ids, first: Callable[[], object]) -> Batch:  # noqa: ARG002
+        try:
+            made = self.function(batch)
+        except BaseException as error:
+            user_code.pass_exits(error)
+            raise TransformError(
+                f"batch_map({self.name}) raised {type(error).__name__}: {error}, for the batch that begins with {first()}"
+            ) from error
+        self._check(made, first)
+        return made
+
+    def _check(self, batch: Any, first: Callable[[], object]) -> None:
+        lengths = (
+            {name: len(column) for name, column in batch.items() if isinstance(column, list) or _has_rows(column)}
+            if isinstance(batch, dict)
+            else {}
+        )
+        if not lengths or len(lengths) < len(batch):
+            what = (
+                "an empty dict"
+                if batch == {}
+                else _named(batch)
+                if not isinstance(batch, dict)
+                else f"{', '.join(f'{name!r}: {type(column).__name__}' for name, column in batch.items())}"
+            )
+            raise TransformError(
+                f"batch_map({self.name}) returned {what}, for the batch that begins with {first()}: return a dict of "
+                "columns, arrays of shape (n, ...) or lists of n values"
+            )
+        if len(set(lengths.values())) > 1:
+            raise TransformError(
+                f"batch_map({self.name}) returned columns of different lengths, for the batch that begins with {first()}: "
+                f"{lengths}"
+            )
+
+
+def _has_rows(column: object) -> bool:
+    return isinstance(column, np.ndarray) and column.ndim > 0
+
+
+@dataclass(frozen=True, repr=False)
+class TokenizeColumn(Step):
+    """Makes ids of the texts of a column, for an ``LMStream``. ``limit`` is one more than the largest id."""
+
+    function: Callable[[Sequence[str]], Sequence[Any]]
+    column: str
+    limit: int
+    kind = "tokenize"
+    own = together = True
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+class _Columns(Step):
+    """A change of columns, which a sample has as well."""
+
+    calls = False
+
+    def apply_at(self, sample: Any, place: SamplePlace, generators: Generators) -> Any:  # noqa: ARG002
+        return self.change(sample, np.int64(place.position))
+
+    def apply(self, sample: Any) -> Any:
+        return self.change(sample, None)
+
+    def _check(self, values: Any, wanted: Iterable[str]) -> None:
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"{self.kind}() changes columns, but the step before it returned {type(values).__name__}, not a dict"
+            )
+        missing = [name for name in wanted if name not in values]
+        if missing:
+            raise ConfigError(
+                f"{self.told}: there is no column {missing[0]!r}; there are {', '.join(map(str, values))}"
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class Rename(_Columns):
+    """Other names of columns: pairs of old and new name."""
+
+    columns: tuple[tuple[str, str], ...]
+    kind = "rename"
+
+    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:  # noqa: ARG002
+        self._check(values, (old for old, _ in self.columns))
+        names = dict(self.columns)
+        made = {names.get(name, name): value for name, value in values.items()}
+        if len(made) < len(values):
+            raise ConfigError(f"{self.told} gives two columns the same name; there are {', '.join(map(str, values))}")
+        return made
+
+    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
+        new = dict(self.columns)
+        return {new.get(name, name): stored for name, stored in names.items()}
+
+    @property
+    def told(self) -> str:
+        return f"rename({dict(self.columns)!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class Select(_Columns):
+    """These columns alone, in this order."""
+
+    columns: tuple[str, ...]
+    kind = "select"
+
+    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:  # noqa: ARG002
+        self._check(values, self.columns)
+        return {name: values[name] for name in self.columns}
+
+    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
+        return {name: names[name] for name in self.columns if name in names}
+
+    @property
+    def told(self) -> str:
+        return f"select({list(self.columns)!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class Enumerate(_Columns):
+    """A further column: the position of the sample in the epoch."""
+
+    column: str
+    kind = "enumerate"
+    by_place = positioned = True
+
+    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:
+        column = self.column
+        if not isinstance(values, dict) or column in values:
+            what = "has a column of this name" if isinstance(values, dict) else "is not a dict"
+            raise ConfigError(
+                f"enumerate({column!r}): the sample {what}: give another name, or call enumerate() at another place in the "
+                "chain"
+            )
+        return {**values, column: positions.copy() if isinstance(positions, np.ndarray) else positions}
+
+    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
+        return dict(names)
+
+    @property
+    def told(self) -> str:
+        return f"enumerate({self.column!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class Project(_Columns):
+    """All changes of columns that a chain begins with: pairs of name and stored name, which is ``None`` for a position."""
+
+    columns: tuple[tuple[str, str | None], ...]
+    kind = "project"
+    own = True
+
+    @property
+    def by_place(self) -> bool:  # type: ignore[override]
+        return self.positioned
+
+    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:
+        if not isinstance(positions, np.ndarray):
+            return {name: positions if stored is None else values[stored] for name, stored in self.columns}
+        return {name: positions.copy() if stored is None else values[stored] for name, stored in self.columns}
+
+    def stored(self, names: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG002
+        return {name: stored for name, stored in self.columns if stored is not None}
+
+    @property
+    def positioned(self) -> bool:  # type: ignore[override]
+        return any(stored is None for _, stored in self.columns)
+
+
+# -- other datasets ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Beside(Step):
+    """The columns of another dataset beside those of a dataset.
+
+    Attributes:
+        dataset: the other dataset.
+        prefix: begins the names of its columns.
+        on: the names of the key column here and there; empty where samples of one id belong together.
+        missing: what becomes of a sample whose key is not there.
+    """
+
+    dataset: Other
+    prefix: str = ""
+    on: tuple[str, str] = ("", "")
+    missing: Missing = "raise"
+    together = True
+
+    @property
+    def other(self) -> Other:
+        return self.dataset
+
+    @property
+    def calls_user_code(self) -> bool:
+        return False
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return "join" if self.on[0] else "zip"
+
+    def stored(self, names: Mapping[str, str]) -> dict[str, str]:
+        return dict(names)
+
+    @property
+    def drops(self) -> bool:
+        return self.missing == "leave_out"
+
+    @property
+    def of_epoch(self) -> bool:
+        return self.dataset.draws
+
+    @property
+    def told(self) -> str:
+        here, there = self.on
+        on = "" if not here else f", on={(here if here == there else self.on)!r}"
+        more = f", prefix={self.prefix!r}" if self.prefix else ""
+        more += f", missing={self.missing!r}" if self.missing != "raise" else ""
+        return f"{self.kind}({self.name!r}{on}{more})"
+
+
+def same_name(step: Step, name: str) -> ConfigError:
+    """The error of a zip or join that would make two columns of one name."""
+    return ConfigError(
+        f"{step.told}: both have a column {name!r}: give prefix=..., rename() one of them, or select() what is needed"
+    )
