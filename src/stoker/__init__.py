@@ -146,7 +146,18 @@ _MODULES: Final = {
     "verify": "stoker.inspection",
 }
 
-_SUBMODULES: Final = ("compat", "errors", "image", "media", "partitions", "testing", "tokens", "util", "writers")
+_SUBMODULES: Final = (
+    "compat",
+    "errors",
+    "image",
+    "media",
+    "partitions",
+    "steps",
+    "testing",
+    "tokens",
+    "util",
+    "writers",
+)
 
 _MOVED: Final = {
     **dict.fromkeys(

@@ -64,15 +64,19 @@ class EpochChain:
             positions: positions in the epoch.
         """
         samples = zip(streams.tolist(), ids.tolist(), repetitions.tolist(), positions.tolist(), strict=True)
-        steps, generators = self._steps, self._generator
+        steps, generators, epoch = self._steps, self._generator, self._epoch
         if self._flat:
-            return lambda sample: _several(sample, steps, next(samples), generators)
+            return lambda sample: _several(sample, steps, epoch, next(samples), generators)
 
         @runs_steps
         def make(sample: Any) -> Any:
             place = next(samples)
             for step in steps:
-                sample = step.apply_at(sample, SamplePlace(*place), generators) if step.by_place else step.apply(sample)
+                sample = (
+                    step.apply_at(sample, SamplePlace(epoch, *place), generators)
+                    if step.by_place
+                    else step.apply(sample)
+                )
                 if type(sample) is LeftOut:
                     break
             return sample
@@ -115,7 +119,9 @@ def _torch_generator(digest: bytes, place: SamplePlace) -> Any:
 
 
 @runs_steps
-def _several(sample: Any, steps: Sequence[Step], place: tuple[int, int, int, int], generators: Generators) -> Any:
+def _several(
+    sample: Any, steps: Sequence[Step], epoch: int, place: tuple[int, int, int, int], generators: Generators
+) -> Any:
     """What a chain makes of a sample, where that may be several. Samples keep their numbers when others are dropped."""
     flat, dropped = isinstance(sample, SeveralSamples), 0
     items: list[tuple[int, Any]] = [(0, sample)]
@@ -123,7 +129,7 @@ def _several(sample: Any, steps: Sequence[Step], place: tuple[int, int, int, int
         items, dropped = list(zip(sample.numbers, sample, strict=True)), sample.dropped
     for step in steps:
         if step.by_place:
-            made = [(item, step.apply_at(one, SamplePlace(*place, item), generators)) for item, one in items]
+            made = [(item, step.apply_at(one, SamplePlace(epoch, *place, item), generators)) for item, one in items]
         else:
             made = [(item, step.apply(one)) for item, one in items]
         if step.makes_several:

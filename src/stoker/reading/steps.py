@@ -90,6 +90,7 @@ class SamplePlace:
     """The place of a sample in an epoch.
 
     Attributes:
+        epoch: number of the epoch.
         stream: number of its stream.
         number: its id in the stream.
         repetition: its position where the epoch may have a sample more than once; else 0.
@@ -97,6 +98,7 @@ class SamplePlace:
         item: its number among the samples that were made of one.
     """
 
+    epoch: int
     stream: int
     number: int
     repetition: int

@@ -1,0 +1,132 @@
+"""A step of a kind that stoker has not: written as docs/chains.md says, it goes with all that a chain goes with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from stoker import BadSamples, MDSWriter, ReadOptions, StreamingConfig, StreamingDataset, StreamingShardLoader, World
+from stoker.errors import ConfigError, StateError
+from stoker.steps import LEFT_OUT, Generators, SamplePlace, Step
+
+SAMPLES: Final = 300
+KEYS: Final = tuple(number % 7 for number in range(SAMPLES))
+BAD: Final = 44
+
+
+@cache
+def kept_of(epoch: int, most: int) -> frozenset[int]:
+    """The samples of an epoch: so many of each key, others in each epoch."""
+    counts: Counter[int] = Counter()
+    kept = []
+    for number in np.random.default_rng(epoch).permutation(SAMPLES).tolist():
+        counts[KEYS[number]] += 1
+        if counts[KEYS[number]] <= most:
+            kept.append(number)
+    return frozenset(kept)
+
+
+@dataclass(frozen=True)
+class Cap(Step):
+    """At most so many samples of each key in an epoch."""
+
+    most: int
+    kind = "cap"
+    by_place = drops = True
+
+    def apply_at(self, sample: Any, place: SamplePlace, generators: Generators) -> Any:
+        return sample if place.number in kept_of(place.epoch, self.most) else LEFT_OUT
+
+    @property
+    def told(self) -> str:
+        return f"cap({self.name}, {self.most})"
+
+
+def failing(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["id"] == BAD:
+        raise ValueError("bad")
+    return sample
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own") / "data"
+    with MDSWriter({"id": "int"}, folder, size_limit="1kb") as out:
+        out.write_batch({"id": list(range(SAMPLES))})
+    return folder
+
+
+def opened(data: Path, rank: int = 0, ranks: int = 1, **options: Any) -> StreamingDataset:
+    world = World(rank=rank, world_size=ranks)
+    return StreamingDataset(local=data, shuffle=True, batch_size=24 // ranks, world=world, **options)
+
+
+def ids_of(batches: Iterable[Any]) -> list[int]:
+    return [int(number) for batch in batches for number in batch["id"]]
+
+
+def test_it_makes_batches_and_samples_of_every_epoch(data: Path) -> None:
+    dataset = opened(data).apply(Cap("few", 5))
+    assert len(kept_of(0, 5)) == 35
+    for epoch in range(2):
+        assert sorted(ids_of(dataset.batches())) == sorted(kept_of(epoch, 5))
+    assert sorted(sample["id"] for sample in dataset) == sorted(kept_of(2, 5))
+    assert dataset.stats().filtered == 3 * (SAMPLES - 35)
+
+
+def test_it_goes_on_on_another_cluster(data: Path) -> None:
+    first = opened(data).apply(Cap("few", 5))
+    batches = first.batches()
+    begun = ids_of(next(batches) for _ in range(4))
+    state = first.state_dict()
+    rest = []
+    for rank in range(3):
+        dataset = opened(data, rank, 3).apply(Cap("few", 5))
+        dataset.load_state_dict(state)
+        rest += ids_of(dataset.batches())
+    assert sorted(begun + rest) == sorted(kept_of(0, 5))
+
+
+def test_a_state_of_another_one_is_refused(data: Path) -> None:
+    first = opened(data).apply(Cap("few", 5))
+    next(first.batches())
+    with pytest.raises(StateError, match="cap"):
+        opened(data).apply(Cap("few", 6)).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("choice", ["skip", "replace"])
+def test_it_goes_with_bad_samples(data: Path, choice: Any, threads: int) -> None:
+    dataset = opened(
+        data, transform=failing, on_bad_sample=BadSamples(choice), read=ReadOptions(read_threads=threads)
+    ).apply(Cap("few", 40))
+    found = ids_of(dataset.batches())
+    assert BAD not in found
+    assert set(found) == kept_of(0, 40) - {BAD}
+    assert dataset.stats().bad_samples == 1
+
+
+def test_where_samples_must_come_one_for_one_it_is_refused(data: Path) -> None:
+    dataset = opened(data).apply(Cap("few", 5))
+    with pytest.raises(ConfigError, match="cap"):
+        dataset[0]
+    with pytest.raises(ConfigError, match="cap"):
+        StreamingShardLoader(dataset, StreamingConfig(rank=0, world_size=1))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("columnar", [False, True])
+def test_it_goes_with_workers(data: Path, columnar: bool) -> None:
+    from stoker import StreamingDataLoader
+
+    dataset = opened(data).apply(Cap("few", 40))
+    loader = StreamingDataLoader(dataset, num_workers=2, columnar=columnar)
+    for epoch in range(2):
+        assert sorted(ids_of(loader)) == sorted(kept_of(epoch, 40))
