@@ -22,13 +22,13 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 98_900,
+    "lines": 98_980,
     "modules": 552,
-    "raise ConfigError": 922,
+    "raise ConfigError": 920,
     "classes with after_fork": 25,
-    "functions of a constructor": 274,
-    "functions until the first batch": 357,
-    "modules imported": 301,
+    "functions of a constructor": 265,
+    "functions until the first batch": 356,
+    "modules imported": 300,
 }
 """The most of each. ``lines`` and ``modules`` are of ``src/stoker``; ``functions`` are named ones of the package that run in
 any thread, of one local dataset of two columns, shuffled, with defaults; ``modules imported`` are of the package, by ``from

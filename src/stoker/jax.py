@@ -13,7 +13,7 @@ from stoker.display import with_article
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
-from stoker.loaders.dataset_methods.checks import whole_batches_by
+from stoker.loaders.dataset_methods.opened import whole_batches_by
 from stoker.order.global_batches import BatchPlan
 from stoker.order.protocols import Plan
 from stoker.types import Array, Batch, Column

@@ -19,7 +19,7 @@ from stoker.cluster import LoaderWorker, World
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
-from stoker.loaders.dataset_methods.checks import whole_batches_by
+from stoker.loaders.dataset_methods.opened import whole_batches_by
 from stoker.order.global_batches import BatchPlan
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import Run

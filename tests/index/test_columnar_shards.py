@@ -196,7 +196,7 @@ def test_children_read_the_same_memory(tmp_path: Path, method: str, monkeypatch:
     for name in ("a", "b"):
         write_samples(tmp_path / name, ({"x": at} for at in range(100)), size_limit=200)
     dataset = StreamingDataset(streams=[Stream(tmp_path / "a"), Stream(tmp_path / "b")], shuffle=True, batch_size=8)
-    index = dataset._streams.locations[1].index
+    index = dataset._opened.streams.locations[1].index
     assert isinstance(index.shards, ColumnarShards)
     samples = [one for batch in dataset.batches() for one in np.asarray(batch["x"]).tolist()]
     dataset.set_epoch(0)

@@ -63,7 +63,7 @@ def test_what_comes_from_afar_and_what_was_there(remote: Path, tmp_path: Path, t
 
 def test_a_shard_that_many_threads_want_at_once_is_opened_once(remote: Path, tmp_path: Path) -> None:
     dataset = StreamingDataset(remote=remote, local=tmp_path / "cache")
-    pool, shards = dataset._epoch_reader.pool, len(list(remote.glob("shard.*")))
+    pool, shards = dataset.epoch_reader.pool, len(list(remote.glob("shard.*")))
     together = threading.Barrier(8)
     readers: list[set[int]] = [set() for _ in range(shards)]
 
@@ -87,7 +87,7 @@ def test_a_shard_that_many_threads_want_at_once_is_opened_once(remote: Path, tmp
 
 def test_all_who_wait_for_a_shard_hear_that_it_can_not_be_had_and_may_ask_again(remote: Path, tmp_path: Path) -> None:
     dataset = StreamingDataset(remote=remote, local=tmp_path / "cache")
-    pool = dataset._epoch_reader.pool
+    pool = dataset.epoch_reader.pool
     first = min(remote.glob("shard.*"))
     away = first.rename(tmp_path / "away")
     together, heard = threading.Barrier(4), []

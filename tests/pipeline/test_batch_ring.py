@@ -322,6 +322,6 @@ def test_leaving_a_loop_early_over_and_over_uses_no_more_memory(data: Path) -> N
             break
     del batch, loader
     gc.collect()
-    used = dataset._epoch_reader._ring.table[:, :, 1] > 0
+    used = dataset.epoch_reader._ring.table[:, :, 1] > 0
     # Two tensors a batch, a few batches ahead, for each of two workers; not twelve times that.
     assert int(used.sum()) <= 2 * 2 * 8

@@ -111,10 +111,10 @@ def expected(data: Path, epoch: int = 0, **options: Any) -> Batches:
     for _ in range(epoch):
         next(iter(dataset.batches()))
     batches = [check_batch(batch) for batch in dataset.batches()]
-    shards, rows = dataset._epoch_reader.sample_order.run(EpochPosition(epoch), DataRank()).order.locate(
+    shards, rows = dataset.epoch_reader.sample_order.run(EpochPosition(epoch), DataRank()).order.locate(
         np.arange(dataset.epoch_size)
     )
-    ids = (dataset._table.starts[shards] + rows).tolist()
+    ids = (dataset._opened.table.starts[shards] + rows).tolist()
     assert [sorted(batch) for batch in batches] == [
         sorted(ids[start : start + GLOBAL]) for start in range(0, len(ids), GLOBAL)
     ]

@@ -19,7 +19,7 @@ def test_a_shard_whose_opening_was_interrupted_is_opened_by_the_next_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_dataset(tmp_path / "data", 20, size_limit=1000)
-    pool = StreamingDataset(tmp_path / "data")._epoch_reader.pool
+    pool = StreamingDataset(tmp_path / "data").epoch_reader.pool
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -42,7 +42,7 @@ def test_a_shard_of_two_files_is_opened_where_those_in_use_fill_the_limit(tmp_pa
         out.write_batch({"x": np.arange(400).reshape(100, 4)})
     limit = 2 * sum(path.stat().st_size for path in (tmp_path / "data").glob("*00000*"))
     dataset = StreamingDataset(str(tmp_path / "data"), local=tmp_path / "cache", cache_limit=limit)
-    pool = dataset._epoch_reader.pool
+    pool = dataset.epoch_reader.pool
     shards = range(len(pool.index.shards))
     assert len(shards) > 3
     assert len(pool.index.shards[0].raw) == 2
@@ -59,7 +59,7 @@ def test_a_shard_of_two_files_is_opened_where_those_in_use_fill_the_limit(tmp_pa
 def test_threads_open_more_shards_than_are_kept(tmp_path: Path) -> None:
     """Each gets readers of the shards that it asks for, while the others open and drop them."""
     make_dataset(tmp_path / "data", 60, size_limit=600)
-    pool = StreamingDataset(tmp_path / "data")._epoch_reader.pool
+    pool = StreamingDataset(tmp_path / "data").epoch_reader.pool
     shards = len(pool.index)
     assert shards > 8
     pool.most_open = 4
@@ -89,7 +89,7 @@ def test_threads_open_more_shards_than_are_kept(tmp_path: Path) -> None:
 
 def test_the_reader_that_was_used_longest_ago_is_dropped_first(tmp_path: Path) -> None:
     make_dataset(tmp_path / "data", 20, size_limit=600)
-    pool = StreamingDataset(tmp_path / "data")._epoch_reader.pool
+    pool = StreamingDataset(tmp_path / "data").epoch_reader.pool
     pool.most_open = 3
     for shard in (0, 1, 2, 0):
         pool.get(shard)

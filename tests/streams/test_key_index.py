@@ -27,7 +27,7 @@ def index_of(tmp_path: Path, *parts: Any) -> KeyIndex:
         folder.mkdir()
         pq.write_table(pa.table({"key": pa.array(keys)}), folder / "table.parquet", row_group_size=37)
         datasets.append(StreamingDataset(folder))
-    return KeyIndex([dataset._streams.locations[0] for dataset in datasets], "key")
+    return KeyIndex([dataset._opened.streams.locations[0] for dataset in datasets], "key")
 
 
 def drawn(kind: str, count: int, chance: np.random.Generator) -> list[Any]:
@@ -134,7 +134,7 @@ def test_integers_that_fit_in_no_type_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds -1, and others of at least 2⁶³: .* Write them as text"):
         index_of(tmp_path, [1, -1], pa.array([TOP - 1], pa.uint64()))
     write_samples(tmp_path / "decimal", ({"key": key} for key in (1, 10**30)), {"key": "str_int"})
-    location = StreamingDataset(tmp_path / "decimal")._streams.locations[0]
+    location = StreamingDataset(tmp_path / "decimal")._opened.streams.locations[0]
     with pytest.raises(ConfigError, match=f"holds {10**30}, and others"):
         KeyIndex([location], "key")
 

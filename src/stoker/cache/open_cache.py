@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stoker.cache.base import CacheKind, CacheSettings, ShardCache
+from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.disk.disk_cache import DiskCache
 from stoker.cache.memory import MemoryCache
@@ -33,13 +33,6 @@ def make_cache(
     if store is not None and store.transfer.read_by is not None:
         raise ConfigError(f"storage_options['read_by'] of {store.url} needs cache='memory', which files are read into")
     return DiskCache(path, store, settings, known, watch, directory)
-
-
-def uses_memory(cache: CacheKind) -> bool:
-    """Whether ``cache=`` asks for shards in memory."""
-    if cache not in ("disk", "memory"):
-        raise ConfigError(f"cache={cache!r}: 'disk' or 'memory'")
-    return cache == "memory"
 
 
 def check_memory(in_memory: bool, remote: object, local: object, keep_zip: bool = False) -> None:

@@ -20,7 +20,7 @@ from stoker.concurrency.user_code import UserFunction
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
-from stoker.loaders.dataset_methods.settings import BatchSize
+from stoker.loaders.dataset_methods.opened import BatchSize
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import looks_only, reads_ahead

@@ -10,45 +10,33 @@ from typing import Any
 
 from stoker.arguments import checked
 from stoker.cache.base import CacheKind
-from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import World
 from stoker.concurrency.shared.counters import Counts
 from stoker.concurrency.shared.file import is_child
-from stoker.concurrency.spans.recorder import Stage, span
-from stoker.errors import ConfigError, StateError
+from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
-from stoker.formats.common.entries import column_names
+from stoker.index.concat_index import ConcatIndex
+from stoker.index.index import Index
 from stoker.lazy import shadowed
-from stoker.loaders.dataset_methods.attributes import DatasetAttributes
+from stoker.loaders.dataset_methods.attributes import GIVEN, DatasetAttributes
 from stoker.loaders.dataset_methods.by_id import SamplesById
 from stoker.loaders.dataset_methods.chained import ChainMethods
-from stoker.loaders.dataset_methods.checks import (
-    check_beside,
-    check_columns,
-    check_ids,
-    check_limit,
-    check_sizes,
-)
-from stoker.loaders.dataset_methods.overrides import SAMPLE_METHODS, check_columns_allowed, overridden
-from stoker.loaders.dataset_methods.settings import BatchSize, reader_settings
+from stoker.loaders.dataset_methods.opened import SAMPLE_METHODS
 from stoker.loaders.dataset_methods.states import DatasetStates
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.protocol import CloseOnExit
-from stoker.loaders.trainers.composer_progress import nothing_left_for_composer
 from stoker.loaders.trainers.consumers import check_divides_by_id, check_sampling
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
-from stoker.pipeline.epoch_reader import EpochReader
-from stoker.pipeline.ranks.data_rank import DataRankFinder, Replication
+from stoker.pipeline.ranks.data_rank import Replication
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override
-from stoker.streams.agreement import disagreement
-from stoker.streams.quarantine import Quarantine, QuarantineSource
+from stoker.streams.quarantine import QuarantineSource
 from stoker.streams.registry import make_stream
-from stoker.streams.streams import MOVED, Stream, StreamDefaults, open_streams
+from stoker.streams.streams import MOVED, Stream, StreamDefaults
 from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Batch, StorageOptions, Transform
 from stoker.units import parse_bytes
@@ -60,8 +48,7 @@ if not is_child():
     import numpy.random  # noqa: F401  # of what rounding leaves over where streams are mixed
 
     import stoker.catalog.open_format
-    import stoker.pipeline.build_order
-    import stoker.streams.features  # noqa: F401
+    import stoker.loaders.dataset_methods.open_dataset  # noqa: F401
 
 
 class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStates, CloseOnExit, TorchIterable[Any]):
@@ -154,7 +141,10 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         IndexFileError: an index is not valid.
     """
 
-    batch_size = BatchSize()
+    # Python's own reversed() would read by id, from the length of this rank's part.
+    instead_of_index = (
+        "for all samples by id, last one first, write (dataset[number] for number in range(dataset.size - 1, -1, -1))"
+    )
 
     @checked(
         remote="for several streams write streams=[Stream(...), ...]",
@@ -213,9 +203,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         stream_config: Mapping[str, Any] | None = None,
     ) -> None:
         # What a copy in a worker does not need, which is given an opened dataset.
-        from stoker.pipeline.build_order import OrderOptions, make_order, set_weights
+        from stoker.loaders.dataset_methods.open_dataset import check_sizes, open_dataset
+        from stoker.pipeline.build_order import OrderOptions
         from stoker.pipeline.order_sources import needed_columns
-        from stoker.streams.features import warn_of_stored_files
 
         length = check_sizes(batch_size, predownload, epoch_size)
         if streams is None:
@@ -229,135 +219,102 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             streams = [make_stream(stream_name, stream_config, single)]
         elif any(given is not None for given in (remote, local, format, format_options, stream_config)):
             raise ConfigError("give streams=, or remote=, local= and format= for a single one, not both")
-        options = replace(read, allow_unsafe_types=allow_unsafe_types or read.allow_unsafe_types)
+        arguments = locals()  # as they were given, but for streams
         subsets = as_subsets(subset)
-        needed = needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition)
-        in_memory = uses_memory(cache)
-        limit = None if cache_limit is None else parse_bytes(cache_limit)
         defaults = StreamDefaults(
-            download_retry,
-            download_timeout,
-            validate_hash,
-            keep_zip,
-            storage_options,
-            needed,
-            in_memory,
-            limit,
-            split,
+            download_retry=download_retry,
+            download_timeout=download_timeout,
+            validate_hash=validate_hash,
+            keep_zip=keep_zip,
+            storage_options=storage_options,
+            columns=needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition),
+            in_memory=cache == "memory",
+            cache_limit=None if cache_limit is None else parse_bytes(cache_limit),
+            split=split,
         )
-        with span(Stage.LIST):
-            self._streams = open_streams(streams, defaults)
-        # Samples that iteration has read, for a subclass's method that is about to ask for them, by id.
-        self._at_hand: dict[int, Any] = {}
-        self._rank_finder = DataRankFinder(world, replication, compare=options.compare_ranks)
-        index = self._streams.index
+        order = OrderOptions(
+            shuffle=shuffle_algo if shuffle else "none",
+            shuffle_algo=shuffle_algo,
+            seed=shuffle_seed,
+            num_canonical_nodes=num_canonical_nodes,
+            block_size=shuffle_block_size,
+            epoch_size=length,
+            partition=partition or Elastic(),
+            batching_method=batching_method,
+            sampling_method=sampling_method,
+            sampling_granularity=sampling_granularity,
+            schedule=schedule,
+            subsets=subsets,
+            remainder=remainder,
+            partition_algo=partition_algo,
+            read=replace(read, allow_unsafe_types=allow_unsafe_types or read.allow_unsafe_types),
+        )
         self.batch_size = batch_size
-        self._remainder: Remainder = remainder
-        self._table = index.table
-        self._differ = disagreement(self._streams, columns)
-        if transform is None:
-            warn_of_stored_files(self._streams, None if columns is None else tuple(columns))
-        check_columns(columns, index.columns if len(index.shards) else columns or ())  # of no shards none are known
-        check_ids(ids, list(dict.fromkeys(name for one in index.distinct_shards for name in column_names(one))))
-        sample_order = make_order(
-            self._streams,
-            OrderOptions(
-                shuffle=shuffle_algo if shuffle else "none",
-                shuffle_algo=shuffle_algo,
-                seed=shuffle_seed,
-                num_canonical_nodes=num_canonical_nodes,
-                block_size=shuffle_block_size,
-                epoch_size=length,
-                partition=partition or Elastic(),
-                batching_method=batching_method,
-                sampling_method=sampling_method,
-                sampling_granularity=sampling_granularity,
-                schedule=schedule,
-                subsets=subsets,
-                remainder=remainder,
-                partition_algo=partition_algo,
-                read=options,
-            ),
+        self._opened = open_dataset(
+            streams,
+            defaults,
+            order,
+            {name: arguments[name] for name in GIVEN},
+            columns=columns,
+            ids=ids,
+            transform=transform,
+            on_bad_sample=on_bad_sample,
+            predownload=predownload,
+            quarantine=quarantine,
+            replication=replication,
+            world=world,
         )
-        self._epoch_reader = EpochReader(
-            self._streams.pool(options, ids),
-            sample_order,
-            reader_settings(
-                self._streams,
-                sample_order,
-                options,
-                columns=columns,
-                transform=transform,
-                bad_samples=BadSamples.of(on_bad_sample),
-                seed=shuffle_seed,
-                held=in_memory and not self._streams.near,
-                limit=limit,
-                predownload=predownload,
-            ),
-            self._rank_finder,
-            None if quarantine is None else Quarantine(quarantine),
-        )
-        group_bytes = None if options.views else self._epoch_reader.settings.amounts.group_bytes
-        check_limit(limit, index, sample_order, group_bytes)
-        set_weights(self._streams, sample_order)
-        self._given: dict[str, Any] = {
-            "allow_unsafe_types": allow_unsafe_types,
-            "batch_size": batch_size,
-            "batching_method": batching_method,
-            "cache_limit": cache_limit,
-            "epoch_size": epoch_size,
-            "num_canonical_nodes": num_canonical_nodes,
-            "partition_algo": partition_algo,
-            "predownload": predownload,
-            "replication": replication,
-            "sampling_granularity": sampling_granularity,
-            "sampling_method": sampling_method,
-            "shuffle": shuffle,
-            "shuffle_algo": shuffle_algo,
-            "shuffle_block_size": shuffle_block_size,
-            "shuffle_seed": shuffle_seed,
-            "streams": streams,
-        }
 
     # -- what is open ----------------------------------------------------------------------------------------------
-
-    @property
-    def epoch_reader(self) -> EpochReader:
-        """The open streams and their reader, for stoker's other loaders."""
-        return self._epoch_reader
 
     @shadowed
     def columns(self) -> tuple[str, ...] | None:
         """The columns that are read; ``None`` for all."""
-        return None if self._epoch_reader.settings.columns is None else tuple(self._epoch_reader.settings.columns)
+        columns = self._opened.reader.settings.columns
+        return None if columns is None else tuple(columns)
 
     @shadowed
     def ids(self) -> str | None:
         """Name of the column of ids; ``None`` where there is none."""
-        return self._epoch_reader.pool.ids
+        return self._opened.reader.pool.ids
+
+    @shadowed
+    def index(self) -> Index | ConcatIndex:
+        """The index of all shards."""
+        return self._opened.streams.index
+
+    @shadowed
+    def stream_names(self) -> tuple[str, ...]:
+        """Names of the streams, all different."""
+        return self._opened.streams.names
+
+    @shadowed
+    def remainder(self) -> Remainder:
+        """Treatment of ranks whose parts of an epoch do not end together."""
+        found: Remainder = self._opened.given["remainder"]
+        return found
 
     @shadowed
     def world(self) -> World:
         """This process's rank and world."""
-        return self._rank_finder.world
+        return self._opened.ranks.world
 
     @shadowed
     def counts(self) -> Counts:
         """The counters of reading, shared by all processes of this object."""
-        return self._epoch_reader.pool.counts
+        return self._opened.reader.pool.counts
 
     @shadowed
     def order(self) -> dict[str, Any]:
         """The settings that decide which sample comes when, by name, as states hold them."""
-        settings: dict[str, Any] = self._epoch_reader.sample_order.as_dict()["order"]
-        return settings
+        return self._opened.order
 
     def __len__(self) -> int:
         """Number of samples that this rank gets in an epoch."""
         check_sampling(self, shuffle=self.shuffle)
-        length = self._epoch_reader.count(self.batch_size or 1)
+        length = self._opened.reader.count(self.batch_size or 1)
         check_divides_by_id(length, self.size)
-        self._length_told = length
+        self._opened.length_told = length
         return length
 
     # -- in order --------------------------------------------------------------------------------------------------
@@ -371,17 +328,17 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         return self._samples_of_epoch(keep_places=True)
 
     def _samples_of_epoch(self, *, keep_places: bool) -> Iterator[Any]:
-        if self._resumed_between and nothing_left_for_composer(self):
+        if self.nothing_left():
             return iter(())
         override = None
         if self.overrides("__getitem__", "get_item"):
-            override = partial(apply_override, self.__getitem__, self._at_hand)
-        return self._epoch_reader.samples(self.batch_size or 1, override, keep_places=keep_places)
+            override = partial(apply_override, self.__getitem__, self._opened.at_hand)
+        return self._opened.reader.samples(self.batch_size or 1, override, keep_places=keep_places)
 
     @property
     def leaves_out(self) -> str:
         """The setting by which a batch may be shorter or longer than ``batch_size``; empty where there is none."""
-        return self._epoch_reader.settings.leaves_out
+        return self._opened.reader.settings.leaves_out
 
     @checked
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
@@ -400,7 +357,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         if size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {size}")
         self.check_columns_allowed("batches()")
-        return self._epoch_reader.batches(size)
+        return self._opened.reader.batches(size)
 
     def check_columns_allowed(self, reader: str) -> None:
         """See that ``reader`` may read whole columns: all shards have the same, and no method of a subclass makes samples.
@@ -408,24 +365,13 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         Raises:
             ConfigError: it may not.
         """
-        check_columns_allowed(self, self.overrides(*SAMPLE_METHODS), reader)
-        self._check_agreement(reader)
-
-    def _check_agreement(self, reader: str) -> None:
-        if self._differ:
+        if made := self.overrides(*SAMPLE_METHODS):
             raise ConfigError(
-                f"{reader} reads whole columns, and {self._differ}; or iterate over samples, each of which has its own"
+                f"{reader} would read past {type(self).__name__}.{made[0]}(), which makes the samples: iterate over the "
+                "dataset or a DataLoader of it, or let a function of a sample do it, StreamingDataset(transform=...), which "
+                "is applied everywhere"
             )
-
-    def overrides(self, *names: str) -> tuple[str, ...]:
-        """Those of the methods ``names`` that the class of this object has from a subclass."""
-        return overridden(self, StreamingDataset, *names)
-
-    def _check_beside(self, method: str) -> None:
-        reader = self._epoch_reader
-        order = reader.sample_order.as_dict()
-        self._check_agreement(f"{method}() with it")
-        check_beside(method, self.overrides(*SAMPLE_METHODS), order, quarantine=reader.quarantine is not None)
+        self._opened.check_agreement(reader)
 
     # -- how it goes -----------------------------------------------------------------------------------------------
 
@@ -435,25 +381,15 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         :func:`~stoker.pipeline.stats.metrics.register_with_prometheus` and
         :func:`~stoker.pipeline.stats.metrics.observe_with_opentelemetry` take it as it is.
         """
-        return StreamStats.of(
-            self._epoch_reader.pool.counts,
-            self._epoch_reader.decisions,
-            execution=self._epoch_reader.executor.execution,
-        )
+        reader = self._opened.reader
+        return StreamStats.of(reader.pool.counts, reader.decisions, execution=reader.executor.execution)
 
-    # -- checks, copies, end -----------------------------------------------------------------------------------------
+    # -- end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop fetching and close all files. Iterating again opens them anew."""
-        self._epoch_reader.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._resumed_between and nothing_left_for_composer(self):
-            raise StateError(
-                "this state is of an epoch's end, so that nothing is left for Composer to read before the next epoch, and "
-                "workers that are spawned are not told of that: leave multiprocessing_context out"
-            )
-        return {**self.__dict__, "_at_hand": {}}
+        self._opened.reader.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._table.total} samples in {len(self._table)} shards at {self._streams.where}>"
+        opened = self._opened
+        return f"<{type(self).__name__} of {self.size} samples in {len(opened.table)} shards at {opened.streams.where}>"

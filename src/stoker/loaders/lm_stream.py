@@ -20,7 +20,7 @@ from stoker.concurrency.spans.recorder import Stage, span
 from stoker.errors import ConfigError, StateError
 from stoker.lazy import told
 from stoker.loaders.dataset_methods.chained import ChainMethods, tokenized
-from stoker.loaders.dataset_methods.settings import BatchSize
+from stoker.loaders.dataset_methods.opened import BatchSize
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.trainers.consumers import reads_ahead

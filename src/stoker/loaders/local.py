@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from stoker.arguments import checked
-from stoker.formats.base import ShardInfo
-from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.by_id import SamplesById
 from stoker.loaders.iterable import TorchMap
 from stoker.loaders.pickled import PickledByVersion
+from stoker.streams.streams import Stream, StreamDefaults
 
 __all__ = ["LocalDataset"]
 
@@ -34,26 +32,13 @@ class LocalDataset(SamplesById, PickledByVersion, TorchMap[Any]):
 
     @checked
     def __init__(self, local: str | os.PathLike[str], split: str | None = None) -> None:
+        # What a copy in a worker does not need, which is given an opened dataset.
+        from stoker.loaders.dataset_methods.open_dataset import open_dataset
+        from stoker.pipeline.build_order import OrderOptions
+
         self.local = local
         self.split = split or ""
-        opened = StreamingDataset(local=local, split=split or None)
-        self._streams, self._table, self._epoch_reader = opened._streams, opened._table, opened._epoch_reader
-        self._at_hand = {}
-
-    @property
-    def size(self) -> int:
-        """Number of samples."""
-        return self._table.total
-
-    @property
-    def num_samples(self) -> int:
-        """The same as ``size``."""
-        return self._table.total
-
-    @property
-    def shards(self) -> Sequence[ShardInfo]:
-        """The index's entry of each shard."""
-        return self._streams.index.shards
+        self._opened = open_dataset([Stream(local=local, split=split or None)], StreamDefaults(), OrderOptions(), {})
 
     def __len__(self) -> int:
-        return self._table.total
+        return self.size

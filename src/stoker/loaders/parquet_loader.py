@@ -10,7 +10,6 @@ from typing import Any, Literal, Unpack
 
 from stoker.arguments import check_argument, checked
 from stoker.cache.base import CacheKind
-from stoker.cache.open_cache import uses_memory
 from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.tables.open_table import find_version
 from stoker.catalog.unindexed.files_location import Files
@@ -21,7 +20,7 @@ from stoker.concurrency.spans.recorder import Stage, WaitClock, span
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import IN_READ_OPTIONS, ReadOptions
-from stoker.loaders.dataset_methods.settings import BatchSize
+from stoker.loaders.dataset_methods.opened import BatchSize
 from stoker.loaders.epoch_by_files import EpochByFiles, FilesProgress
 from stoker.loaders.iterable import WHOLE_BATCHES, TorchIterable, refuse_collating
 from stoker.loaders.protocol import CloseOnExit
@@ -165,7 +164,7 @@ class StreamingParquetLoader(EpochByFiles, CloseOnExit, TorchIterable[LMBatch]):
         self._rank_finder = DataRankFinder(world, replication, compare=read.compare_ranks)
         self._rank_finder.early_data_rank(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
-        held = uses_memory(cache)
+        held = cache == "memory"
         if format in TABLE_FORMATS:
             table, settings = find_version(format, source, format_options, storage_options)
             source, format_options = table.urls, {name: one for name, one in settings.items() if name != "hive"}

@@ -13,7 +13,7 @@ from stoker.cluster import World
 from stoker.errors import ConfigError, StateError, StokerError, TransformError
 from stoker.lazy import cached_property, told
 from stoker.loaders.dataset import StreamingDataset
-from stoker.loaders.dataset_methods.settings import BatchSize
+from stoker.loaders.dataset_methods.opened import BatchSize
 from stoker.loaders.protocol import CloseOnExit
 from stoker.loaders.shard_checkpoints import ShardCheckpoints
 from stoker.loaders.shard_sources import check_ranks_in_step, config_of, of_dataset, ranges_of

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
+from stoker.formats.base import ShardInfo
 from stoker.formats.kinds import ColumnKind, column_kinds
 from stoker.streams.streams import Streams
 
@@ -26,9 +27,15 @@ def disagreement(streams: Streams, columns: Sequence[str] | None) -> str:
     Raises:
         ConfigError: one of ``columns`` is missing somewhere.
     """
-    different = list(_different(streams))
-    if not different:
+    described = [
+        (name, info)
+        for name, location in zip(streams.names, streams.locations, strict=True)
+        for info in location.index.distinct_shards
+        if info.samples
+    ]
+    if len({id(info.spec) for _, info in described}) < 2:  # all shards have one description
         return ""
+    different = list(_different(described))
     first, others = different[0], different[1:]
     for name in columns or ():
         if not any(name in one.kinds for one in different):
@@ -64,21 +71,20 @@ class _Kinds:
     kinds: Mapping[str, ColumnKind]
 
 
-def _different(streams: Streams) -> Iterator[_Kinds]:
-    """The different sets of columns of shards that hold samples."""
-    for name, location in zip(streams.names, streams.locations, strict=True):
-        seen: set[int] = set()
-        found: list[dict[str, ColumnKind]] = []
-        for info in location.index.distinct_shards:
-            if id(info.spec) in seen or not info.samples:
-                continue
-            seen.add(id(info.spec))
-            kinds = column_kinds(info)
-            if kinds not in found:
-                found.append(kinds)
-                file = info.raw[0] if info.raw else None
-                shard = "its shards" if file is None else file.part.key if file.part is not None else file.basename
-                yield _Kinds(name, shard, kinds)
+def _different(described: Iterable[tuple[str, ShardInfo]]) -> Iterator[_Kinds]:
+    """The different sets of columns of shards, of each stream."""
+    seen: set[int] = set()
+    found: list[tuple[str, dict[str, ColumnKind]]] = []
+    for name, info in described:
+        if id(info.spec) in seen:
+            continue
+        seen.add(id(info.spec))
+        kinds = column_kinds(info)
+        if (name, kinds) not in found:
+            found.append((name, kinds))
+            file = info.raw[0] if info.raw else None
+            shard = "its shards" if file is None else file.part.key if file.part is not None else file.basename
+            yield _Kinds(name, shard, kinds)
 
 
 def _differing(

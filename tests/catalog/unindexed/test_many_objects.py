@@ -73,7 +73,7 @@ def test_arrays_mean_what_a_description_of_each_means(
         many = open_all(options, tmp_path / "many")
         monkeypatch.setattr(module, "MANY", 10 * COUNT)
         each = open_all(options, tmp_path / "each")
-        (one,), (other,) = many._streams.locations, each._streams.locations
+        (one,), (other,) = many._opened.streams.locations, each._opened.streams.locations
         assert isinstance(one.index.shards, ObjectShards)
         assert not isinstance(other.index.shards, ObjectShards)
         assert list(one.index.shards) == list(other.index.shards) == [one.index.shards[n] for n in range(COUNT)]
@@ -142,7 +142,7 @@ def test_objects_that_were_replaced_leave_the_cache(monkeypatch: pytest.MonkeyPa
         dataset = open_all(options, tmp_path / "cache")
         for _ in dataset.batches():
             pass
-        (location,) = dataset._streams.locations
+        (location,) = dataset._opened.streams.locations
         assert len([*location.cache.root.rglob("*.bin")]) == 200
         listing = Store.list
         monkeypatch.setattr(Store, "list", lambda self, *args: (one for one in listing(self, *args) if one.size != -1))

@@ -85,23 +85,28 @@ def test_arguments_are_attributes_that_can_not_be_changed(root: Path) -> None:
     dataset = both(root, **given)
     assert {name: getattr(dataset, name) for name in given} == given
     assert (dataset.partition_algo, dataset.cache_limit) == (None, None)
-    dataset.shuffle_seed = 5  # type: ignore[misc]
+    dataset.shuffle_seed = 5  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"shuffle_seed tells of the open dataset.*give it to the constructor"):
-        dataset.shuffle_seed = 6  # type: ignore[misc]
+        dataset.shuffle_seed = 6  # type: ignore[assignment]
     with pytest.raises(
         ConfigError, match=r"columns tells of the open dataset.*call an attribute of your own otherwise"
     ):
         dataset.columns = ("mine",)  # type: ignore[misc]
 
 
+def test_attributes_have_docstrings_of_their_own() -> None:
+    assert StreamingDataset.shuffle_algo.__doc__ == "Name of the shuffle."
+    assert StreamingDataset.num_shards.__doc__ == "Number of shards, all streams together."
+
+
 class Noted(StreamingDataset):
     """Sets attributes before and after the dataset is open."""
 
     def __init__(self, *, note: str, shuffle: bool, **options: Any) -> None:
-        self.shuffle = not shuffle  # type: ignore[misc]
+        self.shuffle = not shuffle  # type: ignore[assignment]
         self.note = note
         super().__init__(shuffle=shuffle, **options)
-        self.shuffle = shuffle  # type: ignore[misc]
+        self.shuffle = shuffle  # type: ignore[assignment]
 
 
 def test_a_subclass_may_set_what_it_gave_to_the_constructor(root: Path) -> None:
@@ -330,6 +335,7 @@ def test_a_writer_tells_its_settings_and_ends_a_shard(tmp_path: Path) -> None:
 
 def test_a_local_dataset_is_read_by_id(root: Path) -> None:
     dataset = LocalDataset(root / "a", split="train")
+    assert not hasattr(dataset, "ids_of")  # it has no order
     assert len(dataset) == dataset.size == dataset.num_samples == 100
     assert sum(shard.samples for shard in dataset.shards) == 100
     assert dataset[7] == dataset[np.int64(7)] == dataset[-93] == {"id": 7}

@@ -1,54 +1,54 @@
-"""Attributes of a dataset that tell of its data and settings, by the names that mosaicml-streaming gives them."""
+"""Attributes and methods of a dataset for programs that were written for mosaicml-streaming, by the names it gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.formats.base import ShardInfo
-from stoker.index.concat_index import ConcatIndex
-from stoker.index.index import Index
 from stoker.lazy import shadowed
-from stoker.loaders.dataset_methods.overrides import SAMPLE_METHODS
-from stoker.order.global_batches import Remainder
-from stoker.order.shuffle.shard_table import ShardTable
-from stoker.pipeline.epoch_reader import EpochReader
-from stoker.streams.streams import Stream, Streams
+from stoker.loaders.dataset_methods.opened import SAMPLE_METHODS, DatasetBase, Told
+from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
 
-__all__ = ["DatasetAttributes"]
+__all__ = ["GIVEN", "DatasetAttributes"]
+
+GIVEN: Final = (
+    "allow_unsafe_types",
+    "batch_size",
+    "batching_method",
+    "cache_limit",
+    "epoch_size",
+    "num_canonical_nodes",
+    "partition_algo",
+    "predownload",
+    "remainder",
+    "replication",
+    "sampling_granularity",
+    "sampling_method",
+    "shuffle",
+    "shuffle_algo",
+    "shuffle_block_size",
+    "shuffle_seed",
+    "streams",
+)
+"""Arguments of the constructor that are attributes, too."""
 
 _ABSENT: Final = object()
 # Those that mosaicml-streaming has as properties, or not at all.
 _OF_THE_CLASS: Final = ("cache_usage", "epoch_reader", "leaves_out", "next_epoch", "size", "states_loaded")
 
 
-def is_subclass(dataset: object) -> bool:
-    """Whether the class of a dataset is somebody's own, which may have attributes of its own."""
-    return not type(dataset).__module__.startswith("stoker.")
-
-
-class DatasetAttributes:
+class DatasetAttributes(DatasetBase):
     """Base of a dataset: what may be read of it, and not set. They cost nothing where nobody asks."""
-
-    _streams: Streams
-    _table: ShardTable
-    _epoch_reader: EpochReader
-    _given: dict[str, Any]
-    _remainder: Remainder
-
-    def overrides(self, *names: str) -> tuple[str, ...]:
-        """Those of the methods ``names`` that the class of this object has from a subclass."""
-        raise NotImplementedError
 
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
             found = getattr(type(self), name, None)
-            fixed = isinstance(found, shadowed) and not is_subclass(self)
+            own = not type(self).__module__.startswith("stoker.")  # which may have attributes of its own
+            fixed = isinstance(found, shadowed) and not own
             if fixed or (isinstance(found, property) and found.fset is None):
                 self._check_same(name, value)
             else:
@@ -61,10 +61,11 @@ class DatasetAttributes:
         Raises:
             ConfigError: it would.
         """
-        given = self.__dict__.get("_given", {})
-        if not given and name not in _OF_THE_CLASS:
+        opened = self.__dict__.get("_opened")
+        if opened is None and name not in _OF_THE_CLASS:
             return
-        for known in (getattr(self, name), given.get(name, _ABSENT)) if given else ():
+        given = {} if opened is None else opened.given
+        for known in () if opened is None else (getattr(self, name), given.get(name, _ABSENT)):
             if value is known or (
                 isinstance(value, str | int | float) and type(known) is type(value) and value == known
             ):
@@ -74,104 +75,62 @@ class DatasetAttributes:
             + ("give it to the constructor" if name in given else "call an attribute of your own otherwise")
         )
 
-    def __reversed__(self) -> NoReturn:
-        # Python's own would read by id, from the length of this rank's part.
-        raise ConfigError(
-            f"a {type(self).__name__} is read forwards: for all samples by id, last one first, write "
-            "(dataset[number] for number in range(dataset.size - 1, -1, -1))"
-        )
-
-    # -- samples and shards ----------------------------------------------------------------------------------------
+    shuffle = Told[bool](
+        "Whether samples are shuffled. It is not a method: the constructor takes ``shuffle=`` and ``shuffle_seed=``."
+    )
+    shuffle_algo = Told[str]("Name of the shuffle.")
+    shuffle_seed = Told[int]("Seed of the shuffle, as given; a loaded state of mosaicml-streaming brings its own.")
+    shuffle_block_size = Told[int | None]("Samples in a shuffle block, as given.")
+    sampling_method = Told[str]('``"balanced"`` or ``"fixed"``.')
+    sampling_granularity = Told[int]("Samples that fixed sampling takes from one shard at a time.")
+    batching_method = Told[str]("The method by which streams are mixed in batches.")
+    partition_algo = Told[str | None]("The partition of mosaicml-streaming, as given.")
+    replication = Told[Any]("The ranks that read the same samples, as given.")
+    num_canonical_nodes = Told[int | None](
+        "Parts that a shuffle cuts the data into; ``None`` where the world in which the epoch begins decides.",
+        lambda opened: opened.order.get("num_canonical_nodes", opened.given["num_canonical_nodes"]),
+    )
+    allow_unsafe_types = Told(
+        "Whether columns are decoded whose decoding can run code from the data.",
+        lambda opened: opened.reader.pool.options.allow_unsafe_types,
+    )
+    cache_limit = Told("Bytes that all caches together may take.", lambda opened: opened.streams.limit)
+    epoch_size = Told("Samples in an epoch, over all ranks.", lambda opened: opened.reader.sample_order.epoch_size)
+    streams = Told(
+        "The streams, as they were given; of a dataset without ``streams=``, the one that it made.",
+        lambda opened: opened.streams.streams,
+    )
+    num_streams = Told("Number of streams.", lambda opened: len(opened.streams))
+    num_shards = Told("Number of shards, all streams together.", lambda opened: len(opened.table))
+    samples_per_shard = Told("Samples in each shard; int64.", lambda opened: opened.table.sizes)
+    samples_per_stream = Told[Ids](
+        "Samples in each stream; int64.", lambda opened: np.diff(opened.streams.sample_offsets)
+    )
+    shards_per_stream = Told[Ids]("Shards of each stream; int64.", lambda opened: np.diff(opened.streams.shard_offsets))
+    sample_offset_per_shard = Told[Ids](
+        "Id of each shard's first sample; int64.", lambda opened: opened.table.starts[:-1]
+    )
+    sample_offset_per_stream = Told[Ids](
+        "Id of each stream's first sample; int64.", lambda opened: opened.streams.sample_offsets[:-1]
+    )
+    shard_offset_per_stream = Told[Ids](
+        "Number of each stream's first shard; int64.", lambda opened: opened.streams.shard_offsets[:-1]
+    )
+    stream_per_shard = Told[Ids](
+        "Number of each shard's stream; int64.",
+        lambda opened: np.repeat(np.arange(len(opened.streams)), np.diff(opened.streams.shard_offsets)),
+    )
 
     @property
-    def size(self) -> int:
-        """Number of samples in the dataset, all streams together, subsets not considered."""
-        return self._table.total
-
-    @property
-    def num_samples(self) -> int:
-        """The same as ``size``."""
-        return self._table.total
-
-    @property
-    def num_shards(self) -> int:
-        """Number of shards, all streams together."""
-        return len(self._table)
-
-    @property
-    def num_streams(self) -> int:
-        """Number of streams."""
-        return len(self._streams)
+    def predownload(self) -> int:
+        """Samples ahead of the current one whose shards are fetched."""
+        amounts, batch_size = self._opened.reader.settings.amounts, self._opened.given["batch_size"]
+        return amounts.lookahead(batch_size or 1) if amounts.predownload is None else amounts.predownload
 
     @property
     def length(self) -> int:
         """The same as ``len``."""
         return len(self)  # type: ignore[arg-type]
-
-    @property
-    def epoch_size(self) -> int:
-        """Number of samples in an epoch, over all ranks."""
-        return self._epoch_reader.sample_order.epoch_size
-
-    @property
-    def shards(self) -> Sequence[ShardInfo]:
-        """The index's entry of each shard: ``samples``, ``size`` in bytes, files."""
-        return self._streams.index.shards
-
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        """The streams, as they were given; of a dataset without ``streams=``, the one that it made."""
-        return self._streams.streams
-
-    @shadowed
-    def stream_names(self) -> tuple[str, ...]:
-        """Names of the streams, all different."""
-        return self._streams.names
-
-    @property
-    def samples_per_shard(self) -> Ids:
-        """Number of samples in each shard; int64, shape ``(num_shards,)``."""
-        return self._table.sizes
-
-    @property
-    def sample_offset_per_shard(self) -> Ids:
-        """Id of each shard's first sample; int64, shape ``(num_shards,)``."""
-        return self._table.starts[:-1]
-
-    @property
-    def samples_per_stream(self) -> Ids:
-        """Number of samples in each stream; int64, shape ``(num_streams,)``."""
-        return np.diff(self._streams.sample_offsets)
-
-    @property
-    def sample_offset_per_stream(self) -> Ids:
-        """Id of each stream's first sample; int64, shape ``(num_streams,)``."""
-        return self._streams.sample_offsets[:-1]
-
-    @property
-    def shards_per_stream(self) -> Ids:
-        """Number of shards in each stream; int64, shape ``(num_streams,)``."""
-        return np.diff(self._streams.shard_offsets)
-
-    @property
-    def shard_offset_per_stream(self) -> Ids:
-        """Number of each stream's first shard; int64, shape ``(num_streams,)``."""
-        return self._streams.shard_offsets[:-1]
-
-    @property
-    def stream_per_shard(self) -> Ids:
-        """Number of each shard's stream; int64, shape ``(num_shards,)``."""
-        return np.repeat(np.arange(self.num_streams), self.shards_per_stream)
-
-    @shadowed
-    def index(self) -> Index | ConcatIndex:
-        """The index of all shards."""
-        return self._streams.index
-
-    @shadowed
-    def remainder(self) -> Remainder:
-        """Treatment of ranks whose parts of an epoch do not end together."""
-        return self._remainder
 
     @property
     def transform(self) -> Any:
@@ -182,7 +141,7 @@ class DatasetAttributes:
         """
         if "transform" in self.__dict__:  # a subclass's
             return self.__dict__["transform"]
-        return self._epoch_reader.settings.transform
+        return self._opened.reader.settings.transform
 
     @transform.setter
     def transform(self, function: Any) -> None:
@@ -192,8 +151,6 @@ class DatasetAttributes:
                 "transform=..., or override __getitem__ to call it"
             )
         self.__dict__["transform"] = function
-
-    # -- the cache -------------------------------------------------------------------------------------------------
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
         """Fetch a shard into the cache, if it is not there.
@@ -206,8 +163,7 @@ class DatasetAttributes:
             IndexError: there is no such shard.
             StorageError, CorruptDataError: it can not be fetched.
         """
-        self._check_shard(shard_id)
-        pool = self._epoch_reader.pool
+        pool = self._pool_with(shard_id)
         if blocking:
             pool.get(shard_id)
         else:
@@ -220,99 +176,21 @@ class DatasetAttributes:
             IndexError: there is no such shard.
             ConfigError: it is read where it lies, with nowhere to fetch it from.
         """
-        self._check_shard(shard_id)
-        pool = self._epoch_reader.pool
-        cache = pool.cache_of(shard_id)
+        pool = self._pool_with(shard_id)
+        cache, shard = pool.cache_of(shard_id), pool.index.shards[shard_id]
         if cache.store is None:
-            raise ConfigError(
-                f"{cache.describe(self.shards[shard_id])} is no copy in a cache: there is nothing to evict"
-            )
+            raise ConfigError(f"{cache.describe(shard)} is no copy in a cache: there is nothing to evict")
         pool.done_with(shard_id, close=True)
-        cache.evict(self.shards[shard_id])
+        cache.evict(shard)
 
     @property
     def cache_usage(self) -> int:
         """Bytes that the raw files of this dataset's shards take in the caches now; looks at each file."""
-        roots = {location.cache.root: location for location in self._streams.locations}.values()
+        roots = {location.cache.root: location for location in self._opened.streams.locations}.values()
         return sum(location.cache.used(location.index.shards) for location in roots)
 
-    def _check_shard(self, shard_id: int) -> None:
-        if not 0 <= shard_id < self.num_shards:
-            raise IndexError(f"shard {shard_id} is not in a dataset of {self.num_shards} shards")
-
-    # -- arguments of the constructor ------------------------------------------------------------------------------
-
-    @property
-    def predownload(self) -> int:
-        """Samples ahead of the current one whose shards are fetched."""
-        reader = self._epoch_reader
-        found: int | None = reader.settings.amounts.predownload
-        return reader.settings.amounts.lookahead(self._given["batch_size"] or 1) if found is None else found
-
-    @property
-    def cache_limit(self) -> int | None:
-        """Bytes that all caches together may take."""
-        return self._streams.limit
-
-    @property
-    def num_canonical_nodes(self) -> int | None:
-        """Parts that a shuffle cuts the data into; ``None`` where the world in which the epoch begins decides."""
-        found: int | None = self._order_settings.get("num_canonical_nodes", self._given["num_canonical_nodes"])
-        return found
-
-    @property
-    def shuffle(self) -> bool:
-        """Whether samples are shuffled. It is not a method: the constructor takes ``shuffle=`` and ``shuffle_seed=``."""
-        return bool(self._given["shuffle"])
-
-    @property
-    def shuffle_algo(self) -> str:
-        """Name of the shuffle."""
-        return str(self._given["shuffle_algo"])
-
-    @property
-    def shuffle_seed(self) -> int:
-        """Seed of the shuffle that was given; a loaded state of mosaicml-streaming brings its own."""
-        return int(self._given["shuffle_seed"])
-
-    @property
-    def shuffle_block_size(self) -> int | None:
-        """Samples in a shuffle block, as given."""
-        found: int | None = self._given["shuffle_block_size"]
-        return found
-
-    @property
-    def sampling_method(self) -> str:
-        """``"balanced"`` or ``"fixed"``."""
-        return str(self._given["sampling_method"])
-
-    @property
-    def sampling_granularity(self) -> int:
-        """Samples that fixed sampling takes from one shard at a time."""
-        return int(self._given["sampling_granularity"])
-
-    @property
-    def batching_method(self) -> str:
-        """The method by which streams are mixed in batches."""
-        return str(self._given["batching_method"])
-
-    @property
-    def partition_algo(self) -> str | None:
-        """The partition of mosaicml-streaming, as given."""
-        found: str | None = self._given["partition_algo"]
-        return found
-
-    @property
-    def allow_unsafe_types(self) -> bool:
-        """Whether columns are decoded whose decoding can run code from the data."""
-        return self._epoch_reader.pool.options.allow_unsafe_types
-
-    @property
-    def replication(self) -> Any:
-        """The ranks that read the same samples, as given."""
-        return self._given["replication"]
-
-    @property
-    def _order_settings(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._epoch_reader.sample_order.as_dict()["order"]
-        return found
+    def _pool_with(self, shard_id: int) -> ShardPool:
+        pool = self._opened.reader.pool
+        if not 0 <= shard_id < len(pool.index):
+            raise IndexError(f"shard {shard_id} is not in a dataset of {len(pool.index)} shards")
+        return pool

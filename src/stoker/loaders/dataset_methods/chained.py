@@ -9,59 +9,59 @@ from typing import Any, Self
 
 from stoker.errors import ConfigError
 from stoker.lazy import shadowed, told
-from stoker.pipeline.epoch_reader import EpochReader
+from stoker.loaders.dataset_methods.opened import SAMPLE_METHODS, DatasetBase
 from stoker.pipeline.joins.other_dataset import OtherDataset
 from stoker.reading.chain import Chain, as_chain
 from stoker.reading.step_methods import OtherSource, StepMethods
 from stoker.reading.steps import Step, TokenizeColumn
-from stoker.streams.streams import Streams
 
 
-class ChainMethods(StepMethods, OtherSource):
+class ChainMethods(StepMethods, OtherSource, DatasetBase):
     """Base of a dataset: methods that add a step to what makes its samples, and by which it comes beside another one."""
-
-    _epoch_reader: EpochReader
-    _streams: Streams
 
     @shadowed
     def chain(self) -> Chain:
         """The functions that make the samples: those of ``transform=``, and of the methods that were called since."""
-        return as_chain(self._epoch_reader.settings.transform)
+        return as_chain(self._opened.reader.settings.transform)
 
     def _and(self, step: Step) -> Self:
         if step.other is not None:
-            self._check_agreement(step.told)
+            self._opened.check_agreement(step.told)
         return self._with(Chain((*told(self, "chain").steps, step)))
 
     def as_other(self, method: str) -> OtherDataset:
         """See the base class."""
-        self._check_beside(method)
-        reader = self._epoch_reader
+        self._opened.check_agreement(f"{method}() with it")
+        reader = self._opened.reader
+        if made := self.overrides(*SAMPLE_METHODS):
+            raise ConfigError(
+                f"{method}() would read past {made[0]}() of the other dataset's class, which makes its samples: let a "
+                "function of a sample do it, StreamingDataset(transform=...)"
+            )
+        subset = any("subset" in stream for stream in reader.sample_order.as_dict()["streams"].values())
+        if subset or reader.quarantine is not None:
+            raise ConfigError(
+                f"{method}() takes samples of all of the other dataset, which has {'subset' if subset else 'quarantine'}=: "
+                "leave it out there, and choose samples of this one"
+            )
         unfit = next((step for step in told(self, "chain").steps if not step.makes_one), None)
         if unfit is not None:
             raise ConfigError(
                 f"{method}() takes a sample of the other dataset for each of this one, and its {unfit.told} does not give "
                 f"one for each, or needs a batch or an order: call it after {method}()"
             )
-        return OtherDataset(self._streams, reader.pool, reader.settings)
-
-    def _check_agreement(self, reader: str) -> None:
-        """See that all shards have the same columns, which ``reader`` reads."""
-        raise NotImplementedError
-
-    def _check_beside(self, method: str) -> None:
-        """See that all samples of this dataset can come beside those of another."""
-        raise NotImplementedError
+        return OtherDataset(self._opened.streams, reader.pool, reader.settings)
 
     def _with(self, chain: Chain) -> Self:
-        reader = self._epoch_reader
+        reader = self._opened.reader
         if reader.begun:
             raise ConfigError(
                 f"this {type(self).__name__} has begun an epoch or loaded a state, and a further step gives a dataset that "
                 "begins anew: call map(), filter() and other steps first, then iterate or load the state"
             )
         made = copy.copy(self)
-        made._epoch_reader = reader.with_settings(replace(reader.settings, transform=chain))
+        settings = replace(reader.settings, transform=chain)
+        made._opened = replace(self._opened, reader=reader.with_settings(settings))
         return made
 
 
@@ -83,6 +83,6 @@ def tokenized(
         ConfigError: the dataset is in the middle of an epoch.
     """
     chain = told(dataset, "chain")
-    if dataset._epoch_reader.settings.bad_samples is None or chain.has("batch_map"):
+    if dataset.epoch_reader.settings.bad_samples is None or chain.has("batch_map"):
         return None
     return dataset._with(Chain((*chain.steps, TokenizeColumn("tokenizer of an LMStream", tokenize, column, limit))))

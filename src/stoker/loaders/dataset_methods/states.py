@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from stoker.arguments import check_argument, checked
-from stoker.loaders.dataset_methods.overrides import asked_by_loader, loader_state
-from stoker.loaders.trainers.composer_progress import ended_by_composer
+from stoker.cluster import World
+from stoker.errors import ConfigError, StateError
+from stoker.loaders.dataset_methods.opened import BatchSize, DatasetBase
+from stoker.loaders.trainers.consumers import ended_by_composer, nothing_left_for_composer
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import EpochPosition
-from stoker.pipeline.epoch_reader import EpochReader
+from stoker.types import Ids
+
+logger = logging.getLogger(__name__)
+
+# The dataset whose overridden state_dict() a loader calls, the state that the loader has counted, and the samples it gives.
+_counted: ContextVar[tuple[object, Mapping[str, Any], int] | None] = ContextVar("_counted", default=None)
 
 
-class DatasetStates:
-    """Base of a dataset: its states, and the epoch that comes next."""
+class DatasetStates(DatasetBase):
+    """Base of a dataset: its epochs, which comes next, and its states."""
 
-    _epoch_reader: EpochReader
-    batch_size: int | None
-    """Samples in a batch of a rank; ``None`` counts as 1."""
+    batch_size = BatchSize()
     _resumed_between = False
     """Whether the state that was loaded last is of the end of an epoch, and so of the beginning of the next."""
-
-    def overrides(self, *names: str) -> tuple[str, ...]:
-        """Those of the methods ``names`` that the class of this object has from a subclass."""
-        raise NotImplementedError
 
     @property
     def next_epoch(self) -> int:
         """Number of the epoch that the next iteration delivers."""
-        return self._epoch_reader.upcoming().epoch
+        return self._opened.reader.upcoming().epoch
 
     @checked
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
@@ -45,11 +48,20 @@ class DatasetStates:
             StateError: without ``num_samples``, where DataLoader workers iterate, or two iterations take turns, or this rank
                 has ended an epoch of which other ranks have more (``remainder="uneven"``).
         """
-        counted = loader_state(self, num_samples)
-        if counted is not None:
-            return counted
+        counted = _counted.get()
+        if counted is not None and counted[0] is self:
+            _, state, samples = counted
+            if num_samples != samples:  # samples of the dataset are counted, however collate_fn packs them
+                logger.warning(
+                    "state_dict() of %s asks for the state after %s samples; the loader has delivered %d, counted before "
+                    "collate_fn, and that is where its state is",
+                    type(self).__name__,
+                    num_samples,
+                    samples,
+                )
+            return dict(state)
         ended = num_samples == 0 and from_beginning and ended_by_composer(self)
-        return self._epoch_reader.state(self.batch_size or 1, num_samples, from_beginning=from_beginning, ended=ended)
+        return self._opened.reader.state(self.batch_size or 1, num_samples, from_beginning=from_beginning, ended=ended)
 
     def state_for_loader(self, state: dict[str, Any], samples: int) -> dict[str, Any]:
         """A state that a loader has counted, as a subclass that overrides :meth:`state_dict` gives it.
@@ -60,8 +72,11 @@ class DatasetStates:
         """
         if not self.overrides("state_dict"):
             return state
-        with asked_by_loader(self, state, samples):
+        token = _counted.set((self, state, samples))
+        try:
             return self.state_dict(samples, False)
+        finally:
+            _counted.reset(token)
 
     def state_after(self, start: EpochPosition, batches: int, *, ended: bool = False) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
@@ -74,11 +89,11 @@ class DatasetStates:
         Raises:
             StateError: it has ended, and other ranks have more.
         """
-        return self._epoch_reader.state_after(start, batches, self.batch_size or 1, ended=ended)
+        return self._opened.reader.state_after(start, batches, self.batch_size or 1, ended=ended)
 
     def plan(self, start: EpochPosition) -> Plan:
         """This rank's batches from ``start`` to the end of its epoch."""
-        return self._epoch_reader.plan(start, self.batch_size or 1)
+        return self._opened.reader.plan(start, self.batch_size or 1)
 
     def compare_ranks(self, start: EpochPosition, left: int) -> None:
         """See that all ranks read the same from ``start`` on; see :class:`~stoker.formats.base.ReadOptions`.
@@ -87,17 +102,17 @@ class DatasetStates:
             start: where an iteration begins.
             left: batches that were delivered in the one before.
         """
-        reader = self._epoch_reader
+        reader = self._opened.reader
         reader.compare_ranks(start, reader.data_rank(self.batch_size or 1), left)
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
-        return self._epoch_reader.upcoming()
+        return self._opened.reader.upcoming()
 
     @property
     def states_loaded(self) -> int:
         """Number of states that were loaded into this object. Each ends the iterations that were running."""
-        return self._epoch_reader.loads
+        return self._opened.reader.loads
 
     def check_alone(self) -> None:
         """Check that only this object delivers, so that it knows how far it is.
@@ -105,7 +120,7 @@ class DatasetStates:
         Raises:
             StateError: copies in other processes, such as workers of a DataLoader, have begun to iterate.
         """
-        self._epoch_reader.check_alone()
+        self._opened.reader.check_alone()
 
     def load_state_dict(self, state: Mapping[str, Any], *, change_streams: bool = False) -> None:
         """Make the next iteration resume where ``state`` was taken. One that is running ends with a ``StateError``.
@@ -122,7 +137,7 @@ class DatasetStates:
         change_streams = check_argument(
             f"{type(self).__name__}.load_state_dict", "change_streams", bool, change_streams
         )
-        self._epoch_reader.load(state, self.batch_size, change_streams=change_streams)
+        self._opened.reader.load(state, self.batch_size, change_streams=change_streams)
         self._resumed_between = self.upcoming() == self.upcoming().epoch_begin()
 
     @checked
@@ -139,4 +154,61 @@ class DatasetStates:
         Raises:
             ConfigError: there is no such epoch.
         """
-        self._epoch_reader.set_epoch(epoch)
+        self._opened.reader.set_epoch(epoch)
+
+    @checked
+    def ids_of(
+        self,
+        step: int,
+        rank: int | None = None,
+        epoch: int | None = None,
+        *,
+        since_resume: bool = False,
+        world_size: int | World | None = None,
+        batch_size: int | None = None,
+    ) -> Ids:
+        """The ids of the samples in a batch of any rank, epoch and world, from the order alone: nothing is read.
+
+        They are those that the world delivers with these settings; whether one is bad shows when it is read. What a wrapper
+        of a trainer divides once more (``dispatch_batches``), or a sampler or a subclass's own ``__iter__`` changes, is not
+        in it.
+
+        >>> dataset.ids_of(340)                # doctest: +SKIP
+        >>> dataset.where(dataset.ids_of(340, rank=2)[0])  # doctest: +SKIP
+
+        Args:
+            step: number of the batch, from 0, counted from the epoch's beginning in batches of this world, as ``SkipSteps``
+                counts.
+            rank: of those that read different samples; default: all, one after the other.
+            epoch: number of the epoch; default: the one that was begun last, or that the next iteration begins.
+            since_resume: count ``step`` from where the iteration of that epoch began: after a resume, where the state was
+                taken.
+            world_size: how many ranks read different samples, of another run of these settings, which would begin or resume
+                where this one did. Where the order depends on nodes, they have as many ranks as here; or give a
+                :class:`~stoker.cluster.world.World`, whose ``local_world_size`` says it. Default: this world.
+            batch_size: of each rank of it; default: that of this dataset.
+
+        Returns:
+            int64, shape ``(batch_size,)``, or ``(ranks * batch_size,)`` without ``rank``; fewer in an epoch's last batch.
+
+        Raises:
+            ConfigError: there is no such step, rank or epoch, or no such number after a resume with other global batches.
+        """
+        if step < 0 or (epoch is not None and epoch < 0):
+            raise ConfigError(f"step and epoch are numbered from 0, got step={step}, epoch={epoch}")
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        size = batch_size or self.batch_size or 1
+        return self._opened.reader.step(step, rank, epoch, size, world_size, since_resume=since_resume).ids
+
+    def nothing_left(self) -> bool:
+        """Whether Composer resumes at the end of an epoch, so that nothing is left to read before the next one."""
+        return self._resumed_between and nothing_left_for_composer(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.nothing_left():
+            raise StateError(
+                "this state is of an epoch's end, so that nothing is left for Composer to read before the next epoch, and "
+                "workers that are spawned are not told of that: leave multiprocessing_context out"
+            )
+        return {**self.__dict__}
