@@ -31,6 +31,7 @@ PAGES = {
     "SkipIds": "order/subsets",
     "SkipSteps": "lineage",
     "StokerError": "errors",
+    "Step": "chains",
     "Stream": "order/mixing",
     "StreamStats": "statistics",
     "StreamingConfig": "shard_loader",

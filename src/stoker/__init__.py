@@ -19,6 +19,7 @@ What is read, and how:
     Video                   a video that is decoded by clip
     Audio                   a sound that is decoded by clip
     Chain                   functions of a sample, with random numbers that belong to it
+    Step                    base of a step of a chain of your own
     BadSamples              what becomes of bad samples, how many there may be, where they are listed
     Where                   samples whose column fulfils a condition
     HashSplit               a fraction of the samples, by a hash of their ids
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from stoker.pipeline.workers.config import StreamingConfig as StreamingConfig
     from stoker.reading.bad_samples import BadSamples as BadSamples
     from stoker.reading.chain import Chain as Chain
+    from stoker.reading.steps import Step as Step
     from stoker.streams.conditions import Where as Where
     from stoker.streams.quarantine import SkipSteps as SkipSteps
     from stoker.streams.streams import Stream as Stream
@@ -125,6 +127,7 @@ _MODULES: Final = {
     "SkipIds": "stoker.streams.subsets",
     "SkipSteps": "stoker.streams.quarantine",
     "StokerError": "stoker.errors",
+    "Step": "stoker.reading.steps",
     "Stream": "stoker.streams.streams",
     "StreamStats": "stoker.pipeline.stats.stats",
     "StreamingConfig": "stoker.pipeline.workers.config",
@@ -146,18 +149,7 @@ _MODULES: Final = {
     "verify": "stoker.inspection",
 }
 
-_SUBMODULES: Final = (
-    "compat",
-    "errors",
-    "image",
-    "media",
-    "partitions",
-    "steps",
-    "testing",
-    "tokens",
-    "util",
-    "writers",
-)
+_SUBMODULES: Final = ("compat", "errors", "image", "media", "partitions", "testing", "tokens", "util", "writers")
 
 _MOVED: Final = {
     **dict.fromkeys(

@@ -12,9 +12,17 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from stoker import BadSamples, MDSWriter, ReadOptions, StreamingConfig, StreamingDataset, StreamingShardLoader, World
+from stoker import (
+    BadSamples,
+    MDSWriter,
+    ReadOptions,
+    Step,
+    StreamingConfig,
+    StreamingDataset,
+    StreamingShardLoader,
+    World,
+)
 from stoker.errors import ConfigError, StateError
-from stoker.steps import LEFT_OUT, Generators, SamplePlace, Step
 
 SAMPLES: Final = 300
 KEYS: Final = tuple(number % 7 for number in range(SAMPLES))
@@ -41,8 +49,8 @@ class Cap(Step):
     kind = "cap"
     by_place = drops = True
 
-    def apply_at(self, sample: Any, place: SamplePlace, generators: Generators) -> Any:
-        return sample if place.number in kept_of(place.epoch, self.most) else LEFT_OUT
+    def apply_at(self, sample: Any, place: Any, generators: Any) -> Any:
+        return sample if place.number in kept_of(place.epoch, self.most) else self.LEFT_OUT
 
     @property
     def told(self) -> str:

@@ -324,7 +324,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
         return self._samples_of_epoch(keep_places=False)
 
     def samples_in_places(self) -> Iterator[Any]:
-        """The same for a DataLoader, with :data:`~stoker.reading.apply_chain.LEFT_OUT` for each that is left out."""
+        """The same for a DataLoader, with :data:`~stoker.reading.steps.LEFT_OUT` for each that is left out."""
         return self._samples_of_epoch(keep_places=True)
 
     def _samples_of_epoch(self, *, keep_places: bool) -> Iterator[Any]:

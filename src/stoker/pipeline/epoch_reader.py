@@ -157,7 +157,7 @@ class EpochReader(RankEpochs):
         Args:
             batch_size: of this rank.
             override: changes samples as they are made, given their ids.
-            keep_places: whether :data:`~stoker.reading.apply_chain.LEFT_OUT` stands for each bad sample that is left out.
+            keep_places: whether :data:`~stoker.reading.steps.LEFT_OUT` stands for each bad sample that is left out.
         """
         skip, progress, pipeline = self._start(batch_size, by_sample=True, override=override)
         alone = LoaderWorker.detect().token is None and self._ranks == 1 and self._division is None

@@ -80,7 +80,7 @@ def check_by_id(settings: EpochReaderSettings) -> None:
     Raises:
         ConfigError: a step needs a batch or a position, or may not make one sample of one.
     """
-    unfit = next((step for step in settings.steps if not step.makes_one), None)
+    unfit = next((step for step in settings.all_steps if not step.makes_one), None)
     if unfit is not None:
         # Its first steps were made one, which nobody wrote.
         unfit = next((step for step in as_chain(settings.transform).steps if not step.makes_one), unfit)

@@ -128,7 +128,7 @@ class Pipeline:
         self._is_full = False
 
     def sample_runs(self) -> Iterator[SampleRun]:
-        """The samples in order; :data:`~stoker.reading.apply_chain.LEFT_OUT` for each that is left out."""
+        """The samples in order; :data:`~stoker.reading.steps.LEFT_OUT` for each that is left out."""
         if self._one_by_one:
             return (self._settle.overridden(chunk, run) for chunk, run in self._chunks(self._iterate))
         return map(self._settle.samples, self._chunks(self._work))

@@ -122,7 +122,7 @@ def _torch_generator(digest: bytes, place: SamplePlace) -> Any:
 def _several(
     sample: Any, steps: Sequence[Step], epoch: int, place: tuple[int, int, int, int], generators: Generators
 ) -> Any:
-    """What a chain makes of a sample, where that may be several. Samples keep their numbers when others are dropped."""
+    """The result of a chain for a sample, which may be several samples. These keep their numbers when others are dropped."""
     flat, dropped = isinstance(sample, SeveralSamples), 0
     items: list[tuple[int, Any]] = [(0, sample)]
     if isinstance(sample, SeveralSamples):

@@ -1,4 +1,4 @@
-"""What a chain needs of the stored columns, and of other datasets, before its first function."""
+"""The columns that a chain needs of those that are stored, and of other datasets, before its first function."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Rows(Protocol):
 
     @property
     def table(self) -> ShardTable:
-        """Where the ids of each shard begin."""
+        """Its shards, with where the ids of each begin."""
         ...
 
     @property

@@ -123,6 +123,7 @@ class Step:
 
     Attributes:
         name: names it in states, messages and for random numbers.
+        LEFT_OUT, TO_REPLACE: stand for a sample that is dropped, or whose place another takes.
         kind: the method of a chain that adds it.
         calls: whether it takes samples one by one, by :meth:`apply`; otherwise columns or a sample, by :meth:`change`.
         by_place: whether it is given the place of the sample, too, and generators of random numbers: :meth:`apply_at`.
@@ -138,6 +139,8 @@ class Step:
 
     name: str
 
+    LEFT_OUT: ClassVar[LeftOut] = LEFT_OUT
+    TO_REPLACE: ClassVar[LeftOut] = TO_REPLACE
     kind: ClassVar[str]
     calls: ClassVar[bool] = True
     by_place: ClassVar[bool] = False
@@ -149,7 +152,7 @@ class Step:
     own: ClassVar[bool] = False
 
     def apply(self, sample: Any) -> Any:
-        """What comes of a sample: another, :data:`LEFT_OUT`, or a list of samples where it makes several."""
+        """Make something of a sample: another, :data:`LEFT_OUT`, or a list of samples where it makes several."""
         raise NotImplementedError
 
     def apply_at(self, sample: Any, place: SamplePlace, generators: Generators) -> Any:  # noqa: ARG002

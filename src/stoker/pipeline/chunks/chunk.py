@@ -62,8 +62,8 @@ class Chunk:
         positions, shards, rows: where the sample of each place is, int64, shape ``(n,)``.
         distinct: the different shards that must be open to read it.
         values: ``None`` before they are read; a list with an entry for each place: a sample,
-            :class:`~stoker.reading.apply_chain.SeveralSamples`, or what stands for one that is dropped or bad
-            (:class:`~stoker.reading.apply_chain.LeftOut`); or columns.
+            :class:`~stoker.reading.steps.SeveralSamples`, or what stands for one that is dropped or bad
+            (:class:`~stoker.reading.steps.LeftOut`); or columns.
         kept: of columns, the place of each row, rising; before they are read, places that are to be read. ``None``: all.
         bad: errors of bad samples by place.
         dropped: samples that were dropped, those for which others came among them.
@@ -110,7 +110,7 @@ class Chunk:
         return self
 
     def made(self) -> Chunk:
-        """What was made of it, without what is known where it was asked for."""
+        """The result alone, without what is known where it was asked for."""
         return replace(self, positions=NO_IDS, shards=NO_IDS, rows=NO_IDS, distinct=(), others=None)
 
 

@@ -1,4 +1,4 @@
-"""``Settle``: what becomes of bad and dropped samples where a chunk is delivered: raised, left out, counted and listed."""
+"""``Settle``: bad and dropped samples of a chunk that is delivered are raised, left out, counted and listed."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.concurrency.spans.recorder import Stage as SpanStage
-from stoker.concurrency.spans.recorder import span
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.formats.common.rows.merge import scatter
 from stoker.formats.unstacked import Unstacked, has_arrays, number_dtype
 from stoker.image.batch_rows import BatchRows
@@ -21,7 +20,7 @@ from stoker.pipeline.chunks.substitutes import Substitutes
 from stoker.pipeline.columns import batch_length, cut_columns, stack_samples
 from stoker.pipeline.joins.leading import LeadingJoins
 from stoker.pipeline.ranks.outer_plan import OuterRun
-from stoker.pipeline.stages.stage import Stage, flattened
+from stoker.pipeline.stages.stage import ChunkStage, flattened
 from stoker.pipeline.transforms import BatchSteps
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
 from stoker.reading.row_reader import Rows
@@ -59,7 +58,7 @@ class ChunkWork:
     def __init__(
         self,
         rows: Rows,
-        stages: Sequence[Stage],
+        stages: Sequence[ChunkStage],
         *,
         on_bad_sample: OnBadSample,
         run: Run | OuterRun | None,
@@ -70,7 +69,7 @@ class ChunkWork:
         one_batch: bool = False,
         names: Callable[[], Sequence[str]] = tuple,
         as_stored: Mapping[str, str] | None = None,
-        stored_stages: Callable[[], Sequence[Stage]] | None = None,
+        stored_stages: Callable[[], Sequence[ChunkStage]] | None = None,
         made: bool = False,
         leading: LeadingJoins | None = None,
     ) -> None:
@@ -87,7 +86,7 @@ class ChunkWork:
         self._known: EmptyBatch | None = None
 
     def __call__(self, chunk: Chunk) -> Chunk:
-        """What is made of a chunk; its errors of bad samples are told where it is delivered.
+        """Do it to a chunk. The errors of its bad samples are told where it is delivered.
 
         Columns are cut into batches, see :func:`~stoker.pipeline.columns.cut_columns`, whose lengths are those of the result.
 
@@ -189,7 +188,7 @@ class ChunkWork:
             return replace(chunk, values={}, kept=NO_IDS)
         kept = np.array([place for place, _ in found], np.int64)
         origin = partial(self.rows.origin, chunk.shards[kept], chunk.rows[kept])
-        with span(SpanStage.COLLATE, len(found)):
+        with span(Stage.COLLATE, len(found)):
             values = stack_samples([sample for _, sample in found], origin, memory)
         if self._as_stored:
             self._give_dtypes(values, chunk, kept)

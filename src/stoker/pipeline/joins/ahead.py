@@ -115,7 +115,7 @@ class OthersAhead:
 
 
 def others_ahead(leading: LeadingJoins, sharers: int, *, read_here: bool) -> OthersAhead | None:
-    """What fetches shards of other datasets ahead; ``None`` where that is of no use.
+    """An object that fetches shards of other datasets ahead; ``None`` where that is of no use.
 
     Args:
         leading, sharers: see :class:`OthersAhead`.

@@ -25,14 +25,16 @@ from stoker.streams.key_index import KeyIndex
 from stoker.types import Batch, Column, Ids
 
 if TYPE_CHECKING:
-    from stoker.pipeline.stages.stage import Stage
+    from stoker.pipeline.stages.stage import ChunkStage
 
 logger = logging.getLogger(__name__)
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 """Names of columns, each as it is to be called and as the other dataset calls it."""
 
-MakeStages: TypeAlias = "Callable[[ShardPool, EpochReaderSettings, int, Sequence[str] | None, bool], Sequence[Stage]]"
+MakeStages: TypeAlias = (
+    "Callable[[ShardPool, EpochReaderSettings, int, Sequence[str] | None, bool], Sequence[ChunkStage]]"
+)
 
 
 class OtherReader:
@@ -58,7 +60,7 @@ class OtherReader:
         self.pairs = pairs
         self._pairs = () if self._functions else tuple((name, stored[theirs]) for name, theirs in pairs or ())
         self._wanted = None if self._functions else tuple(dict.fromkeys(theirs for _, theirs in self._pairs))
-        self._stages: dict[bool, Sequence[Stage]] = {}
+        self._stages: dict[bool, Sequence[ChunkStage]] = {}
         self._some: dict[Pairs, OtherReader] = {}
         self._empty: Batch | None = None
 
@@ -99,7 +101,7 @@ class OtherReader:
             entries[place] = dict(zip(batch, row, strict=True))
         return made.with_bad(bad, entries)
 
-    def _stages_of(self, *, as_columns: bool) -> Sequence[Stage]:
+    def _stages_of(self, *, as_columns: bool) -> Sequence[ChunkStage]:
         stages = self._stages.get(as_columns)
         if stages is None:
             other = self.other
@@ -137,7 +139,7 @@ class OtherReader:
     def _checked(
         self, ids: Ids, shards: Ids, rows: Ids, asked: Column | None, *, as_columns: bool
     ) -> tuple[Any, Ids, dict[int, SampleError]]:
-        """What was read of the samples' own columns to compare keys, or shard by shard; ``None``: nothing. Then the numbers
+        """The own columns that were read to compare keys, or shard by shard; ``None``: nothing. Then the numbers
         of the samples that it is of, and errors of others.
         """
         pool, everything = self.other.pool, np.arange(len(ids))

@@ -14,7 +14,7 @@ from stoker.pipeline.ranks.outer_plan import OuterRun
 from stoker.pipeline.stages.functions import Functions, LoadImages, Overrides
 from stoker.pipeline.stages.join import Join, Layout, LeaveOutUnmatched
 from stoker.pipeline.stages.read import ReadColumns, ReadSamples
-from stoker.pipeline.stages.stage import Stage
+from stoker.pipeline.stages.stage import ChunkStage
 from stoker.pipeline.stages.tokenize import Tokenize
 from stoker.pipeline.transforms import (
     EpochReaderSettings,
@@ -77,7 +77,7 @@ def make_work(
 
 
 class _Reading:
-    """What reads the samples of a dataset, up to the first function of its chain.
+    """Makes the stages that read the samples of a dataset, up to the first function of its chain.
 
     Args:
         pool: its open shards.
@@ -137,7 +137,7 @@ class _Reading:
 
     def stages(
         self, *, whole: bool, loads: bool, steps: Sequence[Step] = (), keeps_dtypes: bool = False
-    ) -> list[Stage]:
+    ) -> list[ChunkStage]:
         """The stages that read samples and apply steps of the chain to each.
 
         Args:
@@ -147,7 +147,7 @@ class _Reading:
             keeps_dtypes: whether columns are made of the samples: numbers of other datasets keep their dtype, where no
                 function has these samples before. A function has numbers of the types that it has of samples one by one.
         """
-        made: list[Stage] = []
+        made: list[ChunkStage] = []
         begin, first = 0, self.leading is None and not whole
         functions: TransformOf | None = None
         for number, step in enumerate((*steps, None)):
@@ -169,8 +169,8 @@ class _Reading:
             begin = number + 1
         return [*self._read(functions, whole=whole, loads=loads), *made]
 
-    def _read(self, functions: TransformOf | None, *, whole: bool, loads: bool) -> list[Stage]:
-        read: list[Stage] = [ReadColumns(self.rows, loads=loads) if whole else ReadSamples(self.rows, functions)]
+    def _read(self, functions: TransformOf | None, *, whole: bool, loads: bool) -> list[ChunkStage]:
+        read: list[ChunkStage] = [ReadColumns(self.rows, loads=loads) if whole else ReadSamples(self.rows, functions)]
         if self.leading is None:
             return read
         if self.leading.leave_out:
@@ -200,7 +200,7 @@ def other_reader(step: Beside, pairs: Pairs | None, epoch: int) -> OtherReader:
 
 def _other_stages(
     pool: ShardPool, settings: EpochReaderSettings, epoch: int, names: Sequence[str] | None, whole: bool
-) -> Sequence[Stage]:
+) -> Sequence[ChunkStage]:
     """The stages of another dataset: of its stored columns, or without names also of the functions of its own chain."""
     reading = _Reading(pool, settings, epoch, names)
     loads = pool.reads_cut

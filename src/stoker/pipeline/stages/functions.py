@@ -10,7 +10,7 @@ from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.errors import SampleError
 from stoker.formats.mds.encodings.images import left_to_load, loaded
 from stoker.pipeline.chunks.chunk import Chunk
-from stoker.pipeline.stages.stage import Stage, make_each, spread_over, unmarked
+from stoker.pipeline.stages.stage import ChunkStage, make_each, spread_over, unmarked
 from stoker.pipeline.transforms import Override, TransformOf
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.row_reader import Rows
@@ -19,7 +19,7 @@ from stoker.reading.samples import SampleRun, make_all
 from stoker.reading.steps import BAD, LeftOut, SeveralSamples
 
 
-class Functions(Stage):
+class Functions(ChunkStage):
     """Applies functions to the samples of a chunk, one after the other."""
 
     def __init__(self, reader: Rows, functions: TransformOf) -> None:
@@ -43,7 +43,7 @@ class Functions(Stage):
         return spread_over(chunk, places, made, bad)
 
 
-class Overrides(Stage):
+class Overrides(ChunkStage):
     """Applies a method of a subclass to the samples of a chunk, given their ids."""
 
     def __init__(self, reader: Rows, override: Override) -> None:
@@ -83,7 +83,7 @@ def _overridden(
         raise override_error(error, origin(number)) from error
 
 
-class LoadImages(Stage):
+class LoadImages(ChunkStage):
     """Loads images that were left to be loaded: one that does not load is a bad sample."""
 
     def __init__(self, reader: Rows) -> None:

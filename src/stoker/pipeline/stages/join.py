@@ -15,7 +15,7 @@ from stoker.lazy import cached_property
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.joins.leading import LeadingJoins
 from stoker.pipeline.joins.other_reader import OtherReader, taken
-from stoker.pipeline.stages.stage import Numbered, SamplesStage, Stage
+from stoker.pipeline.stages.stage import ChunkStage, Numbered, SamplesStage
 from stoker.reading.row_reader import Rows
 from stoker.reading.sample_errors import SampleLocation, beside, transform_error
 from stoker.reading.steps import BAD, LEFT_OUT, Beside, same_name
@@ -197,7 +197,7 @@ class Join(SamplesStage):
         return self._rows.origin(chunk.shards, chunk.rows, place)
 
 
-class LeaveOutUnmatched(Stage):
+class LeaveOutUnmatched(ChunkStage):
     """Drops samples, before they are read, that a join will leave out: their keys are read first."""
 
     def __init__(self, leading: LeadingJoins) -> None:
@@ -208,7 +208,7 @@ class LeaveOutUnmatched(Stage):
         return self._leading.without_unmatched(chunk)
 
 
-class Layout(Stage):
+class Layout(ChunkStage):
     """Gives columns their names, and drops those that only a join needed.
 
     Args:

@@ -11,7 +11,7 @@ from stoker.errors import FormatError, SampleError
 from stoker.formats.mds.encodings.images import last_left, left_to_load
 from stoker.formats.unstacked import rows_of
 from stoker.pipeline.chunks.chunk import Chunk
-from stoker.pipeline.stages.stage import Stage, make_each, spread_over
+from stoker.pipeline.stages.stage import ChunkStage, make_each, spread_over
 from stoker.pipeline.transforms import TransformOf
 from stoker.reading.bad_samples import is_of_sample
 from stoker.reading.row_reader import Rows, load_columns
@@ -19,7 +19,7 @@ from stoker.reading.samples import SampleRun, make_all
 from stoker.types import Ids
 
 
-class ReadColumns(Stage):
+class ReadColumns(ChunkStage):
     """Reads samples as columns.
 
     Args:
@@ -58,7 +58,7 @@ class ReadColumns(Stage):
         return chunk.with_bad({int(places[number]): error for number, error in bad.items()}, batch, places[kept])
 
 
-class ReadSamples(Stage):
+class ReadSamples(ChunkStage):
     """Reads samples one by one, and applies functions to each as it is made: what is decoded need not be kept for all.
 
     Args:

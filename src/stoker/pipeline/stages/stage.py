@@ -1,4 +1,4 @@
-"""``Stage``: one thing that is done to the samples of a chunk."""
+"""``ChunkStage``: one thing that is done to the samples of a chunk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Numbered: TypeAlias = tuple[int, Any]
 """A place of a chunk, and a sample that was made of the sample there."""
 
 
-class Stage(ABC):
+class ChunkStage(ABC):
     """One thing that is done to the samples of a chunk.
 
     A stage marks samples as bad or dropped, and never says what becomes of them. Several threads may call it.
@@ -43,7 +43,7 @@ def flattened(entries: Sequence[Any]) -> list[Numbered]:
     ]
 
 
-class SamplesStage(Stage):
+class SamplesStage(ChunkStage):
     """A stage that takes single samples of a chunk together."""
 
     @abstractmethod

@@ -12,8 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.concurrency.forks import reset_in_children
-from stoker.concurrency.spans.recorder import Stage as SpanStage
-from stoker.concurrency.spans.recorder import span
+from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.display import with_article
 from stoker.errors import ConfigError, SampleError, TransformError
@@ -101,7 +100,7 @@ class Tokenize(SamplesStage):
                     fail(place, f"takes text, got {'null' if text is None else with_article(type(text).__name__)}")
         if not numbers:
             return made
-        with self._lock, span(SpanStage.TRANSFORM, len(numbers)):
+        with self._lock, span(Stage.TRANSFORM, len(numbers)):
             given = [texts[number][1] for number in numbers]
             pieces = (given[first : first + _AT_ONCE] for first in range(0, len(given), _AT_ONCE))
             found = [ids for piece in pieces for ids in _each(self._tokenize, piece)]

@@ -23,9 +23,8 @@ from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
 from stoker.pipeline.order_sources import nulls_of
 from stoker.pipeline.stages.read import ReadColumns, ReadSamples
-from stoker.pipeline.stages.stage import Stage
-from stoker.pipeline.workers.sample_source import ReadSamples as ReadPart
-from stoker.pipeline.workers.sample_source import SampleSource
+from stoker.pipeline.stages.stage import ChunkStage
+from stoker.pipeline.workers.sample_source import ReadPart, SampleSource
 from stoker.reading.bad_samples import BadSampleLog, BadSamples
 from stoker.reading.sample_errors import SampleLocation
 from stoker.reading.samples import SampleRun
@@ -93,7 +92,7 @@ class ArraySource(SampleSource):
     def reader(self, run: Run, *, batched: bool) -> Callable[[Chunk], Chunk]:
         transform, rows = self._transform, _ArrayRows(self)
         whole = batched and transform is None
-        read: Stage = ReadColumns(rows, loads=False)
+        read: ChunkStage = ReadColumns(rows, loads=False)
         if not whole:
             read = ReadSamples(rows, None if transform is None else lambda *_: transform)
         work = ChunkWork(

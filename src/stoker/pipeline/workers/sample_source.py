@@ -44,11 +44,11 @@ def in_order(shards: Ids) -> list[int]:
     return found
 
 
-class ReadSamples(NamedTuple):
+class ReadPart(NamedTuple):
     """Samples of places that follow each other in a run.
 
     Attributes:
-        values: a list of something for each place, :data:`~stoker.reading.apply_chain.LEFT_OUT` where nothing comes; or
+        values: a list of something for each place, :data:`~stoker.reading.steps.LEFT_OUT` where nothing comes; or
             columns of the samples that come.
         places: how many places.
         bad: number of each bad one among the places, rising, and its error.
@@ -83,16 +83,16 @@ class SampleSource(ABC):
     @abstractmethod
     def reader(self, run: Run, *, batched: bool) -> Callable[[Chunk], Chunk]:
         """A function that reads chunks of a run, each one batch, in the thread that calls it: their columns, or an entry for
-        each place, :data:`~stoker.reading.apply_chain.LEFT_OUT` where nothing comes.
+        each place, :data:`~stoker.reading.steps.LEFT_OUT` where nothing comes.
         """
 
     @abstractmethod
-    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadSamples]:
+    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadPart]:
         """All samples of a run, which ``again`` makes in another process, but the first ``skip``: in lists of ``most`` or
         fewer."""
 
     @abstractmethod
-    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadSamples]:
+    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadPart]:
         """All batches of a run, which ``again`` makes in another process."""
 
     def read_ahead(self, run: Run, again: MakeRun, *, batched: bool, most: int | None) -> ChunksAhead | None:  # noqa: ARG002
@@ -200,7 +200,7 @@ class PoolSource(SampleSource):
         with self.pool.counted(chunk.shards, chunk.distinct):
             return work(chunk)
 
-    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadSamples]:
+    def chunks(self, run: Run, again: MakeRun, skip: int, most: int) -> Iterator[ReadPart]:
         notes = BadSampleNotes()
         done = 0
         pipeline = self._pipeline(run, again, notes, one_by_one=True)
@@ -209,18 +209,18 @@ class PoolSource(SampleSource):
                 first, done = max(done, skip), done + len(found)
                 bad = notes.take(first, done) if notes.waiting else ()
                 if first < done:
-                    yield ReadSamples(found[first - done :], done - first, bad)
+                    yield ReadPart(found[first - done :], done - first, bad)
 
-    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadSamples]:
+    def batches(self, run: Run, again: MakeRun) -> Iterator[ReadPart]:
         notes = BadSampleNotes()
         skips = self.bad_samples is not None and self.bad_samples.on_bad_sample == "skip"
         size = run.plan.batch_size
         for number, batch in enumerate(self._pipeline(run, again, notes, one_by_one=False).batches()):
             if not notes.waiting:
-                yield ReadSamples(batch, batch_length(batch))
+                yield ReadPart(batch, batch_length(batch))
                 continue
             bad = notes.take(number * size, (number + 1) * size)
-            yield ReadSamples(batch, batch_length(batch) + (len(bad) if skips else 0), bad)
+            yield ReadPart(batch, batch_length(batch) + (len(bad) if skips else 0), bad)
 
     def chunk(self, batch_size: int) -> int:
         return self._amounts.chunk(batch_size, one_by_one=False)

@@ -29,7 +29,7 @@ from stoker.pipeline.workers.ranges.range_source import (
     WorkerProgress,
     chunk_size,
 )
-from stoker.pipeline.workers.sample_source import ReadSamples, SampleSource
+from stoker.pipeline.workers.sample_source import ReadPart, SampleSource
 from stoker.types import Batch, Ids
 
 if TYPE_CHECKING:
@@ -209,13 +209,13 @@ class _LockstepReader:
                 if filler is None:
                     filler = self._any_batch()
                 some = {**filler, FILLER: _flags(filler, of=True)}
-                yield self._chunk(step, ReadSamples(some, batch_length(some)))
+                yield self._chunk(step, ReadPart(some, batch_length(some)))
 
     @property
     def _again(self) -> MakeRun:
         return partial(self.sample_order.run, self.point, self.data_rank)
 
-    def _chunk(self, step: int, found: ReadSamples) -> SampleChunk:
+    def _chunk(self, step: int, found: ReadPart) -> SampleChunk:
         size = self.run.plan.batch_size
         begin = self.at + step * size
         return SampleChunk(begin, begin + size, found.places, batch=found.values, bad=found.bad)

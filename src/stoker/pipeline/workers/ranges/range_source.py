@@ -36,7 +36,7 @@ class SampleChunk:
         begin: number of the first, as the source counts.
         end: one past that of the last.
         count: samples in it, of this worker; those that are left out count.
-        samples: the samples, to be delivered one by one; :data:`~stoker.reading.apply_chain.LEFT_OUT` where none is.
+        samples: the samples, to be delivered one by one; :data:`~stoker.reading.steps.LEFT_OUT` where none is.
         batch: the batch, where ``samples`` is ``None``.
         split: the lease that it is of.
         bad: number of each bad sample among its places, rising, and its error.
