@@ -97,6 +97,14 @@ def test_tests_wait_by_patience_alone() -> None:
     [
         ("StreamingParquetLoader", ("stoker.tokens.tokenize", "stoker.coordination.client", "stoker.writing")),
         ("StreamingDataset", ("http", "ssl", "stoker.tokens.tokenize", "stoker.coordination.client", "stoker.writing")),
+        (
+            "StreamingDataset",
+            ("stoker.formats.parquet", "stoker.catalog.detect", "stoker.cache.memory", "stoker.order.mosaicml"),
+        ),
+        (
+            "StreamingDataset",
+            ("stoker.order.partition.strategies", "stoker.streams.conditions", "stoker.streams.labels"),
+        ),
         ("LMStream", ("stoker.tokens.tokenize", "stoker.coordination.client", "stoker.writing")),
         ("MDSWriter", ("stoker.loaders", "stoker.order", "stoker.coordination")),
         ("errors", ("numpy",)),

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from stoker.catalog.detect import Detected, dataset_url, detect
+from stoker.catalog.detect import Detected, detect
+from stoker.catalog.unindexed.files_location import dataset_url
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.inspection import inspect, verify
 from stoker.loaders.dataset import StreamingDataset

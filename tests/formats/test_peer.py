@@ -17,8 +17,8 @@ import cases
 import stoker
 from peer import Peer, needs_peer, run_peer
 from stoker import StreamingDataset, merge_index
+from stoker.digests import hash_names
 from stoker.formats.common.compression import compression_names
-from stoker.formats.common.hashing import hash_names
 from support import files_of, write_samples
 
 pytestmark = [needs_peer, pytest.mark.processes]

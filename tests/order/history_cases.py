@@ -15,7 +15,8 @@ from stoker.order.mosaicml.sample_order import MosaicmlOrder
 from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Elastic, HashBased, Partition, RangeBased
 from stoker.order.sample_order import Run, SampleOrder
-from stoker.order.selection.selection import Everything, Selection, Split, Without
+from stoker.order.selection.number_sets import Without
+from stoker.order.selection.selection import Everything, Selection, Split
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids

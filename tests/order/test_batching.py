@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, DevicePlan, Remainder
-from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.interleave import Interleave
-from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
+from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture, Mixing
 from stoker.order.mixture.stratified_batches import StratifiedPlan
 from stoker.types import Ids
 from support import batches_of_workers

@@ -32,7 +32,8 @@ from stoker.order.partition.partition import (
 )
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
-from stoker.order.selection.selection import Everything, Listed, Selection, Split, Without, dense_starts
+from stoker.order.selection.number_sets import Listed, Without
+from stoker.order.selection.selection import Everything, Selection, Split, dense_starts
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES

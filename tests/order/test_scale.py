@@ -13,7 +13,8 @@ from stoker.order.partition.part_plan import plan_parts
 from stoker.order.partition.part_positions import Rounds
 from stoker.order.partition.partition import Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
 from stoker.order.partition.strategies import Division
-from stoker.order.selection.selection import Everything, Numbered, Selection
+from stoker.order.selection.number_sets import Numbered
+from stoker.order.selection.selection import Everything, Selection
 from stoker.types import Ids
 
 RANKS = 16_384

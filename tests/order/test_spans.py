@@ -8,8 +8,7 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, DevicePlan
 from stoker.order.left_out import Exclusion, run_without
-from stoker.order.mixture.epoch_mixture import EpochMixture
-from stoker.order.mixture.mixing import Mixing
+from stoker.order.mixture.mixing import EpochMixture, Mixing
 from stoker.order.mixture.stratified_batches import StratifiedPlan
 from stoker.order.mixture.weights import Mixture, StreamWeight
 from stoker.order.mosaicml.plan import MosaicmlPlan

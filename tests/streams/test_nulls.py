@@ -21,8 +21,9 @@ from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError
 from stoker.partitions import HashBased, Stratified
 from stoker.pipeline.workers.array_source import ArraySource
-from stoker.streams.conditions import Condition, chosen_ids
+from stoker.streams.conditions import chosen_ids
 from stoker.streams.labels import column_labels
+from stoker.streams.subsets import Condition
 from support import open_parquet
 
 NUMBERS = [1, None, 2, 3, None, 2, None, 1]

@@ -15,10 +15,10 @@ from stoker.cache.range_fetch import check_whole, request_whole
 from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.spans.recorder import Stage, span
+from stoker.digests import fastest_hash, hash_hex
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StorageError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.common.hashing import fastest_hash, hash_hex
 from stoker.index.version import VersionWatch
 from stoker.policy import SMALL_OBJECT
 from stoker.storage import ObjectInfo, Store

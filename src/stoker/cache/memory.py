@@ -20,9 +20,9 @@ from stoker.cache.range_fetch import fetch_part
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared.counters import Count
 from stoker.concurrency.shared.node_file import path_for_others
+from stoker.digests import fastest_hash, new_hash
 from stoker.errors import StokerError, StorageFullError
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.formats.common.rows.reused_memory import LEAST, ReusedBlocks
 from stoker.index.version import VersionWatch
 from stoker.policy import SHARED_SHARDS, reused_memory

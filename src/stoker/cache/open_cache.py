@@ -9,7 +9,6 @@ from pathlib import Path
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.disk.disk_cache import DiskCache
-from stoker.cache.memory import MemoryCache
 from stoker.errors import ConfigError
 from stoker.index.version import VersionWatch
 from stoker.storage import Store
@@ -29,6 +28,8 @@ def make_cache(
     """
     directory, path = (root, root.path) if isinstance(root, CacheDirectory) else (None, root)
     if settings.in_memory and store is not None:
+        from stoker.cache.memory import MemoryCache
+
         return MemoryCache(path, store, settings, watch)
     if store is not None and store.transfer.read_by is not None:
         raise ConfigError(f"storage_options['read_by'] of {store.url} needs cache='memory', which files are read into")

@@ -35,7 +35,8 @@ from stoker.formats.registry import format_names, format_of_bytes, get_format, o
 from stoker.index.index import INDEX_NAME
 from stoker.index.shard_files import ShardFiles, find_shards
 from stoker.storage import ObjectInfo, Store, is_local, open_store
-from stoker.storage.unfinished import MARK, counted_files, is_hidden
+from stoker.storage.unfinished import MARK, counted_files
+from stoker.storage.url import is_hidden
 from stoker.types import StorageOptions
 
 logger = logging.getLogger(__name__)
@@ -70,13 +71,6 @@ class Detected:
 
     kind: Literal["index", "shards", "files"]
     format: str | None = None
-
-
-def dataset_url(url: str | os.PathLike[str]) -> str:
-    """The directory or URL of a dataset that is named by it, or by its ``index.json``."""
-    text = os.fspath(url)
-    head, _, last = text.rpartition("/")
-    return (head or ".") if last == INDEX_NAME else text
 
 
 @cache

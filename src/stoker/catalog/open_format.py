@@ -2,84 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cache.base import CacheSettings
-from stoker.cache.disk.disk_cache import DiskCache
-from stoker.catalog.detect import dataset_url, detect, format_instead, refuse_shard_files
-from stoker.catalog.location import DatasetLocation, default_cache, open_indexed
-from stoker.catalog.splits import files_of_split, hub_files, is_hub, refuse_splits
-from stoker.catalog.tables.marks import TABLE_FORMATS
-from stoker.catalog.unindexed.files_location import Files, is_pattern
-from stoker.catalog.unindexed.open_files import open_unindexed
+from stoker.catalog.location import DatasetLocation, open_indexed
+from stoker.catalog.unindexed.files_location import Files, dataset_url, is_hub, is_pattern
 from stoker.display import redact_url, unknown_name
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
-from stoker.formats.base import ShardInfo
-from stoker.formats.common.checks import MAX_OFFSET
-from stoker.formats.common.file_shards import SpanDetail
 from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.registry import aliases, format_name, format_names
-from stoker.formats.synthetic import SETTINGS, row_bytes, synthetic_spec
 from stoker.index.index import INDEX_NAME, Index
-from stoker.index.shard_files import find_shards, read_shards
-from stoker.index.side_index import SideIndex
 from stoker.index.version import LoadedIndex, read_index, version_of_listing
 from stoker.storage import RetryPolicy, Store, is_local, join_url
-from stoker.storage.unfinished import MARK, counted_files
 from stoker.types import StorageOptions
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from stoker.index.side_index import SideIndex
 
-_SHARD_BYTES: Final = 1 << 26
-_MOST_SHARDS: Final = 1 << 20
+logger = logging.getLogger(__name__)
 
 _MADE: Final = "synthetic"
 _INDEXED: Final = "mds"
 _CHUNKS: Final = "litdata"
 _NO_OPTIONS: Final = "format_options= go with a format= of files that are read as they are"
-
-
-class _NoFiles(DiskCache):
-    """Shards that need no file are always there."""
-
-    def describe(self, info: ShardInfo) -> str:
-        return f"synthetic samples from {info.detail.first if isinstance(info.detail, SpanDetail) else 0} on"
-
-
-def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) -> DatasetLocation:  # noqa: B008 - frozen
-    """Describe samples that are made when they are read.
-
-    Args:
-        **options: ``samples`` (how many), ``columns``, ``seed`` (0) and ``distinct`` (true), for which see
-            :func:`~stoker.formats.synthetic.synthetic_spec`, and ``shard_samples`` (default: 64 MiB's worth).
-    """
-    only_settings(options, SETTINGS, _MADE)
-    spec = synthetic_spec(options.get("columns"), options.get("seed", 0), options.get("distinct", True))
-    samples = _count(options, "samples", None, 0)
-    width = row_bytes(spec)
-    most = _count(options, "shard_samples", max(1, min(_SHARD_BYTES // max(1, width), MAX_OFFSET)), 1)
-    if -(-samples // most) > _MOST_SHARDS:
-        raise ConfigError(f"synthetic: {samples} samples in shards of {most}: raise shard_samples")
-    kind = hashlib.blake2b(repr(spec).encode(), digest_size=8).hexdigest()
-    shards = []
-    for first in range(0, samples, most):
-        count = min(most, samples - first)
-        detail = SpanDetail(count * width, f"{kind}\0{first}", first)
-        shards.append(ShardInfo(_MADE, count, (), (), None, spec, detail))
-    root = default_cache(_MADE, None)
-    return DatasetLocation(Index(shards, where=_MADE), _NoFiles(root, None, settings), (root,))
-
-
-def _count(options: Mapping[str, Any], name: str, usual: int | None, least: int) -> int:
-    value = options.get(name, usual)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"synthetic: {name}={value!r}: a whole number, at least {least}")
-    return value
 
 
 def index_or_headers(store: Store, side: SideIndex | None = None) -> LoadedIndex:
@@ -96,12 +45,17 @@ def index_or_headers(store: Store, side: SideIndex | None = None) -> LoadedIndex
     try:
         return read_index(store, side)
     except ObjectNotFoundError as error:
+        from stoker.index.shard_files import find_shards, read_shards
+        from stoker.storage.unfinished import MARK, counted_files
+
         found = list(store.list())
         counted = counted_files(found, [item.key for item in found if item.key.endswith(MARK)], store)
         listing = {item.key: item for item in counted}
         shards = list(find_shards(listing.values()).values())
         if not shards:
             raise ObjectNotFoundError(f"{store.url} holds neither an index.json nor shards", url=store.url) from error
+    from stoker.catalog.splits import refuse_splits
+
     keys = (shard.key("data", None) for shard in shards)
     refuse_splits(keys, store.url.rstrip("/"), whole="each as a Stream")
     infos = []
@@ -127,9 +81,12 @@ def check_format(
 ) -> None:
     """Check that arguments go together."""
     name = format_name(format)
-    if name is not None and name not in TABLE_FORMATS and name not in format_names():
-        known = (*format_names(), *TABLE_FORMATS, *aliases())
-        raise ConfigError(f"{where}{unknown_name('format', format, known)}, or none for an index.json")
+    if name is not None and name not in format_names():
+        from stoker.catalog.tables.marks import TABLE_FORMATS
+
+        if name not in TABLE_FORMATS:
+            known = (*format_names(), *TABLE_FORMATS, *aliases())
+            raise ConfigError(f"{where}{unknown_name('format', format, known)}, or none for an index.json")
     if options and name == _INDEXED:
         raise ConfigError(f"{where}{_NO_OPTIONS}")
     if name == _CHUNKS:
@@ -140,6 +97,8 @@ def check_format(
     if name == _MADE and remote is not None:
         raise ConfigError(f"{where}synthetic samples have no remote=")
     if name in (_INDEXED, _CHUNKS) and not (remote is None or isinstance(remote, str | os.PathLike)):
+        from stoker.catalog.detect import refuse_shard_files
+
         refuse_shard_files(remote)
         raise ConfigError(f"{where}shards lie in one directory: a list of files needs another format=")
 
@@ -181,6 +140,8 @@ def open_format(
     if isinstance(remote, str | os.PathLike) and name is None:
         remote = dataset_url(remote)
     if isinstance(remote, str) and is_hub(remote):
+        from stoker.catalog.splits import hub_files
+
         remote, split = hub_files(remote, split, storage_options, retry, stall_timeout)
     opening: dict[str, Any] = {"columns": columns, "options": options, "cache_limit": cache_limit, "reading": reading}
     opening["opened"] = opened
@@ -190,6 +151,8 @@ def open_format(
         given = local if remote is None else remote
         if split is None or not isinstance(given, str | os.PathLike):
             raise
+        from stoker.catalog.splits import files_of_split
+
         files = files_of_split(given, split, storage_options, error)
     return _open(name, files, None if remote is None else local, None, **opening)
 
@@ -209,10 +172,16 @@ def _open(
     """Open a dataset whose split is a folder, if it has one."""
     given = local if remote is None else remote
     if name == _MADE:
+        from stoker.catalog.synthetic import open_synthetic
+
         return open_synthetic(reading["settings"], **(options or {}))
     if name == _INDEXED and given is not None:
+        from stoker.catalog.detect import refuse_shard_files
+
         refuse_shard_files(given)
     if name is None and not _may_have_index(given):
+        from stoker.catalog.detect import detect
+
         assert given is not None  # as a dataset that has neither remote nor local is refused
         where = join_url(given, split) if split and isinstance(given, str) and is_pattern(given) else given
         name = detect(where, reading["storage_options"]).format
@@ -234,6 +203,8 @@ def _open(
                 raise ConfigError(f"{location.url} has an {INDEX_NAME}, and {_NO_OPTIONS}: {remedy}")
             return _check_litdata(location, None, alone=False)
         except ObjectNotFoundError as error:
+            from stoker.catalog.detect import format_instead
+
             assert isinstance(given, str | os.PathLike)
             url = join_url(given, split) if split else given
             found = format_instead(url, reading["storage_options"], error)
@@ -243,6 +214,9 @@ def _open(
                 ) from error
             logger.info("%s has no index.json: its files are read as format=%r", redact_url(os.fspath(url)), found)
             name = found
+    from stoker.catalog.tables.marks import TABLE_FORMATS
+    from stoker.catalog.unindexed.open_files import open_unindexed
+
     if name in TABLE_FORMATS:
         from stoker.catalog.tables.open_table import open_table
 

@@ -16,13 +16,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from stoker.catalog.unindexed.files_location import Files, is_pattern, matching
+from stoker.catalog.unindexed.files_location import Files, is_hub, is_pattern, matching
 from stoker.display import counted
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError, StokerError, import_option
 from stoker.formats.common.compression import typed_name
 from stoker.index.index import INDEX_NAME
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
-from stoker.storage.unfinished import is_hidden
+from stoker.storage.url import is_hidden
 from stoker.types import StorageOptions
 
 if TYPE_CHECKING:  # with its HTTP client it takes longer to import than most of the catalog
@@ -152,11 +152,6 @@ def _refuse(root: str, above: str, splits: Mapping[str, str], folders: Iterable[
         f"{root} holds the splits {', '.join(f'{below}{name}' for name in sorted(splits.values()))} side by side, whose "
         f"samples would come as one dataset: choose one, as by {choice}, or take all of them on purpose, {whole}"
     )
-
-
-def is_hub(given: object) -> bool:
-    """Whether this URL names a whole dataset of the Hub, and not a pattern of its files."""
-    return isinstance(given, str) and given.lower().startswith("hf://") and not is_pattern(given)
 
 
 def hub_files(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -379,3 +380,12 @@ def _close_all() -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
     for action in _at_end:
         action()
+
+
+def has_global_lock() -> bool:
+    """Whether threads take turns at Python code.
+
+    A free-threaded Python has no lock, unless ``PYTHON_GIL=1``, ``-X gil=1`` or an extension module switched it on.
+    """
+    enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13 on
+    return enabled is None or enabled()

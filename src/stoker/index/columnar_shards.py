@@ -10,8 +10,7 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.shared.arrays import cut_arrays
-from stoker.concurrency.shared.bytes import SharedBytes
+from stoker.concurrency.shared.bytes import SharedBytes, cut_arrays
 from stoker.formats.base import NO_HASHES, UNKNOWN, FileInfo, ShardInfo
 from stoker.types import Ids
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.concurrency.shared.arrays import cut_arrays
-from stoker.concurrency.shared.bytes import SharedBytes
+from stoker.concurrency.shared.bytes import SharedBytes, cut_arrays
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.entries import identity_line, identity_text
 from stoker.formats.common.file_shards import whole_file

@@ -9,12 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.digests import blake2b
+from stoker.digests import blake2b, fastest_hash
 from stoker.errors import IndexFileError
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.common.entries import column_names, entry_of, identity_line, identity_text
-from stoker.formats.common.hashing import fastest_hash
-from stoker.formats.litdata.index import Sizes
+from stoker.formats.common.entries import Sizes, column_names, entry_of, identity_line, identity_text
 from stoker.index.columnar_shards import FEW, ColumnarShards, LazyShards, different_kinds, sample_counts, to_columnar
 from stoker.index.parse_index import parse_index, read_regular_entries
 from stoker.lazy import cached_property

@@ -18,13 +18,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.digests import blake2b
+from stoker.digests import blake2b, fastest_hash
 from stoker.errors import IndexFileError, IndexSyntaxError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET, MAX_PACKED, USUAL_NAME
-from stoker.formats.common.entries import check_empty, entry_of, identity_line, identity_text
-from stoker.formats.common.hashing import fastest_hash
-from stoker.formats.litdata.index import Sizes, is_litdata, shards_of
+from stoker.formats.common.entries import Sizes, check_empty, entry_of, identity_line, identity_text
 from stoker.formats.registry import format_names, get_format
 from stoker.index.columnar_shards import ColumnarShards, kind_of, pack_shards
 from stoker.types import Ids
@@ -53,7 +51,9 @@ def parse_index(
     See :meth:`stoker.index.index.Index.from_json`.
     """
     obj = _parse_json(data, where)
-    if is_litdata(obj):
+    if "chunks" in obj and "config" in obj and "shards" not in obj:
+        from stoker.formats.litdata.index import shards_of
+
         obj = shards_of(obj, where, sizes or _no_sizes(where), block_size)
     version = obj.pop("version", None)
     if version != 2 or isinstance(version, bool):

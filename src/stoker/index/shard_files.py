@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from stoker.arguments import checked
+from stoker.digests import hash_hex
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import most_unpacked
 from stoker.formats.common.compression import compression_names, parse_compression
-from stoker.formats.common.hashing import hash_hex
 from stoker.formats.registry import format_names, get_format
 from stoker.index.index import INDEX_NAME, Index
 from stoker.storage import ObjectInfo, Store, is_local, open_store

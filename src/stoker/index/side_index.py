@@ -1,7 +1,7 @@
 """Keeps the parsed index of a dataset with many shards in a file that all processes of a machine map.
 
 ``index.json`` stays the only truth: it is read each time, and a file that was made of other bytes, has another layout, or is
-damaged is passed over, and replaced. The layout is that of :mod:`stoker.concurrency.shared.arrays`.
+damaged is passed over, and replaced. The layout is that of :mod:`stoker.concurrency.shared.bytes`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.concurrency.shared.arrays import pack_arrays, unpack_arrays
-from stoker.concurrency.shared.bytes import SharedBytes
+from stoker.concurrency.shared.bytes import SharedBytes, pack_arrays, unpack_arrays
 from stoker.errors import StokerError
 from stoker.formats.common.entries import entry_of
 from stoker.index.columnar_shards import ColumnarShards, kind_of

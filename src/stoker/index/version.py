@@ -27,6 +27,7 @@ import xxhash
 
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.threads import Threads
+from stoker.digests import fastest_hash
 from stoker.errors import (
     AccessDeniedError,
     DatasetChangedError,
@@ -35,7 +36,6 @@ from stoker.errors import (
     StorageError,
     StorageTimeoutError,
 )
-from stoker.formats.common.hashing import fastest_hash
 from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, sizes_in
 from stoker.index.side_index import SideIndex
 from stoker.storage import ObjectInfo, Store, is_local

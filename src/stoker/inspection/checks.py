@@ -9,10 +9,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from stoker.digests import fastest_hash, hash_hex, hash_names
 from stoker.display import error_text
 from stoker.errors import CorruptDataError, MissingPackageError, ObjectNotFoundError, StokerError
 from stoker.formats.base import FileInfo, ReadOptions, ShardInfo, ShardReader
-from stoker.formats.common.hashing import fastest_hash, hash_hex, hash_names
 from stoker.formats.registry import get_format
 from stoker.inspection.problems import Kind, Problem
 from stoker.inspection.read_files import Budget, FileReader

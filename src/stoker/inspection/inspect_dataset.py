@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from stoker.arguments import checked
 from stoker.cache.base import CacheSettings
-from stoker.catalog.detect import dataset_url, detect
+from stoker.catalog.detect import detect
 from stoker.catalog.open_format import refuse_options
 from stoker.catalog.tables.lance import find_lance, open_lance
 from stoker.catalog.tables.marks import TABLE_FORMATS, TableSnapshot
 from stoker.catalog.tables.open_table import find_version
-from stoker.catalog.unindexed.files_location import source_of
+from stoker.catalog.unindexed.files_location import dataset_url, source_of
 from stoker.catalog.unindexed.find_files import as_file
 from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.errors import ConfigError

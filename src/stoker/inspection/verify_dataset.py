@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, Final
 
 from stoker.arguments import checked
-from stoker.catalog.detect import dataset_url, detect
+from stoker.catalog.detect import detect
 from stoker.catalog.open_format import refuse_options
-from stoker.catalog.unindexed.files_location import source_of
+from stoker.catalog.unindexed.files_location import dataset_url, source_of
 from stoker.catalog.unindexed.find_files import as_file
 from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.concurrency.ray_tasks import on_ray

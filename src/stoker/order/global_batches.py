@@ -241,3 +241,16 @@ def _offsets(first: Ids, length: int, entry: Ids, nodes: int) -> Ids:
     residue += np.where(in_left, 0, np.where(in_middle, a, b))
     offsets: Ids = (residue - first) % nodes + turn * nodes
     return offsets
+
+
+def check_batch(batch_size: int, begun: int) -> None:
+    """Check that an epoch whose batches are of one stream each is finished with the batches that it was begun with.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if batch_size != begun:
+        raise ConfigError(
+            f"this epoch was begun with batches of {begun} samples of one stream; resume it with batch_size={begun}, not "
+            f"{batch_size}, until it ends"
+        )

@@ -13,30 +13,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from stoker.errors import ConfigError, StateError
 from stoker.integers import mix
 from stoker.lazy import cached_property
-from stoker.order.global_batches import BatchPlan, DevicePlan
-from stoker.order.mixture.appended import Before, still_begun
-from stoker.order.mixture.epoch_mixture import EpochMixture
-from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
+from stoker.order.global_batches import BatchPlan, DevicePlan, check_batch
+from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture, Mixing
 from stoker.order.mixture.reached import Reached, Renumbering, RunProgress, read_reached
 from stoker.order.mixture.schedule import Schedule
-from stoker.order.mixture.stratified_batches import StratifiedPlan
 from stoker.order.mixture.stream_locator import MixedOrder, StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota, make_quotas, stream_shuffle
 from stoker.order.mixture.timeline import CountingOrigin, Timeline
 from stoker.order.mixture.weights import StreamWeight
-from stoker.order.partition.static_epoch import StaticEpochs, check_batch
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES, ShuffleSettings
 from stoker.types import Ids
+
+if TYPE_CHECKING:
+    from stoker.order.mixture.appended import Before
+    from stoker.order.partition.static_epoch import StaticEpochs
 
 _TAG_SECTIONS: Final = 4
 
@@ -188,6 +188,8 @@ class NativeOrder:
         found = {}
         for source in self.sources:
             if entries := appended.get(source.name):
+                from stoker.order.mixture.appended import Before, still_begun
+
                 reached = Reached.read(consumed.get(source.name, 0), passed.get(source.name))
                 before = [Before.read(one, source.table.starts) for one in entries]
                 found[source.name] = still_begun(before, source.selection.sizes, reached)
@@ -204,6 +206,8 @@ class NativeOrder:
         entries = origin.get("appended", {}).get(name)
         if not entries:
             return quota
+        from stoker.order.mixture.appended import Before
+
         before = [Before.read(one, quota.source.table.starts) for one in entries]
         return replace(quota, before=tuple(before))
 
@@ -363,7 +367,7 @@ class NativeOrder:
         mixture = self._elastic_mixture(self._timeline, position.epoch, batching, start)
         names = [quota.source.name for quota in self._quotas]
         plan = self._elastic_plan(self._timeline, batching, mixture, position, data_rank, names)
-        if isinstance(plan, StratifiedPlan):
+        if batching == "stratified":  # a plan of ids, and not of positions
             return Run(self._locator, plan)
         if isinstance(plan, DevicePlan):
             check_batch(data_rank.batch_size, batch)
@@ -400,6 +404,8 @@ class NativeOrder:
             shuffled = self.settings.shuffle != "none"
             starts = {quota.source.name: quota.begun for quota in self._quotas}
             begun = np.array([starts.get(name, 0) for name in names], dtype=np.int64)
+            from stoker.order.mixture.stratified_batches import StratifiedPlan
+
             return StratifiedPlan(**common, strata=mixture, shuffled=shuffled, key=key, totals=totals, begun=begun)
         return DevicePlan(**common) if batching == "device_per_stream" else BatchPlan(**common)
 
@@ -451,17 +457,25 @@ class NativeOrder:
     # -- locators and copies --------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        offset = dict(zip((source.name for source in self.sources), self._offsets, strict=False))
-        offsets = [offset[quota.source.name] for quota in self._quotas]
         quotas, settings, nodes = self._quotas, self.settings, self._nodes
         renumber = None
         if passed := self._origin.get("passed"):
             read = read_reached(self._origin["consumed"], passed)
             renumber = Renumbering(read.get(quota.source.name, Reached()) for quota in quotas)
         self._locator = StreamLocator(
-            lambda number: quotas[number].shuffled(settings, nodes), offsets, renumber=renumber
+            lambda number: quotas[number].shuffled(settings, nodes), self._shard_offsets(), renumber=renumber
         )
-        self._static_epochs = StaticEpochs(quotas, settings, offsets, self._origin, self._batching)
+
+    def _shard_offsets(self) -> list[int]:
+        """Number of each quota's first shard among the shards of all streams."""
+        offset = dict(zip((source.name for source in self.sources), self._offsets, strict=False))
+        return [offset[quota.source.name] for quota in self._quotas]
+
+    @cached_property
+    def _static_epochs(self) -> StaticEpochs:
+        from stoker.order.partition.static_epoch import StaticEpochs
+
+        return StaticEpochs(self._quotas, self.settings, self._shard_offsets(), self._origin, self._batching)
 
     def __getstate__(self) -> dict[str, Any]:
         # Locators are made again where they are used.

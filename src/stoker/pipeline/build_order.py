@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.order.mixture.weights import Mixture
-from stoker.order.mosaicml.sample_order import MosaicmlOrder
-from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Elastic
 from stoker.order.sample_order import SampleOrder
@@ -19,6 +17,9 @@ from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.pipeline.order_sources import make_sources
 from stoker.streams.streams import Streams
 from stoker.streams.subsets import Subset
+
+if TYPE_CHECKING:
+    from stoker.order.mosaicml.sample_order import MosaicmlOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,23 @@ class OrderOptions(OrderChoices):
     read: ReadOptions = ReadOptions()
 
     def __post_init__(self) -> None:
-        known = (*SHUFFLES, *MOSAICML_SHUFFLES)
-        if self.shuffle_algo is not None and self.shuffle_algo not in known:
-            raise ConfigError(unknown_name("shuffle_algo", self.shuffle_algo, known))
+        if self.shuffle_algo is not None and self.shuffle_algo not in SHUFFLES:
+            from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
+
+            if self.shuffle_algo not in MOSAICML_SHUFFLES:
+                raise ConfigError(unknown_name("shuffle_algo", self.shuffle_algo, (*SHUFFLES, *MOSAICML_SHUFFLES)))
 
     @property
     def foreign(self) -> bool:
         """Whether the order is mosaicml-streaming's."""
-        return self.partition_algo is not None or not {self.shuffle, self.shuffle_algo}.isdisjoint(MOSAICML_SHUFFLES)
+        if self.partition_algo is not None:
+            return True
+        others = {self.shuffle, self.shuffle_algo}.difference(SHUFFLES, (None,))
+        if not others:  # as nearly always
+            return False
+        from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
+
+        return not others.isdisjoint(MOSAICML_SHUFFLES)
 
 
 def make_order(streams: Streams, options: OrderOptions) -> SampleOrder:
@@ -67,6 +77,9 @@ def set_weights(streams: Streams, sample_order: SampleOrder) -> None:
 
 
 def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
+    from stoker.order.mosaicml.sample_order import MosaicmlOrder
+    from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
+
     chosen = (
         f"partition_algo={options.partition_algo!r}"
         if options.partition_algo is not None

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.order.partition.partition import HashBased, Partition, Stratified
-from stoker.order.selection.selection import Everything, Listed, Selection, Split, Without
+from stoker.order.partition.partition import Partition
+from stoker.order.selection.selection import Everything, Selection, Split
 from stoker.order.settings import StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.streams.conditions import Condition, chosen_ids
-from stoker.streams.labels import LabelKind, column_labels
 from stoker.streams.streams import Streams
-from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, Subset
+from stoker.streams.subsets import Condition, HashSplit, KeepIds, SkipIds, Subset
 from stoker.types import Nulls
+
+if TYPE_CHECKING:
+    from stoker.streams.labels import LabelKind
 
 
 def needed_columns(
@@ -84,12 +85,17 @@ def make_sources(
 def _labels(location: DatasetLocation, partition: Partition, options: ReadOptions) -> Any:
     if partition.column is None:
         return None
+    from stoker.order.partition.strategies import Stratified
+    from stoker.streams.labels import column_labels
+
     kind: LabelKind = "classes" if isinstance(partition, Stratified) else "hashes"
     return column_labels(location, partition.column, kind, nulls=nulls_of(partition), options=options)
 
 
 def nulls_of(partition: Partition) -> Nulls:
     """The partition's treatment of samples without a value; for a partition of the user's own they are an error."""
+    from stoker.order.partition.strategies import HashBased, Stratified
+
     return partition.nulls if isinstance(partition, HashBased | Stratified) else "error"
 
 
@@ -112,15 +118,17 @@ def _selection(
     if len(splits) > 1:
         raise ConfigError(f"stream {name!r} has {len(splits)} hash splits: give one, with the bounds of what is wanted")
     base = Split(table, splits[0].low, splits[0].high, splits[0].seed) if splits else Everything(table)
-    kept = [
-        subset.ids if isinstance(subset, KeepIds) else chosen_ids(location, subset, options=options)
-        for subset in subsets
-        if isinstance(subset, KeepIds | Condition)
-    ]
+    kept = [subset.ids for subset in subsets if isinstance(subset, KeepIds)]
+    if conditions := [subset for subset in subsets if isinstance(subset, Condition)]:
+        from stoker.streams.conditions import chosen_ids
+
+        kept += [chosen_ids(location, one, options=options) for one in conditions]
     skipped = [subset.ids for subset in subsets if isinstance(subset, SkipIds)]
+    if not kept and not skipped:
+        return base
+    from stoker.order.selection.number_sets import Listed, Without
+
     if not kept:
-        if not skipped:
-            return base
         return Without(base, skipped[0] if len(skipped) == 1 else np.unique(np.concatenate(skipped)))
     ids = kept[0] if len(kept) == 1 else reduce(lambda a, b: np.intersect1d(a, b, assume_unique=True), kept)
     for some in skipped:

@@ -18,7 +18,6 @@ from stoker.errors import ObjectNotFoundError, StorageError
 from stoker.storage.files.copying import copy_all, copy_hashed, copy_part, fill, write_all
 from stoker.storage.files.file_errors import file_errors, open_target
 from stoker.storage.files.regular import check_regular, open_regular
-from stoker.storage.files.walk import walk_files, walk_named
 from stoker.storage.store import Store
 from stoker.storage.types import (
     Arrival,
@@ -162,12 +161,16 @@ class LocalStore(Store):
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         folder = f"{check_prefix(prefix)}/" if prefix else ""
         root = self._path(folder[:-1]) if prefix else self.url
+        from stoker.storage.files.walk import walk_files
+
         with file_errors(root):
             files = walk_files(root, lambda name: not name.startswith(TEMPORARY))
             found = [file_info(folder + name, status) for name, status in files]
         return iter(sorted(found, key=attrgetter("key")))
 
     def keys_named(self, name: str) -> Iterator[str]:
+        from stoker.storage.files.walk import walk_named
+
         with file_errors(self.url):
             yield from walk_named(self.url, name, lambda one: not one.startswith(TEMPORARY))
 

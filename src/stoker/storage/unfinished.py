@@ -100,10 +100,3 @@ def counted_files(files: Sequence[ObjectInfo], marks: Iterable[str], store: Stor
             url=store.url,
         )
     return left
-
-
-def is_hidden(key: str) -> bool:
-    """Whether engines that write Parquet keep such a file for themselves."""
-    if "." not in key[:1] and "_" not in key[:1] and "/." not in key and "/_" not in key:  # nearly all
-        return False
-    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in key.split("/"))

@@ -224,3 +224,10 @@ def _local(text: str) -> Location:
 def _refuse_dots(segments: list[str], text: str) -> None:
     if ".." in segments:
         raise ConfigError(f"{text!r} contains '..', which may leave the place it is relative to: write it without.")
+
+
+def is_hidden(key: str) -> bool:
+    """Whether engines that write Parquet keep such a file for themselves."""
+    if "." not in key[:1] and "_" not in key[:1] and "/." not in key and "/_" not in key:  # nearly all
+        return False
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in key.split("/"))

@@ -12,15 +12,14 @@ from __future__ import annotations
 import functools
 import logging
 import pickle
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import xxhash
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
 from stoker.catalog.location import DatasetLocation
@@ -31,6 +30,7 @@ from stoker.formats.base import ReadOptions
 from stoker.streams.compare import OPERATORS, compare, plain_operand
 from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.streams.scan import check_column, scan
+from stoker.streams.subsets import Condition, Mask
 from stoker.types import Batch, Ids
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype)
@@ -130,53 +130,9 @@ def _names(code: CodeType) -> set[str]:
 
 logger = logging.getLogger(__name__)
 
-Mask: TypeAlias = NDArray[np.bool_]
 _ID: Final = np.dtype(np.int64)
 _NULLS: Final = "unknown"
 """Version of the meaning of comparisons with nulls: ids that were chosen by another version are computed again."""
-
-
-class Condition(ABC):
-    """A condition that each sample fulfils or not. ``&``, ``|`` and ``~`` combine conditions."""
-
-    __slots__ = ()
-
-    @property
-    @abstractmethod
-    def columns(self) -> tuple[str, ...]:
-        """The columns that it compares, sorted."""
-
-    @abstractmethod
-    def as_dict(self) -> dict[str, Any]:
-        """A JSON-serialisable description. Conditions of the same description choose the same samples."""
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """Hashes of the functions in it. States do not hold them, as they differ between versions of Python."""
-        return ()
-
-    @abstractmethod
-    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
-        """Masks of ``count`` samples: where it holds, and where that is unknown (``None``: nowhere).
-
-        Both are bool, of shape ``(count,)``.
-
-        Raises:
-            ConfigError: the columns' values are not what it can be asked of.
-        """
-
-    def __and__(self, other: Condition) -> Condition:
-        return _Several("and", (self, other)) if isinstance(other, Condition) else NotImplemented
-
-    def __or__(self, other: Condition) -> Condition:
-        return _Several("or", (self, other)) if isinstance(other, Condition) else NotImplemented
-
-    def __invert__(self) -> Condition:
-        return _Not(self)
-
-    def __bool__(self) -> bool:
-        # `a and b` would silently evaluate to b.
-        raise ConfigError("a condition is neither true nor false by itself: combine conditions with &, | and ~")
 
 
 @checked
@@ -296,53 +252,6 @@ class WhereFunction(Condition):
                 f"samples; it returned dtype {found.dtype} and shape {found.shape}"
             )
         return found, None
-
-
-@dataclass(frozen=True, slots=True)
-class _Several(Condition):
-    how: str
-    parts: tuple[Condition, ...]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(sorted({column for part in self.parts for column in part.columns}))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {self.how: [part.as_dict() for part in self.parts]}
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        return tuple(code for part in self.parts for code in part.functions)
-
-    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
-        found = [part.evaluate(batch, count) for part in self.parts]
-        combine = np.logical_and if self.how == "and" else np.logical_or
-        holds: Mask = combine.reduce([true for true, _ in found])
-        if all(unknown is None for _, unknown in found):
-            return holds, None
-        # The result is unknown where it depends on an unknown operand.
-        could: Mask = combine.reduce([true if unknown is None else true | unknown for true, unknown in found])
-        return holds, could & ~holds
-
-
-@dataclass(frozen=True, slots=True)
-class _Not(Condition):
-    part: Condition
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.part.columns
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"not": self.part.as_dict()}
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        return self.part.functions
-
-    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
-        holds, unknown = self.part.evaluate(batch, count)
-        return ~holds if unknown is None else ~(holds | unknown), unknown
 
 
 def chosen_ids(location: DatasetLocation, where: Condition, *, options: ReadOptions = ReadOptions()) -> Ids:

@@ -13,16 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker.catalog.unindexed.files_location import source_of
-from stoker.catalog.unindexed.find_files import find_files
-from stoker.catalog.unindexed.huggingface import DICT_NAME, refuse_dict
-from stoker.catalog.unindexed.inspect_headers import StoreSource
-from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.kinds import column_kinds
 from stoker.formats.mds.encodings import get_encoding
-from stoker.formats.parquet.footer.footer import read_footer
-from stoker.formats.parquet.footer.parse import parse_footer
 from stoker.storage import Store, is_local, open_store
 from stoker.streams.streams import Streams
 from stoker.types import Sample, StorageOptions
@@ -122,6 +115,15 @@ def class_names(
 
 
 def _features(remote: str | os.PathLike[str], options: StorageOptions | None) -> Mapping[str, Any]:
+    # Every dataset warns of such columns, and few are asked for their classes.
+    from stoker.catalog.unindexed.files_location import source_of
+    from stoker.catalog.unindexed.find_files import find_files
+    from stoker.catalog.unindexed.huggingface import DICT_NAME, refuse_dict
+    from stoker.catalog.unindexed.inspect_headers import StoreSource
+    from stoker.catalog.unindexed.open_files import unindexed_format
+    from stoker.formats.parquet.footer.footer import read_footer
+    from stoker.formats.parquet.footer.parse import parse_footer
+
     source = source_of(remote)
     if source.keys is None and source.pattern is None:
         store = open_store(source.root, options if is_local(source.root) is None else None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,14 +21,14 @@ from numpy.typing import NDArray
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.storage.files.regular import open_regular, read_regular
-from stoker.streams.conditions import Condition
-from stoker.types import Ids
+from stoker.types import Batch, Ids
 
 _CHUNK: Final = 1 << 20
 _ID: Final = re.compile(r"-?[0-9]{1,18}")
 
 IdSource: TypeAlias = str | os.PathLike[str] | Sequence[int] | NDArray[np.integer[Any]]
 """Ids themselves, or the path of a file of them: ``.npy``, or text with an id a line."""
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 @checked
@@ -143,6 +144,96 @@ class SkipIds(_IdList):
     """All samples but these; see :class:`KeepIds`."""
 
     _name = "skip"
+
+
+class Condition(ABC):
+    """A condition that each sample fulfils or not. ``&``, ``|`` and ``~`` combine conditions."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it compares, sorted."""
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-serialisable description. Conditions of the same description choose the same samples."""
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Hashes of the functions in it. States do not hold them, as they differ between versions of Python."""
+        return ()
+
+    @abstractmethod
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
+        """Masks of ``count`` samples: where it holds, and where that is unknown (``None``: nowhere).
+
+        Both are bool, of shape ``(count,)``.
+
+        Raises:
+            ConfigError: the columns' values are not what it can be asked of.
+        """
+
+    def __and__(self, other: Condition) -> Condition:
+        return _Several("and", (self, other)) if isinstance(other, Condition) else NotImplemented
+
+    def __or__(self, other: Condition) -> Condition:
+        return _Several("or", (self, other)) if isinstance(other, Condition) else NotImplemented
+
+    def __invert__(self) -> Condition:
+        return _Not(self)
+
+    def __bool__(self) -> bool:
+        # `a and b` would silently evaluate to b.
+        raise ConfigError("a condition is neither true nor false by itself: combine conditions with &, | and ~")
+
+
+@dataclass(frozen=True, slots=True)
+class _Several(Condition):
+    how: str
+    parts: tuple[Condition, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(sorted({column for part in self.parts for column in part.columns}))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {self.how: [part.as_dict() for part in self.parts]}
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return tuple(code for part in self.parts for code in part.functions)
+
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
+        found = [part.evaluate(batch, count) for part in self.parts]
+        combine = np.logical_and if self.how == "and" else np.logical_or
+        holds: Mask = combine.reduce([true for true, _ in found])
+        if all(unknown is None for _, unknown in found):
+            return holds, None
+        # The result is unknown where it depends on an unknown operand.
+        could: Mask = combine.reduce([true if unknown is None else true | unknown for true, unknown in found])
+        return holds, could & ~holds
+
+
+@dataclass(frozen=True, slots=True)
+class _Not(Condition):
+    part: Condition
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.part.columns
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"not": self.part.as_dict()}
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return self.part.functions
+
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
+        holds, unknown = self.part.evaluate(batch, count)
+        return ~holds if unknown is None else ~(holds | unknown), unknown
 
 
 Subset: TypeAlias = HashSplit | KeepIds | SkipIds | Condition

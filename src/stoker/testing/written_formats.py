@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stoker.digests import hash_hex
 from stoker.errors import ConfigError, EncodingError
 from stoker.formats.common.entries import entry_of
-from stoker.formats.common.hashing import hash_hex
 from stoker.index.index import load_index
 from stoker.index.merge import merge_index
 from stoker.index.shard_files import rebuild_index

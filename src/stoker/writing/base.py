@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypedDict
 
 from stoker.concurrency.forks import reset_in_children
+from stoker.digests import check_hash_name
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.common.checks import MAX_OFFSET
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.common.hashing import check_hash_name
 from stoker.storage import Store
 from stoker.storage.files.staged_file import StagedFile
 from stoker.storage.types import PutData

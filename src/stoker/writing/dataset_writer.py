@@ -11,11 +11,11 @@ from typing import Any, Final, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.digests import hash_hex
 from stoker.errors import ConfigError, EncodingError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.common.hashing import hash_hex
 from stoker.formats.common.records import BytesLike, RecordEncoder
 from stoker.formats.registry import get_format
 from stoker.index.index import Index

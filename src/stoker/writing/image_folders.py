@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, ClassVar, Final, Unpack
 
 from stoker.arguments import checked
+from stoker.digests import hash_hex
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET, check_basename
-from stoker.formats.common.hashing import hash_hex
 from stoker.formats.common.records import batch_length, blame, check_sample
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker.digests import hash_hex
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.entries import identity_of
-from stoker.formats.common.hashing import hash_hex
 from stoker.formats.registry import get_format
 from stoker.index.shard_files import find_shards, read_shard
 from stoker.storage import ObjectInfo, Store
-from stoker.storage.unfinished import is_hidden
+from stoker.storage.url import is_hidden
 
 Look = Callable[[Store, str, Mapping[str, int]], tuple[int, Mapping[str, Any]]]
 """Samples and identity of the files of a number, by their store, the last one's key, and the sizes by their ends."""

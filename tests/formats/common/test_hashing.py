@@ -8,8 +8,8 @@ import mmap
 import pytest
 import xxhash
 
+from stoker.digests import check_hash_name, fastest_hash, hash_hex, hash_names
 from stoker.errors import FormatError
-from stoker.formats.common.hashing import check_hash_name, fastest_hash, hash_hex, hash_names
 
 DATA = b"some bytes" * 1000
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.interleave import Interleave
-from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
+from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture, Mixing
 from stoker.types import Ids
 
 MANY = st.lists(st.integers(0, 300), min_size=1, max_size=12).filter(any)

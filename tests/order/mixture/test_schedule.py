@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.order.mixture.epoch_mixture import EpochMixture
-from stoker.order.mixture.mixing import Mixing
+from stoker.order.mixture.mixing import EpochMixture, Mixing
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.timeline import CountingOrigin, EpochPhase, Timeline
 

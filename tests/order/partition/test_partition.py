@@ -27,7 +27,8 @@ from stoker.order.partition.partition import (
     partition_from_dict,
 )
 from stoker.order.partition.strategies import class_counts, hashed_owners
-from stoker.order.selection.selection import Everything, Listed, Selection, Split, dense_starts
+from stoker.order.selection.number_sets import Listed
+from stoker.order.selection.selection import Everything, Selection, Split, dense_starts
 from stoker.types import Ids
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from patience import PATIENCE
-from stoker.concurrency.log_buckets import LogBuckets
 from stoker.concurrency.request_observer import ServedBy, observe, observer
+from stoker.concurrency.shared.counters import LogBuckets
 from stoker.storage.files.mapped import map_file
 from stoker.storage.files.mounts import mount_of
 from stoker_bench.measure.request_counts import (

@@ -10,29 +10,32 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stoker.cache.base import CacheSettings, IfFull, ShardCache
-from stoker.cache.decompress import unpack_file
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.disk.directory_files import DirectoryFiles, unlink
 from stoker.cache.disk.in_use import held
 from stoker.cache.disk.quota import CacheQuota, claim, part_name, release
-from stoker.cache.disk.small_fetches import SmallFetches
 from stoker.cache.range_fetch import fetch_part
 from stoker.cache.small_files import SmallFileReader
 from stoker.concurrency.shared.counters import Count
+from stoker.digests import fastest_hash, new_hash
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StokerError
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
-from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.index.version import VersionWatch
+from stoker.lazy import cached_property
 from stoker.storage import ObjectInfo, Store
 from stoker.storage.files.own import open_own
 from stoker.storage.files.regular import read_regular
 from stoker.storage.local import file_info
 from stoker.storage.types import Arrival
 from stoker.types import Buffer, HeldBytes
+
+if TYPE_CHECKING:
+    from stoker.cache.disk.small_fetches import SmallFetches
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +71,6 @@ class Fetches(ShardCache):
         self.directory = directory
         self.files = DirectoryFiles(root, directory)
         self.small_files = SmallFileReader(self.files.folder, watch) if store is None else None
-        self._small = SmallFetches(self.files, settings.stall_timeout)
         self._quota: CacheQuota | None = None
         self._warned = False
         # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
@@ -82,6 +84,13 @@ class Fetches(ShardCache):
             self._quota = CacheQuota(root, self.files.private, settings.limit, settings.stall_timeout, known)
             if directory is not None:
                 self._quota.others = directory.others
+
+    @cached_property
+    def _small(self) -> SmallFetches:
+        # Of a store: a dataset that is read where it lies fetches nothing.
+        from stoker.cache.disk.small_fetches import SmallFetches
+
+        return SmallFetches(self.files, self.settings.stall_timeout)
 
     @property
     def for_others(self) -> int:
@@ -263,6 +272,8 @@ class Fetches(ShardCache):
     def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
         file, packed = info.raw[number], info.zip[number]
         if packed.part is not None and self.store is not None and info.compression is not None:
+            from stoker.cache.decompress import unpack_file
+
             scratch = self.files.private / part_name(packed.basename, os.urandom(8).hex())
             with self.files.named_errors("write to"):
                 fetched = unpack_file(self.store, packed.part, info.compression, file.whole, part, scratch)

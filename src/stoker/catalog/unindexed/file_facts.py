@@ -1,6 +1,6 @@
 """The side file of a dataset without an index: what its files hold, so that the next start opens none that is still the same.
 
-Its layout is that of :mod:`stoker.concurrency.shared.arrays`. The file is there by rename, whole or not at all. A file
+Its layout is that of :mod:`stoker.concurrency.shared.bytes`. The file is there by rename, whole or not at all. A file
 that is damaged, or that another version of stoker wrote, is ignored and replaced.
 """
 
@@ -20,8 +20,7 @@ import numpy as np
 
 from stoker.cache.disk.quota import part_name, release, remove_unlocked, try_lock
 from stoker.cache.origin import make_private
-from stoker.concurrency.shared.arrays import cut_arrays, pack_arrays, unpack_arrays
-from stoker.concurrency.shared.bytes import SharedBytes
+from stoker.concurrency.shared.bytes import SharedBytes, cut_arrays, pack_arrays, unpack_arrays
 from stoker.errors import StorageError
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.storage import ObjectInfo

@@ -10,9 +10,10 @@ from typing import Final, TypeAlias
 
 from stoker.display import counted, redact_url
 from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.index.index import INDEX_NAME
 from stoker.storage import is_local, join_url
 from stoker.storage.files.file_errors import file_errors
-from stoker.storage.unfinished import is_hidden
+from stoker.storage.url import is_hidden
 
 Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory or URL prefix, a file, a pattern, or a list of files."""
@@ -141,6 +142,18 @@ def is_pattern(given: str | os.PathLike[str]) -> bool:
     """Whether a text stands for any number of files, as one with ``*`` or ``{00..12}``, and is no path of this machine."""
     path = is_local(given)
     return _is_wild(os.fspath(given)) if path is None else _is_local_pattern(str(path))
+
+
+def is_hub(given: object) -> bool:
+    """Whether this URL names a whole dataset of the Hub, and not a pattern of its files."""
+    return isinstance(given, str) and given.lower().startswith("hf://") and not is_pattern(given)
+
+
+def dataset_url(url: str | os.PathLike[str]) -> str:
+    """The directory or URL of a dataset that is named by it, or by its ``index.json``."""
+    text = os.fspath(url)
+    head, _, last = text.rpartition("/")
+    return (head or ".") if last == INDEX_NAME else text
 
 
 def expand_braces(text: str) -> list[str]:

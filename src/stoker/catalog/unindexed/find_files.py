@@ -24,7 +24,8 @@ from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.transfer.settings import side_by_side
-from stoker.storage.unfinished import MARK, counted_files, is_hidden
+from stoker.storage.unfinished import MARK, counted_files
+from stoker.storage.url import is_hidden
 
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)

@@ -23,8 +23,7 @@ from stoker.cache.origin import make_private
 from stoker.catalog.splits import refuse_splits
 from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.catalog.unindexed.find_files import images_beside
-from stoker.concurrency.shared.arrays import cut_arrays, pack_arrays, unpack_arrays
-from stoker.concurrency.shared.bytes import SharedBytes
+from stoker.concurrency.shared.bytes import SharedBytes, cut_arrays, pack_arrays, unpack_arrays
 from stoker.errors import StokerError, StorageTimeoutError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import check_basename
@@ -36,7 +35,8 @@ from stoker.storage import ObjectInfo, Store
 from stoker.storage.files.mounts import read_shared
 from stoker.storage.files.own import PRIVATE
 from stoker.storage.recorded_versions import version_of_files
-from stoker.storage.unfinished import MARK, is_hidden
+from stoker.storage.unfinished import MARK
+from stoker.storage.url import is_hidden
 from stoker.types import Ids
 
 _CHUNK: Final = 4096

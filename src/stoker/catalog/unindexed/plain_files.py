@@ -31,8 +31,7 @@ from stoker.cache.origin import make_private
 from stoker.catalog.splits import refuse_splits
 from stoker.catalog.unindexed.file_facts import save_side_file
 from stoker.catalog.unindexed.find_files import images_beside
-from stoker.concurrency.shared.arrays import pack_arrays, unpack_arrays
-from stoker.concurrency.shared.bytes import SharedBytes
+from stoker.concurrency.shared.bytes import SharedBytes, pack_arrays, unpack_arrays
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.format import Format
 from stoker.formats.one_file import FileFormat

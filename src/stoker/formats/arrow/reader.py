@@ -22,14 +22,13 @@ from stoker.formats.common.container import (
     PackedEncoder,
     PackedFormat,
     PackedShard,
-    decode_fixed,
-    decode_values,
     fixed_kind,
     flatten,
     read_gathered,
     read_offsets,
 )
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
+from stoker.formats.common.read_checks import decode_fixed, decode_values
 from stoker.formats.common.records import BytesLike
 from stoker.formats.common.rows.merge import scatter
 from stoker.formats.kinds import FLOATS

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.common.checks import DECODE_ERRORS, MAX_OFFSET, parse_columns, parse_files, parse_samples
+from stoker.formats.common.checks import MAX_OFFSET, parse_columns, parse_files, parse_samples
 from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
 from stoker.formats.common.records import BytesLike
 from stoker.formats.common.rows.gather import address_of, gather_rows
@@ -291,41 +291,6 @@ def encodings_of(spec: Mapping[str, Any]) -> Mapping[str, Encoding]:
     if "column_names" in spec:
         return {n: get_encoding(e) for n, e in zip(spec["column_names"], spec["column_encodings"], strict=True)}
     return {name: get_encoding(chosen) for name, chosen in spec.get("encodings", {}).items()}
-
-
-def decode_values(encoding: Encoding, values: list[bytes], rows: Ids, name: str, where: str) -> list[Any]:
-    """Decode n values of a column. CorruptDataError if one does not decode; names the shard, its row and the column."""
-    try:
-        return encoding.decode_values(values)
-    except DECODE_ERRORS as error:
-        raise _blame(
-            encoding.decode_values, values, error, rows, f"column {name!r} ({encoding.name})", where
-        ) from error
-
-
-def decode_fixed(encoding: Encoding, raw: NDArray[np.uint8], rows: Ids, name: str, where: str) -> Column:
-    """Decode n values of a fixed width; ``raw`` has shape ``(n, size)`` and is given away.
-
-    CorruptDataError if one does not decode; names the shard, its row and the column.
-    """
-    try:
-        return encoding.decode_fixed(raw)
-    except DECODE_ERRORS as error:
-        raise _blame(encoding.decode_fixed, raw, error, rows, f"column {name!r} ({encoding.name})", where) from error
-
-
-def _blame(
-    decode: Callable[[Any], Any], values: Any, error: Exception, rows: Ids, column: str, where: str
-) -> CorruptDataError:
-    """The error for the first of the values that does not decode alone; for all of them where each does."""
-    blamed = int(rows[0])
-    for index, row in enumerate(rows.tolist()):
-        try:
-            decode(values[index : index + 1])
-        except DECODE_ERRORS as found:
-            error, blamed = found, row
-            break
-    return CorruptDataError(f"{where}: sample {blamed}: {column} does not decode: {error}")
 
 
 def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str, first: int = 0) -> Ids | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.registry import get_format
+
+Sizes: TypeAlias = Callable[[Sequence[str]], Mapping[str, int]]
+"""Gives the bytes of files by their names."""
 
 _HEAD: Final = 8  # count and offset
 _SETTINGS: Final = ("hashes", "size_limit", "inferred")

@@ -1,4 +1,4 @@
-"""Checks of what is read: columns that exist and may be decoded, rows inside the shard, and bytes of the declared kind.
+"""Checks of what is read: columns that exist and may be decoded, rows inside the shard, and values of the declared kind.
 
 A value or a file is recognised by its first bytes, to tell a wrong declaration from damaged data.
 """
@@ -6,13 +6,17 @@ A value or a file is recognised by its first bytes, to tell a wrong declaration 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError, FormatError, UnsafeDataError
 from stoker.formats.base import ReadOptions
+from stoker.formats.common.checks import DECODE_ERRORS
 from stoker.formats.mds.encodings import Encoding
-from stoker.types import Ids
+from stoker.types import Column, Ids
 
 _BEGINS: Final = (
     (b"\xff\xd8\xff", "a JPEG image", "jpeg"),
@@ -141,3 +145,38 @@ def check_rows(rows: Ids, samples: int | Ids) -> None:
     """
     if len(rows) and (int(rows.min()) < 0 or (rows >= samples).any()):
         raise IndexError("row outside its shard")
+
+
+def decode_values(encoding: Encoding, values: list[bytes], rows: Ids, name: str, where: str) -> list[Any]:
+    """Decode n values of a column. CorruptDataError if one does not decode; names the shard, its row and the column."""
+    try:
+        return encoding.decode_values(values)
+    except DECODE_ERRORS as error:
+        raise _blame(
+            encoding.decode_values, values, error, rows, f"column {name!r} ({encoding.name})", where
+        ) from error
+
+
+def decode_fixed(encoding: Encoding, raw: NDArray[np.uint8], rows: Ids, name: str, where: str) -> Column:
+    """Decode n values of a fixed width; ``raw`` has shape ``(n, size)`` and is given away.
+
+    CorruptDataError if one does not decode; names the shard, its row and the column.
+    """
+    try:
+        return encoding.decode_fixed(raw)
+    except DECODE_ERRORS as error:
+        raise _blame(encoding.decode_fixed, raw, error, rows, f"column {name!r} ({encoding.name})", where) from error
+
+
+def _blame(
+    decode: Callable[[Any], Any], values: Any, error: Exception, rows: Ids, column: str, where: str
+) -> CorruptDataError:
+    """The error for the first of the values that does not decode alone; for all of them where each does."""
+    blamed = int(rows[0])
+    for index, row in enumerate(rows.tolist()):
+        try:
+            decode(values[index : index + 1])
+        except DECODE_ERRORS as found:
+            error, blamed = found, row
+            break
+    return CorruptDataError(f"{where}: sample {blamed}: {column} does not decode: {error}")

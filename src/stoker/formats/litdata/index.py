@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.common.checks import MAX_OFFSET, refuse, require
-
-__all__ = ["Sizes", "is_litdata", "shards_of"]
-
-Sizes = Callable[[Sequence[str]], Mapping[str, int]]
-"""Gives the bytes of files by their names."""
+from stoker.formats.common.entries import Sizes
 
 TREES: Final = "PyTreeLoader"
 TOKENS: Final = "TokensLoader"
 _LEVELS: Final = ("chunk", "batch", "sample")
 _KEPT: Final = ("data_format", "data_spec", "types", "item_loader")
-
-
-def is_litdata(index: Mapping[str, Any]) -> bool:
-    """Whether the object in an ``index.json`` is litdata's."""
-    return "chunks" in index and "config" in index and "shards" not in index
 
 
 def shards_of(index: Mapping[str, Any], where: str, sizes: Sizes, block_size: int | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import importlib
 from functools import cache
 from types import ModuleType
 
-from stoker.concurrency.global_lock import has_global_lock
+from stoker.concurrency.threads import has_global_lock
 from stoker.errors import MissingPackageError
 
 

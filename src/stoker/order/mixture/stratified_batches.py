@@ -30,7 +30,7 @@ _TAG_SECTIONS: Final = 1
 
 
 class Strata(Protocol):
-    """Samples of each stream before a position, such as :class:`~stoker.order.mixture.epoch_mixture.EpochMixture`."""
+    """Samples of each stream before a position, such as :class:`~stoker.order.mixture.mixing.EpochMixture`."""
 
     def reached(self, positions: Ids, /) -> Ids:
         """Number of each stream's next sample at positions, the epoch's end included; int64, shape ``(k, streams)``."""

@@ -11,8 +11,7 @@ from typing import Final, Protocol, cast
 
 import numpy as np
 
-from stoker.order.mixture.epoch_mixture import EpochMixture
-from stoker.order.mixture.mixing import NUMBER_BITS
+from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture
 from stoker.order.shuffle.concat_passes import ConcatPasses
 from stoker.order.shuffle.shuffle import ShuffledStream
 from stoker.types import Ids

@@ -11,16 +11,19 @@ All are plain values: the same value, dataset and world give the same parts in a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError, StateError
-from stoker.order.partition.strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
+from stoker.lazy import lazy_names
 from stoker.order.selection.selection import Selection
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids
+
+if TYPE_CHECKING:
+    from stoker.order.partition.strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 
 __all__ = [
     "Contiguous",
@@ -32,6 +35,10 @@ __all__ = [
     "Stratified",
     "partition_from_dict",
 ]
+
+_STATIC: Final = ("Contiguous", "HashBased", "RangeBased", "RoundRobin", "Stratified")
+# Few datasets are read by one of them.
+__getattr__ = lazy_names(__name__, dict.fromkeys(_STATIC, "stoker.order.partition.strategies"))
 
 
 class Partition(Protocol):
@@ -113,26 +120,20 @@ class Elastic:
         return {"name": self.name}
 
 
-_KNOWN: dict[str, type[Partition]] = {
-    "elastic": Elastic,
-    "round_robin": RoundRobin,
-    "contiguous": Contiguous,
-    "hash": HashBased,
-    "range": RangeBased,
-    "stratified": Stratified,
-}
-
-
 def partition_from_dict(values: Mapping[str, Any]) -> Partition:
     """The strategy that ``as_dict`` described.
 
     Raises:
         StateError: there is no such strategy, or it has other arguments.
     """
+    from stoker.order.partition.strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
+
+    kinds: tuple[type[Partition], ...] = (Elastic, RoundRobin, Contiguous, HashBased, RangeBased, Stratified)
+    known: dict[str, Callable[..., Partition]] = {str(kind.name): kind for kind in kinds}
     name = str(values.get("name"))
-    if name not in _KNOWN:
-        raise StateError(f"partition {name!r} is unknown; known: {', '.join(_KNOWN)}")
+    if name not in known:
+        raise StateError(f"partition {name!r} is unknown; known: {', '.join(known)}")
     try:
-        return _KNOWN[name](**{key: value for key, value in values.items() if key != "name"})
+        return known[name](**{key: value for key, value in values.items() if key != "name"})
     except ConfigError as error:
         raise StateError(f"partition {name!r} does not have these arguments: {error}") from error

@@ -14,6 +14,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.integers import mix
+from stoker.order.global_batches import check_batch
 from stoker.order.mixture.interleave import Interleave
 from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stream_locator import StreamLocator
@@ -162,16 +163,3 @@ def _reached(sizes: Ids, count: int) -> Ids:
     if inside:
         reached += Interleave(sizes).counts_before(np.array([inside], dtype=np.int64))[0]
     return reached
-
-
-def check_batch(batch_size: int, begun: int) -> None:
-    """Check that an epoch whose batches are of one stream each is finished with the batches that it was begun with.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if batch_size != begun:
-        raise ConfigError(
-            f"this epoch was begun with batches of {begun} samples of one stream; resume it with batch_size={begun}, not "
-            f"{batch_size}, until it ends"
-        )

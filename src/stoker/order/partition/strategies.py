@@ -12,7 +12,8 @@ import numpy as np
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
-from stoker.order.selection.selection import Everything, Numbered, Residues, Selection, Span, dense_starts
+from stoker.order.selection.number_sets import Numbered, Residues, Span
+from stoker.order.selection.selection import Everything, Selection, dense_starts
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids, Nulls
 

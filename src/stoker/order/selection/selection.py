@@ -10,16 +10,13 @@ depend on nothing that grows behind them: appending shards to a dataset leaves w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
-from stoker.order.selection.number_sets import AllBut, NumberSet, Periodic, Progression, Ranges, Sorted
 from stoker.order.shuffle.bijection import permute, unpermute
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
@@ -71,7 +68,6 @@ _TAG_START = 13
 _PHASES = 20
 """Bits of the resolution of time in a subsample; times 2**42 samples they fit in 63 bits."""
 
-_CHUNK = 1 << 20
 """Listed ids looked at at a time."""
 
 
@@ -122,7 +118,7 @@ class Everything:
         return rows
 
 
-class _Drawn:
+class Drawn:
     """In each shard a run of the parent's samples as a bijection keyed by shard arranges them."""
 
     def __init__(self, parent: Selection, firsts: Ids, sizes: Ids, key: int) -> None:
@@ -144,7 +140,7 @@ class _Drawn:
         return np.where(chosen, indices, -1)
 
 
-class Split(_Drawn):
+class Split(Drawn):
     """The samples between two shares of the dataset, such as 0.9 to 1 for validation.
 
     Each shard gives its part, drawn by a bijection keyed by ``seed`` and the shard's number. Selections of the same
@@ -169,7 +165,7 @@ class Split(_Drawn):
         super().__init__(Everything(table), firsts, ends - firsts, mix(seed, _TAG_SPLIT))
 
 
-class Sampled(_Drawn):
+class Sampled(Drawn):
     """A fixed random subset of exactly ``count`` samples; a larger ``count`` of the same key has all of a smaller one.
 
     :func:`_subsample_sizes` decides how many come from each shard, a bijection keyed by shard which.
@@ -189,147 +185,6 @@ class Sampled(_Drawn):
             raise ConfigError(f"granularity must be at least 1, got {granularity}")
         sizes = _subsample_sizes(parent.sizes, count, granularity, key)
         super().__init__(parent, np.zeros_like(sizes), sizes, mix(key, _TAG_SAMPLED))
-
-
-class _ByNumber:
-    """The samples of the parent whose dense numbers are in a set."""
-
-    def __init__(self, parent: Selection, chosen: NumberSet) -> None:
-        starts = dense_starts(parent)
-        before = chosen.below(starts)
-        self.sizes: Ids = np.diff(before)
-        self._parent = parent
-        self._chosen = chosen
-        self._starts = starts
-        self._before = before
-
-    def rows(self, shards: Ids, numbers: Ids) -> Ids:
-        number = self._chosen.at(self._before[shards] + numbers)
-        return self._parent.rows(shards, number - self._starts[shards])
-
-    def numbers(self, shards: Ids, rows: Ids) -> Ids:
-        numbers = self._parent.numbers(shards, rows)
-        number = np.maximum(numbers, 0) + self._starts[shards]
-        before = self._chosen.below(number)
-        chosen = (numbers >= 0) & (self._chosen.below(number + 1) > before)
-        return np.where(chosen, before - self._before[shards], -1)
-
-
-class Residues(_ByNumber):
-    """The samples whose dense number leaves one of some remainders.
-
-    Args:
-        parent: what is chosen from.
-        modulus: the divisor, at least 1.
-        residues: remainders, each in ``[0, modulus)`` and different; a ``range`` is not stored.
-        key: where given, the samples of each shard are first put in an order keyed by this and the shard's number.
-    """
-
-    def __init__(
-        self, parent: Selection, modulus: int, residues: range | Sequence[int] | Ids, key: int | None = None
-    ) -> None:
-        chosen = Progression(modulus, residues) if isinstance(residues, range) else Periodic(modulus, residues)
-        if key is not None:
-            parent = _Drawn(parent, np.zeros_like(parent.sizes), parent.sizes, key)
-        super().__init__(parent, chosen)
-
-
-class Span(_ByNumber):
-    """The samples in ranges of dense numbers.
-
-    Args:
-        parent: what is chosen from.
-        ranges: ``(start, stop)`` each, half open, in rising order, not overlapping, inside ``[0, total]``.
-    """
-
-    def __init__(self, parent: Selection, ranges: Sequence[tuple[int, int]]) -> None:
-        total = int(parent.sizes.sum())
-        for start, stop in ranges:
-            if stop > total:
-                raise ConfigError(f"range [{start}, {stop}) ends behind the last of {total} samples")
-        super().__init__(parent, Ranges(ranges))
-
-
-class Numbered(_ByNumber):
-    """The samples with these dense numbers.
-
-    Args:
-        parent: what is chosen from.
-        values: int64, rising, inside ``[0, total)``; not checked, and kept as it is.
-    """
-
-    def __init__(self, parent: Selection, values: Ids) -> None:
-        super().__init__(parent, Sorted(values))
-
-
-class Listed(_ByNumber):
-    """Those of the listed samples that the parent has: 8 bytes each.
-
-    Args:
-        parent: what is chosen from.
-        ids: sample ids, which count through the whole table's shards; each once, in any order. A sorted int64 array of
-            which the parent is :class:`Everything` is used without a copy; it may be a mapped file.
-        checked: the ids are known to be int64, sorted, distinct and of this table, so they are not checked again.
-
-    Raises:
-        ConfigError: an id is listed twice or is not in the table.
-    """
-
-    def __init__(self, parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool = False) -> None:
-        self.table = parent.table
-        super().__init__(parent, Sorted(_dense_numbers(parent, ids, checked)))
-
-
-class Without(_ByNumber):
-    """All samples of the parent but the listed ones: 16 bytes for each of these.
-
-    Args:
-        parent: what is chosen from.
-        ids: as for :class:`Listed`; those that the parent lacks change nothing.
-
-    Raises:
-        ConfigError: an id is listed twice or is not in the table.
-    """
-
-    def __init__(self, parent: TableSelection, ids: Sequence[int] | NDArray[np.integer]) -> None:
-        self.table = parent.table
-        super().__init__(parent, AllBut(_dense_numbers(parent, ids)))
-
-
-def _dense_numbers(parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool = False) -> Ids:
-    """The parent's dense numbers of those of ``ids`` that it has, rising."""
-    sorted_ids = np.asanyarray(ids) if checked else _checked(ids, parent.table.total)
-    if isinstance(parent, Everything):
-        return sorted_ids
-    starts = dense_starts(parent)
-    chunks = [np.zeros(0, dtype=np.int64)]
-    for first in range(0, sorted_ids.size, _CHUNK):
-        shards, rows = parent.table.locate(sorted_ids[first : first + _CHUNK])
-        numbers = parent.numbers(shards, rows)
-        here = numbers >= 0
-        chunks.append(starts[shards[here]] + numbers[here])
-    return np.sort(np.concatenate(chunks))
-
-
-def _checked(ids: Sequence[int] | NDArray[np.integer], total: int) -> Ids:
-    """``ids`` as a sorted int64 array, the same memory if it is one already."""
-    given = np.asarray(ids)
-    if given.size == 0:
-        return np.zeros(0, dtype=np.int64)
-    if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
-        raise ConfigError(
-            f"sample ids must be a one-dimensional list of integers, got shape {given.shape} of {given.dtype}"
-        )
-    for extreme in (int(given.min()), int(given.max())):
-        if not 0 <= extreme < total:
-            raise ConfigError(f"sample id {extreme} is not in a dataset of {total} samples: ids are 0 to {total - 1}")
-    values: Ids = given.astype(np.int64, copy=False)
-    if any(bool((np.diff(values[first : first + _CHUNK + 1]) <= 0).any()) for first in range(0, values.size, _CHUNK)):
-        values = np.sort(values)
-        again = np.flatnonzero(np.diff(values) == 0)
-        if again.size:
-            raise ConfigError(f"sample id {int(values[again[0]])} is listed more than once")
-    return values
 
 
 def _subsample_sizes(available: Ids, count: int, granularity: int, key: int) -> Ids:

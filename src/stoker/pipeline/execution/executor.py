@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from stoker.cluster import LoaderWorker
-from stoker.concurrency.global_lock import has_global_lock
+from stoker.concurrency.threads import has_global_lock
 from stoker.errors import ConfigError
 from stoker.formats.base import RunIn
 from stoker.pipeline.batch_ring import Ring

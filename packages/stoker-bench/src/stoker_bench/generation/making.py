@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import cramjam
 
+from stoker.digests import _HASHES
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.common.hashing import _HASHES
 from stoker_bench.generation.formats.base import layout_of
 from stoker_bench.generation.names import Output, output
 from stoker_bench.generation.segments import CHUNK, assemble

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from stoker.arguments import checked
+from stoker.digests import hash_names
 from stoker.display import unknown_name
 from stoker.errors import ConfigError
-from stoker.formats.common.hashing import hash_names
 from stoker.formats.format import Format
 from stoker.formats.registry import format_name, get_format
 from stoker_bench.generation.columns import IMAGES, NUMBERS, Column, check_stdev

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.log_buckets import LogBuckets
 from stoker.concurrency.request_observer import ServedBy, fetched_by_thread
+from stoker.concurrency.shared.counters import LogBuckets
 from stoker.concurrency.shared.rows import SharedRows
 
 LATENCIES: Final = LogBuckets(8, 5, 1024)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
-from stoker.formats.common.container import decode_fixed, decode_values
+from stoker.formats.common.read_checks import decode_fixed, decode_values
 from stoker.formats.common.rows.gather import gather_rows
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.unstacked import Unstacked, spread
