@@ -20,7 +20,6 @@ from patience import PATIENCE
 from stoker import ReadOptions, StreamingDataset
 from stoker.concurrency.processes import WorkerProcess
 from stoker.errors import ConfigError, StokerError
-from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.chunk_process import ChunkAnswer, ChunkTask, serve_chunks
@@ -144,11 +143,10 @@ def test_further_processes_are_given_work_when_they_are_there(data: Path) -> Non
     task = ChunkTask(reader.settings, 0, True, 1)
     places = np.arange(4)
     chunk = Chunk([4], places, np.zeros(4, np.int64), places, (0,))
-    runner: InProcesses[BatchGroup] = InProcesses(reader.pool.get, 1, task, reader.pool, None, Ring(), "spawn")  # type: ignore[arg-type]
+    runner: InProcesses[Chunk] = InProcesses(reader.pool.get, 1, task, reader.pool, None, Ring(), "spawn")  # type: ignore[arg-type]
 
     def read() -> None:
-        [batch] = runner.submit(chunk)().batches()
-        assert list(batch["id"]) == [0, 1, 2, 3]
+        assert list(runner.submit(chunk)().values["id"]) == [0, 1, 2, 3]
 
     def read_until(count: int) -> None:
         until = time.monotonic() + PATIENCE
