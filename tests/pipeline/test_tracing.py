@@ -484,7 +484,7 @@ def test_settings_of_a_loader_are_written_where_they_are_new(tmp_path: Path) -> 
         told["settings"]["batch_size="] for told in map(json.loads, notes.read_text().splitlines()) if "loader" in told
     ]
     assert sizes == [8, 4, 8, 8]
-    running.after_fork()  # a child's file has them, too
+    running._renew()  # a child's file has them, too
     running.note_loader("StreamingDataset", {"batch_size=": 8})
     running.add(Stage.WAIT, 1, 2)
     assert sorted(len(one.loaders) for one in read_recorded(tmp_path, 0, 0)) == [1, 2]

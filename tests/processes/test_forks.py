@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import importlib
 import logging
 import os
+import pickle
 import select
 import signal
 import sys
@@ -621,6 +623,76 @@ def test_a_child_computes_what_a_thread_of_its_parent_was_computing() -> None:
     finally:
         over.set()
         thread.join()
+
+
+class _Work(forks.ProcessLocal):
+    """What threads of one process do."""
+
+    def __init__(self, first: int, *, step: int = 1) -> None:
+        self.lock = threading.Lock()
+        self.numbers = [first, first + step]
+
+
+def test_a_lock_of_another_thread_is_free_in_a_child_and_in_a_copy() -> None:
+    lock, taken, over = forks.ProcessLock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            over.wait(PATIENCE)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert taken.wait(PATIENCE)
+        assert not lock.acquire(blocking=False)
+        assert in_child(lambda: lock.acquire(blocking=False)) == "True"
+        assert pickle.loads(pickle.dumps(lock)).acquire(blocking=False)
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_thread_that_forks_while_it_has_a_lock_has_it_in_the_child_too() -> None:
+    lock = forks.ProcessLock()
+
+    def work() -> list[bool]:
+        free = [_in_thread(lambda: lock.acquire(blocking=False))]
+        lock.release()
+        return [*free, _in_thread(lambda: lock.acquire(blocking=False))]
+
+    with lock:
+        assert in_child(work) == "[False, True]"
+
+
+def test_what_one_process_has_is_made_anew_in_a_child_and_in_a_copy() -> None:
+    work = _Work(3, step=4)
+    work.numbers.append(9)
+    with work.lock:
+        assert in_child(lambda: (work.numbers, work.lock.acquire(blocking=False))) == "([3, 7], True)"
+    copies = [pickle.loads(pickle.dumps(work)), copy.deepcopy(work)]
+    for copied in copies:
+        assert copied.numbers == [3, 7]
+        copied.numbers.clear()
+    assert in_child(lambda: [copied.numbers for copied in copies]) == "[[3, 7], [3, 7]]"
+    assert work.numbers == [3, 7, 9]
+
+
+def test_a_file_of_one_process_is_closed_in_a_child_alone() -> None:
+    files = [forks.ProcessFile(os.open(os.devnull, os.O_RDONLY))]
+    number = files[0].number
+
+    def look() -> tuple[int, bool, bool]:
+        closed = not os.path.exists(f"/proc/self/fd/{number}")
+        other = os.open(os.devnull, os.O_RDONLY)  # which has the number now
+        files[0].close()
+        return files[0].number, closed, os.path.exists(f"/proc/self/fd/{other}")
+
+    assert in_child(look) == "(-1, True, True)"
+    os.fstat(number)
+    files.clear()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(number)
 
 
 def test_an_object_that_can_not_be_reset_keeps_no_other_from_it() -> None:

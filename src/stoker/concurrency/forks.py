@@ -1,4 +1,12 @@
-"""Forks: none while another thread imports or logs; objects are reset in a child, where the parent's threads do not exist.
+"""Forks: what a process alone may use is made anew in a child, and no fork while another thread imports or logs.
+
+What a child must not share with its parent, or finds locked by a thread that is not there, is of one of four kinds. Each is
+renewed here, at once in the child, so that other classes need not know of forks, and pickle as plain values:
+
+* a lock is a :class:`ProcessLock`;
+* what stands for work, claims, clients or maps of one process is an attribute of a :class:`ProcessLocal`;
+* an open file is a :class:`ProcessFile`; a pipe or socket is given to :func:`close_in_children`;
+* threads are a pool of :class:`~stoker.concurrency.threads.Threads`.
 
 Python makes the locks of modules anew in no child: one that imports what a thread of its parent was importing waits for that
 thread for ever. A thread that fetches shards imports what it needs at its first one (codecs, a store's client, Arrow), and
@@ -25,14 +33,96 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from _thread import RLock
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, Protocol, Self
 
 from stoker.concurrency.weak_sets import alive
 
+_LOCKS: Final[weakref.WeakSet[ProcessLock]] = weakref.WeakSet()
+_CLOSABLE: Final[weakref.WeakSet[Closable]] = weakref.WeakSet()
+_LOCALS: Final[weakref.WeakSet[ProcessLocal]] = weakref.WeakSet()
+_FORKABLE: Final[weakref.WeakSet[Forkable]] = weakref.WeakSet()
+
+
+class ProcessLock(RLock):  # type: ignore[misc]  # CPython allows it
+    """A lock for threads of one process; the one that has it may take it again.
+
+    In a forked child only the thread that forks may have it, and in a copy nobody.
+    """
+
+    def __init__(self) -> None:
+        _LOCKS.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcessLock, ()
+
+
+class ProcessLocal:
+    """Base of objects whose attributes are one process's, as those of :class:`threading.local` are one thread's.
+
+    In a forked child ``__init__`` is called again, with the same arguments, and sets all of them; a copy is made so, too.
+    It may not wait: a lock of the parent may be held by a thread that is not there.
+    """
+
+    _made_of: partial[Self]
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        one = super().__new__(cls)
+        one._made_of = partial(cls, *args, **options)
+        _LOCALS.add(one)
+        return one
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._made_of, ()
+
+    def _renew(self) -> None:
+        type(self).__init__(self, *self._made_of.args, **self._made_of.keywords)
+
+
+class Closable(Protocol):
+    """A pipe, socket or the like."""
+
+    def close(self) -> object: ...
+
+
+def close_in_children(one: Closable) -> None:
+    """Have the copy of an open file that each forked child gets closed there, as long as the object lives."""
+    _CLOSABLE.add(one)
+
+
+class ProcessFile:
+    """A descriptor that only this process has: it is closed with this object, and in a forked child.
+
+    Attributes:
+        number: the descriptor; -1 where it is closed.
+    """
+
+    def __init__(self, number: int = -1) -> None:
+        self.number = number
+        _CLOSABLE.add(self)
+
+    # Bound as a default: at the interpreter's end a module's names are gone.
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        """Close it, unless it is."""
+        # Not twice: a process that is forked in between would close what has the number by then.
+        number, self.number = self.number, -1
+        if number >= 0:
+            try:
+                close(number)
+            except OSError:
+                return
+
+    __del__ = close
+
+
+NO_FILE: Final = ProcessFile()
+"""One that is closed."""
+
 
 class Forkable(Protocol):
-    """An object with threads, futures or locks."""
+    """An object with threads, futures or locks that are none of these kinds."""
 
     def after_fork(self) -> None:
         """Replace them, in the child. It may not wait: a lock of the parent may be held by a thread that is not there."""
@@ -44,18 +134,21 @@ def reset_in_children(one: Forkable) -> None:
     _FORKABLE.add(one)
 
 
-_FORKABLE: Final[weakref.WeakSet[Forkable]] = weakref.WeakSet()
-
-
-def _reset_all() -> None:
+def _renew_all() -> None:
+    # Locks first: what is let go of then may take one.
+    locks: list[Any] = alive(_LOCKS)  # of which the standard library renews its own so
+    renewals: list[Callable[[], object]] = [lock._at_fork_reinit for lock in locks if not lock._is_owned()]
+    renewals += [one.close for one in alive(_CLOSABLE)]
+    renewals += [one._renew for one in alive(_LOCALS)]
+    renewals += [one.after_fork for one in alive(_FORKABLE)]
     failed: list[Exception] = []
-    for one in alive(_FORKABLE):
+    for renew in renewals:
         try:
-            one.after_fork()
-        except Exception as error:  # noqa: BLE001 - the others are reset all the same
+            renew()
+        except Exception as error:  # noqa: BLE001 - the others are renewed all the same
             failed.append(error)
     if failed:
-        raise ExceptionGroup("objects could not be reset in a forked child", failed)  # which Python prints
+        raise ExceptionGroup("objects could not be renewed in a forked child", failed)  # which Python prints
 
 
 # Seconds for which a fork waits for imports: more than torch takes on a busy machine. Then it is made all the same, as the
@@ -64,7 +157,7 @@ _PATIENCE: Final = 30.0
 _STEP: Final = 0.001
 _TRIES: Final = 20
 # Weak references to the locks of modules that are imported now, by name.
-_LOCKS: Final[dict[str, Any]] = getattr(_bootstrap, "_module_locks", {})
+_IMPORTS: Final[dict[str, Any]] = getattr(_bootstrap, "_module_locks", {})
 # Modules that were waited for in vain: no later fork waits for them.
 _outlasted: set[str] = set()
 
@@ -132,7 +225,7 @@ def _let_lock_of_h5py() -> None:
 def _importing() -> dict[str, int]:
     """Modules that are imported now, and the identity of the thread that imports each."""
     # A list is made in one go also where Python has no lock of its own: other threads begin to import meanwhile.
-    owners = [(name, getattr(reference(), "owner", None)) for name, reference in list(_LOCKS.items())]
+    owners = [(name, getattr(reference(), "owner", None)) for name, reference in list(_IMPORTS.items())]
     return {name: owner for name, owner in owners if owner is not None}
 
 
@@ -143,10 +236,10 @@ def _import_anew() -> None:
     """
     me = threading.get_ident()
     importing = _importing()
-    for name in tuple(_LOCKS):
+    for name in tuple(_IMPORTS):
         if importing.get(name) == me:
             continue
-        _LOCKS.pop(name, None)  # nobody is left who would release it, or what it has inside
+        _IMPORTS.pop(name, None)  # nobody is left who would release it, or what it has inside
         specification = getattr(sys.modules.get(name), "__spec__", None)
         if name in importing and getattr(specification, "_initializing", False):
             if name in _outlasted:
@@ -214,5 +307,5 @@ def _after_fork_in_child() -> None:
     _import_anew()
 
 
-os.register_at_fork(after_in_child=_reset_all)
+os.register_at_fork(after_in_child=_renew_all)
 os.register_at_fork(before=_before_fork, after_in_parent=_let_log, after_in_child=_after_fork_in_child)

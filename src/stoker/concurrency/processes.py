@@ -19,7 +19,7 @@ from multiprocessing import connection, get_context, parent_process, resource_tr
 from queue import SimpleQueue
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import close_in_children
 from stoker.errors import StokerError
 
 A = TypeVar("A")
@@ -50,7 +50,8 @@ class WorkerProcess:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_begin, args=(serve, theirs, args, self._pid), daemon=True, name=name)
         self.name = name
-        reset_in_children(self)
+        # The worker may be a forked child itself, and would wait for ever for an end of the pipe that it holds.
+        close_in_children(self._pipe)
         try:
             with _uninterrupted():
                 self._process.start()
@@ -59,13 +60,6 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: a forked child closes its copy of this end of the pipe.
-
-        The worker itself may be such a child. It would wait for ever for an end of the pipe that it holds itself.
-        """
-        self._pipe.close()
 
     @property
     def pid(self) -> int | None:

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLocal
 from stoker.concurrency.spans.thread_times import displaced_time
 from stoker.concurrency.weak_sets import alive
 from stoker.errors import StokerError
@@ -100,11 +100,9 @@ class _Work(Future[_T]):
 
     def serve(self) -> None:
         """Do the work on a thread of the pool, unless it was cancelled."""
-        if self.set_running_or_notify_cancel():
-            self.settle(*self.do())
-
-    def settle(self, value: _T | None, error: BaseException | None) -> None:
-        """Give the result, or the error, to those who wait."""
+        if not self.set_running_or_notify_cancel():
+            return
+        value, error = self.do()
         if error is None:
             self.set_result(cast(_T, value))
         else:
@@ -177,10 +175,24 @@ def _do_all(items: Sequence[_S], each: Callable[[_S], _R], end: Callable[[list[_
     return end(list(map(each, items)))
 
 
+class _Running(ProcessLocal):
+    """The threads of a pool that one process has, and their work.
+
+    Attributes:
+        serving: how many of them were not told to end.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.queue = _Queue()
+        self.threads: list[threading.Thread] = []
+        self.serving = 0
+
+
 class Threads:
     """Up to ``count`` threads that run work in the order it was given. They start when first needed.
 
-    A process forked from the one that made it gets a pool of its own on first use.
+    A forked child, and a copy, has threads of its own.
     """
 
     # Kept here, as the module's own names may be gone when a pool is closed at the interpreter's end.
@@ -189,33 +201,17 @@ class Threads:
     def __init__(self, count: int, name: str) -> None:
         self.count = count
         self._name = name
-        self._reset()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._open()
-
-    def _open(self) -> None:
-        self._queue = _Queue()
-        self._threads: list[threading.Thread] = []
-        # Threads that were not told to end.
-        self._serving = 0
-        self._closed = False
-        _pools.add(self)
+        self._running = _Running()
 
     def widen(self, count: int) -> None:
         """Have up to ``count`` threads from now on, where that is more: at once, as far as work waits for them."""
-        with self._lock:
-            if count <= self.count or self._closed:
+        running = self._running
+        with running.lock:
+            if count <= self.count or running.queue.ended:
                 return
             self.count = count
-            self._serving += self._queue.retain(count - self._serving)
-            for _ in range(min(count - self._serving, self._queue.qsize())):
+            running.serving += running.queue.retain(count - running.serving)
+            for _ in range(min(count - running.serving, running.queue.qsize())):
                 self._start()
 
     def resize(self, count: int) -> None:
@@ -225,18 +221,19 @@ class Threads:
         """
         count = max(1, count)
         self.widen(count)
-        with self._lock:
-            if count >= self.count or self._closed:
+        running = self._running
+        with running.lock:
+            if count >= self.count or running.queue.ended:
                 return
             self.count = count
-            self._queue.dismiss(max(0, self._serving - count))
-            self._serving = min(self._serving, count)
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            running.queue.dismiss(max(0, running.serving - count))
+            running.serving = min(running.serving, count)
+            running.threads = [thread for thread in running.threads if thread.is_alive()]
 
     @property
     def waits(self) -> bool:
         """Whether work waits for a thread."""
-        return not self._queue.empty()
+        return not self._running.queue.empty()
 
     def _start(self) -> None:
         """Start a thread, or where the system allows no more of them, leave the work to those that are there.
@@ -244,19 +241,21 @@ class Threads:
         Raises:
             StokerError: there is none.
         """
-        thread = threading.Thread(target=_serve, args=(self._queue,), name=f"stoker-{self._name}", daemon=True)
+        running = self._running
+        thread = threading.Thread(target=_serve, args=(running.queue,), name=f"stoker-{self._name}", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            if self._serving:
+            if running.serving:
                 return
             raise StokerError(
                 f"this process can start no thread for {self._name!r} ({error}): start fewer processes and threads, or raise "
                 "their limit (`ulimit -u`, or pids.max of the control group)"
             ) from error
-        self._threads.append(thread)
-        self._serving += 1
+        running.threads.append(thread)
+        running.serving += 1
         _started.add(thread)
+        _pools.add(self)
 
     def submit(self, action: Callable[[], _T]) -> Future[_T]:
         """Run ``action`` on a thread of the pool, which opens again if it was closed."""
@@ -276,43 +275,44 @@ class Threads:
         return self._put(_Items(items, each, end), len(items))
 
     def _put(self, work: _AnyWork, times: int) -> _AnyWork:
-        with self._lock:
-            if self._closed:
-                self._open()
+        running = self._running
+        with running.lock:
+            if running.queue.ended:  # its threads were let go of when it was closed
+                running.queue, running.serving = _Queue(), 0
             for _ in range(times):
-                if self._serving < self.count:
+                if running.serving < self.count:
                     self._start()
-                self._queue.put(work)
+                running.queue.put(work)
         return work
 
     def close(self, patience: float = _PATIENCE) -> None:
         """Drop what has not begun, wait up to ``patience`` seconds for what has."""
         dropped = []
-        with self._lock:
-            self._closed = self._queue.ended = True
-            threads, self._threads = self._threads, []
+        running = self._running
+        with running.lock:
+            running.queue.ended = True
+            threads, running.threads = running.threads, []
             while True:
                 try:
-                    work = self._queue.get_nowait()
+                    work = running.queue.get_nowait()
                 except self._EMPTY:
                     break
                 if work is not None:
                     dropped.append(work)
             for _ in threads:
-                self._queue.put(None)
+                running.queue.put(None)
         for work in dropped:
             work.drop()
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(patience)
 
-    # Bound as a default: at the interpreter's end a module's names are gone.
-    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+    def __del__(self) -> None:
         # The threads hold the queue, not the pool: tell them to end.
-        if self._pid == getpid() and not self._closed:
-            self._queue.ended = True
-            for _ in self._threads:
-                self._queue.put(None)
+        running = self._running
+        running.queue.ended = True
+        for _ in running.threads:
+            running.queue.put(None)
 
 
 def map_in_order(function: Callable[[_S], _T], items: Sequence[_S], *, at_hand: bool, most: int, name: str) -> list[_T]:

@@ -11,14 +11,13 @@ import errno
 import fcntl
 import mmap
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import current_process, parent_process, reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import NO_FILE, ProcessFile, ProcessLock
 from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte
 from stoker.errors import StokerError
 
@@ -47,9 +46,9 @@ class SharedFile:
     """
 
     _file: int
-    _lock_file: int | None
-    _held: bool
-    _threads: Any  # threading.RLock, which is a function in Python 3.11 and 3.12
+    _threads: ProcessLock
+    _lock_file: ProcessFile
+    _holder: int
 
     def __init__(self, name: str, size: int) -> None:
         with _named_errors():
@@ -79,17 +78,17 @@ class SharedFile:
         # two files crosswise, the kernel sees a cycle that is none and answers EDEADLK.
         # The thread lock can be taken again by the thread that has it: a signal handler or a finaliser may run in here.
         with self._threads:
-            if self._held:
+            if self._holder == os.getpid():
                 yield
                 return
             try:
-                self._held = True
+                self._holder = os.getpid()
                 fcntl.flock(self._own_description(), fcntl.LOCK_EX)
                 yield
             finally:
-                if self._lock_file is not None:
-                    fcntl.flock(self._lock_file, fcntl.LOCK_UN)
-                self._held = False
+                if self._lock_file.number >= 0:
+                    fcntl.flock(self._lock_file.number, fcntl.LOCK_UN)
+                self._holder = 0
 
     def claim(self, number: int) -> bool:
         """Claim a number for this process, until it ends; whether no other process has it. Nobody waits.
@@ -114,31 +113,20 @@ class SharedFile:
         """Whether any process holds a number."""
         return is_byte_locked(self._file, number)
 
-    def after_fork(self) -> None:
-        """In a forked child: leave the parent's lock alone. A description of its own is opened when it is needed."""
-        self._threads = threading.RLock()
-        self._held = False
-        lock_file, self._lock_file = self._lock_file, None
-        if lock_file is not None:
-            os.close(lock_file)
-
     def _own_description(self) -> int:
         """A descriptor of an open file description that no other process has."""
-        if self._lock_file is None:
+        if self._lock_file.number < 0:
             try:
-                self._lock_file = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_CLOEXEC)
+                self._lock_file = ProcessFile(os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_CLOEXEC))
             except FileNotFoundError as error:
                 raise StokerError(
                     f"processes that share a dataset need /proc to lock their counters: {error}"
                 ) from error
-        return self._lock_file
+        return self._lock_file.number
 
     def _attach(self, file: int) -> None:
         self._file = file
-        self._lock_file = None
-        self._held = False
-        self._threads = threading.RLock()
-        reset_in_children(self)
+        self._threads, self._lock_file, self._holder = ProcessLock(), NO_FILE, 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {"file": reduction.DupFd(self._file)}
@@ -150,10 +138,10 @@ class SharedFile:
     def __del__(
         self, close: Callable[[int], None] = os.close, suppress: type[contextlib.suppress] = contextlib.suppress
     ) -> None:
-        for file in (self.__dict__.get("_file"), self.__dict__.get("_lock_file")):
-            if file is not None:
-                with suppress(OSError):
-                    close(file)
+        file = self.__dict__.get("_file")
+        if file is not None:
+            with suppress(OSError):
+                close(file)
 
 
 @contextmanager

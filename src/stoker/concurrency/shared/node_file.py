@@ -15,10 +15,9 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
 from typing import Final
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessFile, close_in_children
 from stoker.concurrency.shared.byte_locks import lock_byte, unlock_byte
 from stoker.errors import StokerError, StorageError
 
@@ -48,55 +47,49 @@ class NodeFile:
         _check_visible()
         self._name, self._address = name, f"\0{name}-{os.geteuid()}-{_pid_namespace()}"
         self._listening: socket.socket | None = None
-        self._file: int | None = None
         for _ in range(_TRIES):
-            self._file = _of_parent(name)
-            if self._file is None:
-                self._file = self._make(size)
-            if self._file is None:
-                self._file = _find(name, self._address)
-            if self._file is not None:
+            file = _of_parent(name)
+            if file is None:
+                file = self._make(size)
+            if file is None:
+                file = _find(name, self._address)
+            if file is not None:
                 break
             time.sleep(_PAUSE)  # its maker has just ended, or listens in a moment
         else:
             raise StokerError(
                 f"the process that listens on the Unix socket @{self._address[1:]} does not give its file"
             )
-        reset_in_children(self)
+        self._file = ProcessFile(file)  # a child asks for the name itself, for claims of its own
 
     def read(self, start: int, size: int) -> bytes:
         """Bytes of the file; none in a child that was forked since."""
-        return b"" if self._file is None else os.pread(self._file, size, start)
+        return b"" if self._file.number < 0 else os.pread(self._file.number, size, start)
 
     def write(self, start: int, data: bytes) -> None:
         """Change bytes of the file."""
-        if self._file is not None:
-            os.pwrite(self._file, data, start)
+        if self._file.number >= 0:
+            os.pwrite(self._file.number, data, start)
         self._forget_connections()
 
     def claim(self, number: int) -> bool:
         """Claim a number for this process until it releases it or ends; whether no other process has it. Nobody waits."""
-        return self._file is None or lock_byte(self._file, number, "exclusive")
+        return self._file.number < 0 or lock_byte(self._file.number, number, "exclusive")
 
     def release(self, number: int) -> None:
         """Give up a claim."""
-        if self._file is not None:
-            unlock_byte(self._file, number)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: a child asks for the name itself, for claims of its own."""
-        self._close()
+        if self._file.number >= 0:
+            unlock_byte(self._file.number, number)
 
     def offer(self) -> None:
         """Let other processes have the file from this one, if they can ask no other."""
         self._forget_connections()
-        if self._listening is not None or self._file is None:
+        if self._listening is not None or self._file.number < 0:
             return
         with contextlib.suppress(OSError):  # the next call may have a descriptor for it
             listening = self._bound()
             if listening is not None:
-                listening.listen(_BACKLOG)
-                self._listening = listening
+                self._listen(listening)
 
     def _make(self, size: int) -> int | None:
         """A new file; ``None`` where another process has the name."""
@@ -108,10 +101,14 @@ class NodeFile:
             file = os.memfd_create(self._name, os.MFD_CLOEXEC)
             undo.callback(os.close, file)
             os.ftruncate(file, size)
-            listening.listen(_BACKLOG)
+            self._listen(listening)
             undo.pop_all()
-        self._listening = listening
         return file
+
+    def _listen(self, listening: socket.socket) -> None:
+        listening.listen(_BACKLOG)
+        self._listening = listening
+        close_in_children(listening)
 
     def _bound(self) -> socket.socket | None:
         """A socket of the name; ``None`` where another process has it."""
@@ -135,18 +132,10 @@ class NodeFile:
             except OSError:
                 return
 
-    # Bound as a default: at the interpreter's end a module's names are gone.
-    def __del__(self, suppress: type[contextlib.suppress] = contextlib.suppress) -> None:
-        with suppress(OSError):
-            self._close()
-
-    def _close(self, close: Callable[[int], None] = os.close) -> None:
-        listening, self._listening = self.__dict__.get("_listening"), None
-        file, self._file = self.__dict__.get("_file"), None
+    def __del__(self) -> None:
+        listening = self.__dict__.get("_listening")
         if listening is not None:
             listening.close()
-        if file is not None:
-            close(file)
 
 
 def path_for_others(number: int) -> str:

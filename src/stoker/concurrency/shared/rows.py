@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.concurrency.forks import ProcessLock
 from stoker.concurrency.shared.file import SharedFile, spawning
 
 _ROWS: Final = 128
@@ -65,7 +65,6 @@ class SharedRows:
         with self._shared.locked():
             if self._pid == os.getpid():
                 return  # another thread was first
-            self._lock = threading.Lock()  # that of the parent may be held by a thread which is not here
             number = self._free_row(cells)
             cells[number * width] = os.getpid()
             self._row = cells[number * width + 1 : (number + 1) * width]
@@ -93,7 +92,7 @@ class SharedRows:
     def _attach(self, shared: SharedFile) -> None:
         self._shared = shared
         self._pid = 0
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._memory = shared.map(_ROWS * (self._cells + 1) * 8)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Final
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import NO_FILE, ProcessFile, ProcessLocal
 from stoker.concurrency.spans.thread_times import ThreadTimes
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ MOST_SPANS: Final = 1 << 22
 """Spans that a process records at most: 128 MiB."""
 
 
-class Recorder:
+class Recorder(ProcessLocal):
     """Records spans of this process and of its children in a folder.
 
     Args:
@@ -103,15 +103,10 @@ class Recorder:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.pid = os.getpid()
-        self.after_fork()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: a child writes files of its own."""
         self._lock = threading.Lock()
         self._name = ""
-        self._file = self._notes = -1  # open until the end: reading threads of each epoch are noted
+        # Open until the end: reading threads of each epoch are noted.
+        self._file, self._notes = NO_FILE, NO_FILE
         self._closed = False
         self._segments: list[memoryview] = []
         self._slots = count()
@@ -175,11 +170,11 @@ class Recorder:
         """Add a line; the lock is held."""
         line = json.dumps(facts).encode() + b"\n"
         try:
-            if self._notes < 0 and not self._closed:
+            if self._notes.number < 0 and not self._closed:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._notes = os.open(self._path("jsonl"), flags, 0o644)
-            if self._notes >= 0:
-                os.write(self._notes, line)
+                self._notes = ProcessFile(os.open(self._path("jsonl"), flags, 0o644))
+            if self._notes.number >= 0:
+                os.write(self._notes.number, line)
         except OSError as error:
             self._give_up(error)
 
@@ -196,14 +191,15 @@ class Recorder:
             with self._lock:
                 if number >= MOST_SPANS // _SEGMENT:
                     self._full = True
-                elif self._file < 0:
-                    self._file = os.open(self._path("spans"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                elif self._file.number < 0:
+                    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                    self._file = ProcessFile(os.open(self._path("spans"), flags, 0o644))
                 while not self._full and number >= (there := len(self._segments)):
                     more = min(max(1, there), _MOST_SEGMENTS, MOST_SPANS // _SEGMENT - there)
                     size = _SEGMENT * _SIZE
                     # A full disk is an error here, and not a signal later.
-                    os.posix_fallocate(self._file, there * size, more * size)
-                    mapped = memoryview(mmap.mmap(self._file, more * size, offset=there * size))
+                    os.posix_fallocate(self._file.number, there * size, more * size)
+                    mapped = memoryview(mmap.mmap(self._file.number, more * size, offset=there * size))
                     self._segments += [mapped[part * size : (part + 1) * size] for part in range(more)]
         except OSError as error:
             self._give_up(error)
@@ -221,11 +217,7 @@ class Recorder:
         with self._lock:
             self._full = self._closed = True
             self._segments = []  # or a thread that begins now would have spans in the file, and no name in the notes
-            files = self._file, self._notes
-            self._file = self._notes = -1
-            for file in files:
-                if file >= 0:
-                    os.close(file)
+            self._file, self._notes = NO_FILE, NO_FILE
 
 
 class _OfThread(threading.local):

@@ -108,7 +108,7 @@ class Trace:
             raise ConfigError(f"the trace {self.path} can not be written: {error.strerror or error}") from error
         self._facts = TraceFacts(self._world.rank, self._world.world_size, time.time_ns(), processor_count())
         self._origin = time.perf_counter_ns()
-        self._recorder = Recorder(os.fspath(self._folder.path))
+        self._recorder, self._pid = Recorder(os.fspath(self._folder.path)), os.getpid()
         record(self._recorder)
         _running = self
         _write_at_end()
@@ -128,7 +128,7 @@ class Trace:
         if _running is self:
             _running = None
         folder = self._folder.path
-        if not folder.is_dir() or running.pid != os.getpid():  # a forked child leaves the block of its parent
+        if not folder.is_dir() or self._pid != os.getpid():  # a forked child leaves the block of its parent
             return
         self._failed = error is not None and not isinstance(error, GeneratorExit)
         try:
