@@ -102,8 +102,8 @@ def living(dataset: StreamingDataset) -> int:
     total = 0
     for cache in dataset.epoch_reader.pool.caches:
         assert isinstance(cache, MemoryCache)
-        with cache._lock:
-            total += sum(data.nbytes for data in cache._shards.values())
+        with cache._mine.lock:
+            total += sum(data.nbytes for data in cache._mine.shards.values())
     return total
 
 
@@ -341,7 +341,7 @@ def test_a_dataset_that_is_pickled_holds_nothing(remote: str) -> None:
     iterator = iter(dataset)
     next(iterator)
     copy = pickle.loads(pickle.dumps(dataset.epoch_reader.pool.caches[0]))
-    assert not copy._shards
+    assert not copy._mine.shards
     assert copy.open(dataset.index.shards[0]) is None
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from stoker.cache import node_shards
-from stoker.cache.node_shards import NodeShards, shard_key
+from stoker.cache.node_shards import NodeShards, open_table, shard_key
 from stoker.types import HeldBytes
 
 pytestmark = pytest.mark.processes
@@ -60,7 +60,7 @@ def maps() -> int:
 
 
 def test_as_many_files_of_others_stay_mapped_as_are_spare_and_kept(table: str) -> None:
-    first, second = NodeShards(table), NodeShards(table)
+    first, second = NodeShards(open_table(table)), NodeShards(open_table(table))
     first.spare, second.spare = 32 * MB, 7 * MB
     for number in range(6):
         put(first, number, 3 * MB)
@@ -91,7 +91,7 @@ def test_as_many_files_of_others_stay_mapped_as_are_spare_and_kept(table: str) -
 
 @pytest.mark.parametrize("size", [1, 100, 70_000, 3 * MB, 9 * MB])
 def test_what_one_has_all_find(size: int, table: str) -> None:
-    first, second = NodeShards(table), NodeShards(table)
+    first, second = NodeShards(open_table(table)), NodeShards(open_table(table))
     assert second.find(shard_key(1)) is None
     mine = put(first, 1, size)
     found = second.find(shard_key(1))
@@ -113,7 +113,7 @@ def test_what_one_can_not_have_others_have(error: int, table: str, monkeypatch: 
     def refuse(*_: Any) -> int:
         raise OSError(error, os.strerror(error))
 
-    first, second, third = (NodeShards(table) for _ in range(3))
+    first, second, third = (NodeShards(open_table(table)) for _ in range(3))
     put(first, 1, 3 * MB)
     with monkeypatch.context() as patch:
         patch.setattr(node_shards, "open_file_of", refuse)
@@ -133,7 +133,7 @@ def test_random_steps_of_three(table: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(node_shards, "_BUCKETS", 4)
     monkeypatch.setattr(node_shards, "SHARED_SHARDS", 64 * KB)
     chance = random.Random(1)
-    readers = [NodeShards(table) for _ in range(3)]
+    readers = [NodeShards(open_table(table)) for _ in range(3)]
     for one in readers:
         one.spare = 200 * KB
     held: list[tuple[int, HeldBytes]] = []
@@ -157,7 +157,7 @@ def test_random_steps_of_three(table: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_line_that_two_have_written_at_once_is_none(table: str) -> None:
-    first = NodeShards(table)
+    first = NodeShards(open_table(table))
     put(first, 1, 100)
     ((place, entry),) = [(place, one) for place, one in first._bucket(shard_key(1)) if one is not None]
     other = entry._replace(key=shard_key(2), start=50)
@@ -167,7 +167,7 @@ def test_a_line_that_two_have_written_at_once_is_none(table: str) -> None:
 
 
 def test_what_nobody_reads_goes_beyond_what_is_spare(table: str) -> None:
-    first, second = NodeShards(table), NodeShards(table)
+    first, second = NodeShards(open_table(table)), NodeShards(open_table(table))
     first.spare = 8 * MB
     base = files()
     for number in range(10):
@@ -191,21 +191,21 @@ def test_what_nobody_reads_goes_beyond_what_is_spare(table: str) -> None:
 def test_a_process_has_only_so_many_files(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_shards, "most_shared_shards", lambda: 4)
     monkeypatch.setattr(node_shards, "SHARED_SHARDS", 64 * KB)
-    base, first = files(), NodeShards(table)
+    base, first = files(), NodeShards(open_table(table))
     held = [put(first, number, 20_000) for number in range(20)]
     assert files() - base <= 4
     assert [bytes(one) for one in held] == [content(number, 20_000) for number in range(20)]
 
 
 def test_small_shards_share_files(table: str) -> None:
-    base, first = files(), NodeShards(table)
+    base, first = files(), NodeShards(open_table(table))
     held = [put(first, number, 2000) for number in range(300)]
     assert files() - base == 1
     assert [bytes(one) for one in held] == [content(number, 2000) for number in range(300)]
 
 
 def test_an_allocation_that_is_left_goes(table: str) -> None:
-    first, base = NodeShards(table), files()
+    first, base = NodeShards(open_table(table)), files()
     for _ in range(5):
         first.allocate(9 * MB).reserve()
         first.trim()
@@ -225,7 +225,7 @@ def test_no_memory_is_an_error_and_not_a_signal(call: str, table: str, monkeypat
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    shards, base = NodeShards(table), files()
+    shards, base = NodeShards(open_table(table)), files()
     monkeypatch.setattr(os, call, full)
     with pytest.raises(OSError, match="No space"):
         shards.allocate(100).reserve()
@@ -237,7 +237,7 @@ def test_no_memory_is_an_error_and_not_a_signal(call: str, table: str, monkeypat
 
 def read_and_wait(table: str, pipe: Any) -> None:
     """A process that reads and keeps shard 1, fetches and keeps shard 2, and has claimed shard 3."""
-    shards = NodeShards(table)
+    shards = NodeShards(open_table(table))
     read = shards.find(shard_key(1))
     put(shards, 2, 3 * MB)
     pipe.send((None if read is None else bytes(read), shards.claim(shard_key(3))))
@@ -250,7 +250,7 @@ def read_and_wait(table: str, pipe: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_have_what_others_fetched_as_long_as_these_live(method: str, table: str) -> None:
-    shards = NodeShards(table)
+    shards = NodeShards(open_table(table))
     mine = put(shards, 1, 3 * MB)
     context: Any = multiprocessing.get_context(method)
     pipe, theirs = context.Pipe()
@@ -295,7 +295,7 @@ INHERITED: list[HeldBytes] = []
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_keeps_what_it_reads_and_no_file(table: str) -> None:
-    shards = NodeShards(table)
+    shards = NodeShards(open_table(table))
     INHERITED[:] = [put(shards, number, 3 * MB) for number in (1, 2)]
     context: Any = multiprocessing.get_context("fork")
     pipe, theirs = context.Pipe()
@@ -314,6 +314,6 @@ def test_a_forked_child_keeps_what_it_reads_and_no_file(table: str) -> None:
 @pytest.mark.processes
 def test_nothing_is_in_a_file_system(table: str) -> None:
     before = set(Path("/dev/shm").iterdir())
-    shards = NodeShards(table)
+    shards = NodeShards(open_table(table))
     put(shards, 1, MB)
     assert set(Path("/dev/shm").iterdir()) <= before

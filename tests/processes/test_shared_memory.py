@@ -26,7 +26,7 @@ from slow_store import asked, slow_store
 from stoker import MDSWriter, ReadOptions, StreamingDataLoader, StreamingDataset, StreamingParquetLoader, World
 from stoker.cache import memory as memory_cache
 from stoker.cache.memory import MemoryCache
-from stoker.cache.node_shards import NodeShards, SharedAllocation
+from stoker.cache.node_shards import NodeShards, SharedAllocation, open_table
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.storage import ObjectInfo, Store
@@ -358,7 +358,7 @@ def test_a_process_that_is_stopped_while_it_fetches_many_shards_is_waited_for_on
         cache = dataset.epoch_reader.pool.caches[0]
         assert isinstance(cache, MemoryCache)
         cache.share(2, 0)
-        stopped = NodeShards()
+        stopped = NodeShards(open_table())
         shards = list(dataset.index.shards)
         assert all(stopped.claim(cache._key(info.raw[0])) for info in shards)
         for waits in (False, True):

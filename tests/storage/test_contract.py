@@ -18,7 +18,6 @@ import pytest
 from s3server import Bucket
 from stoker.errors import AccessDeniedError, ObjectNotFoundError, StorageError, StorageFullError
 from stoker.storage import Store, open_store
-from stoker.storage.fork_proxy import fork
 from stoker.storage.fork_proxy.proxy import ProxyStore
 from stoker.testing import ReadOnlyStoreTests, StoreTests
 
@@ -95,7 +94,7 @@ class TestHelper(TestS3):
 
     def open(self, path: str) -> Store:
         store = super().open(path)
-        store._made = (fork.generation(), ProxyStore(store.url, store, store.stall_timeout))
+        store._client.backend = ProxyStore(store.url, store, store.stall_timeout)
         return store
 
 

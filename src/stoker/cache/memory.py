@@ -7,17 +7,17 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from stoker.cache.base import CacheSettings, IfFull, ShardCache
 from stoker.cache.node_shards import NodeShards, SharedAllocation, node_shards, shard_key
 from stoker.cache.range_fetch import fetch_part
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLocal
 from stoker.concurrency.shared.counters import Count
 from stoker.concurrency.shared.node_file import path_for_others
 from stoker.digests import fastest_hash, new_hash
@@ -41,6 +41,30 @@ _LONGEST_PAUSE: Final = 0.004
 _LARGE: Final = 256 << 20
 
 
+class _Held(ProcessLocal):
+    """Shards of a dataset that one process holds.
+
+    Attributes:
+        busy: held by the thread that fetches a file.
+        fresh, heads: files that were fetched, and wait for their first reader; and heads.
+        awaited: since when others have been fetching what is waited for: if a process is stopped, all that it fetches stalls.
+        may_share: whether other processes can be shared with, as far as is known.
+        node: the shards of this node.
+        shared: the same where other processes of it read this dataset, too.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.busy: dict[str, threading.Lock] = {}
+        self.shards: weakref.WeakValueDictionary[str, HeldBytes] = weakref.WeakValueDictionary()
+        self.fresh: dict[str, HeldBytes] = {}
+        self.heads: dict[str, HeldBytes] = {}
+        self.awaited: dict[str, float] = {}
+        self.may_share = True
+        self.node: NodeShards | None = None
+        self.shared: NodeShards | None = None
+
+
 class MemoryCache(ShardCache):
     """Shard files of one dataset in memory, from when they are fetched until no reader has them.
 
@@ -55,77 +79,51 @@ class MemoryCache(ShardCache):
 
     def __init__(self, root: Path, store: Store, settings: CacheSettings, watch: VersionWatch | None = None) -> None:
         super().__init__(root, store, settings, watch)
-        self.after_fork()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: what the parent holds is not read here."""
-        self._lock = threading.Lock()
-        self._busy: dict[str, threading.Lock] = {}
-        self._shards: weakref.WeakValueDictionary[str, HeldBytes] = weakref.WeakValueDictionary()
-        # Those that were fetched, and wait for their first reader; and heads.
-        self._fresh: dict[str, HeldBytes] = {}
-        self._heads: dict[str, HeldBytes] = {}
-        # Since when others have been fetching what is waited for: if a process is stopped, all that it fetches stalls.
-        self._awaited: dict[str, float] = {}
-        # The shards of this node, and the same where other processes of it read this dataset, too.
-        self._node: NodeShards | None = None
-        self._shared: NodeShards | None = None
+        self._mine = _Held()
         # Names are those of one version of one dataset; memory:// is another one in each process.
-        self._may_share = (
-            self.store is not None
-            and not self.store.url.startswith("memory:")
-            and CACHE_NAME.fullmatch(self.root.name) is not None
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("_lock", "_busy", "_shards", "_fresh", "_heads", "_awaited", "_node", "_shared")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.after_fork()
-        reset_in_children(self)
+        self._named = not store.url.startswith("memory:") and CACHE_NAME.fullmatch(root.name) is not None
 
     def share(self, processes: int, spare: int) -> None:
         """See :class:`~stoker.cache.base.ShardCache`. Workers that a process starts later find what it has opened here."""
-        if self._node is None and self._may_share:
+        mine = self._mine
+        if mine.node is None and self._named and mine.may_share:
             try:
-                self._node = node_shards()
+                mine.node = node_shards()
             except (StokerError, OSError) as error:
                 if processes > 1:
-                    self._may_share = False
+                    mine.may_share = False
                     logger.warning(
                         "%d processes of this node read the same dataset, and this one fetches all of its shards itself: "
                         "cache='memory' is not shared here, as %s. cache='disk' is",
                         processes,
                         error,
                     )
-        self._shared = self._node if processes > 1 else None
-        if self._node is not None:
-            self._node.offer()
-            self._node.spare = spare if processes > 1 else 0
+        mine.shared = mine.node if processes > 1 else None
+        if mine.node is not None:
+            mine.node.offer()
+            mine.node.spare = spare if processes > 1 else 0
             if processes == 1:
-                self._node.trim()
+                mine.node.trim()
 
     def close(self) -> None:
-        self._node = self._shared = None
-        with self._lock:
-            self._fresh.clear()
-            self._heads.clear()
+        mine = self._mine
+        mine.node = mine.shared = None
+        with mine.lock:
+            mine.fresh.clear()
+            mine.heads.clear()
 
     @property
     def for_others(self) -> int:
-        return 0 if (shared := self._shared) is None else shared.spare
+        return 0 if (shared := self._mine.shared) is None else shared.spare
 
     def fetch_for_others(self, info: ShardInfo) -> None:
         self.fetch(info, wait=False)
-        with self._lock:
+        with self._mine.lock:
             for file in info.raw:
-                self._fresh.pop(file.basename, None)
+                self._mine.fresh.pop(file.basename, None)
 
     def trim(self) -> None:
-        if (shared := self._shared) is not None:
+        if (shared := self._mine.shared) is not None:
             shared.trim()
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -137,21 +135,21 @@ class MemoryCache(ShardCache):
             if held is None:
                 return None
             found.append(held if held.size else b"")
-        with self._lock:
+        with self._mine.lock:
             for file in info.raw:
-                self._fresh.pop(file.basename, None)
+                self._mine.fresh.pop(file.basename, None)
         return found
 
     def _held(self, file: FileInfo) -> HeldBytes | None:
         """A raw file that this process holds, or another one of the node."""
-        with self._lock:
-            held = self._shards.get(file.basename)
-        if held is None and (shared := self._shared) is not None:
+        with self._mine.lock:
+            held = self._mine.shards.get(file.basename)
+        if held is None and (shared := self._mine.shared) is not None:
             held = shared.find(self._key(file))
             if held is not None:
-                with self._lock:
-                    self._awaited.pop(file.basename, None)
-                    held = self._shards.setdefault(file.basename, held)
+                with self._mine.lock:
+                    self._mine.awaited.pop(file.basename, None)
+                    held = self._mine.shards.setdefault(file.basename, held)
         return held
 
     def _key(self, file: FileInfo) -> bytes:
@@ -166,19 +164,19 @@ class MemoryCache(ShardCache):
         return self.store.url_of(file.basename if file.part is None else file.part.key)
 
     def discard(self, info: ShardInfo) -> bool:
-        with self._lock:
+        with self._mine.lock:
             for file in info.raw:
-                self._shards.pop(file.basename, None)
-                self._fresh.pop(file.basename, None)
-                self._heads.pop(file.basename, None)
-                if (shared := self._shared) is not None:
+                self._mine.shards.pop(file.basename, None)
+                self._mine.fresh.pop(file.basename, None)
+                self._mine.heads.pop(file.basename, None)
+                if (shared := self._mine.shared) is not None:
                     shared.forget(self._key(file))
         return True
 
     def used(self, shards: Iterable[ShardInfo]) -> int:
         names = {file.basename for info in shards for file in info.raw}
-        with self._lock:
-            return sum(held.nbytes for name in names if (held := self._shards.get(name)) is not None)
+        with self._mine.lock:
+            return sum(held.nbytes for name in names if (held := self._mine.shards.get(name)) is not None)
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
@@ -188,7 +186,7 @@ class MemoryCache(ShardCache):
 
     def is_small(self, info: ShardInfo) -> bool:
         """See :class:`~stoker.cache.base.ShardCache`; not where processes share what they fetch."""
-        return self._shared is None and super().is_small(info)
+        return self._mine.shared is None and super().is_small(info)
 
     def take_small(
         self, infos: Sequence[ShardInfo], answers: Sequence[Arrival | Exception | None]
@@ -203,8 +201,8 @@ class MemoryCache(ShardCache):
                 continue
             if data is not None:
                 held = np.frombuffer(data, np.uint8).view(HeldBytes)
-                with self._lock:
-                    self._shards[file.basename] = held
+                with self._mine.lock:
+                    self._mine.shards[file.basename] = held
                 found.append(held)
             else:
                 found.append(None)
@@ -212,28 +210,28 @@ class MemoryCache(ShardCache):
 
     def _hold(self, info: ShardInfo, number: int, *, wait: bool) -> bool:
         name = info.raw[number].basename
-        with self._lock:
-            if name in self._shards:
+        with self._mine.lock:
+            if name in self._mine.shards:
                 return True
-            busy = self._busy.setdefault(name, threading.Lock())
+            busy = self._mine.busy.setdefault(name, threading.Lock())
         if not busy.acquire(blocking=wait):
             return False
         try:
-            if name not in self._shards:
+            if name not in self._mine.shards:
                 data = self._fetch_shared(info, number, wait=wait)
                 if data is None:
                     return False
                 is_head = info.raw[number].part is not None and number + 1 < len(info.raw)
-                if is_head and self._shared is not None:  # what stays must not keep the shards beside it
+                if is_head and self._mine.shared is not None:  # what stays must not keep the shards beside it
                     data = np.array(data).view(HeldBytes)
-                with self._lock:
-                    self._shards[name] = self._fresh[name] = data
+                with self._mine.lock:
+                    self._mine.shards[name] = self._mine.fresh[name] = data
                     if is_head:
-                        self._heads[name] = data
+                        self._mine.heads[name] = data
             return True
         finally:
-            with self._lock:
-                self._busy.pop(name, None)
+            with self._mine.lock:
+                self._mine.busy.pop(name, None)
             busy.release()
 
     def _fetch_shared(self, info: ShardInfo, number: int, *, wait: bool) -> HeldBytes | None:
@@ -242,7 +240,7 @@ class MemoryCache(ShardCache):
         A process that ends leaves its claim to the next. One that does not end is waited for so long only, from when its
         claim was first met.
         """
-        file, shared = info.raw[number], self._shared
+        file, shared = info.raw[number], self._mine.shared
         if shared is None or not file.bytes:
             return self._content(info, number, _Memory())
         key = self._key(file)
@@ -250,14 +248,14 @@ class MemoryCache(ShardCache):
         while not shared.claim(key):
             if (found := self._held(file)) is not None:
                 return found
-            until = self._awaited.setdefault(file.basename, time.monotonic()) + self.settings.stall_timeout
+            until = self._mine.awaited.setdefault(file.basename, time.monotonic()) + self.settings.stall_timeout
             if not wait:
                 return None
             if time.monotonic() > until:
                 return self._content(info, number, _Memory())
             time.sleep(delay)
             delay = min(delay * 1.5, _LONGEST_PAUSE)
-        self._awaited.pop(file.basename, None)
+        self._mine.awaited.pop(file.basename, None)
         try:
             found = shared.find(key)
             return self._publish(shared, key, info, number) if found is None else found

@@ -16,13 +16,13 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessFile, ProcessLocal, ProcessLock
 from stoker.concurrency.shared.node_file import NodeFile, open_file_of
 from stoker.digests import blake2b
 from stoker.formats.common.rows.reused_memory import populate
@@ -76,19 +76,23 @@ class _KeptFile:
     """A file with shards that this process has fetched.
 
     Attributes:
-        number: its descriptor.
+        file: its descriptor.
         nonce: tells it from all others.
         size: its bytes, and of them those that shards take.
         keys: the shards that the table has of it.
         written: the maps by which it is being written to.
     """
 
-    number: int
+    file: ProcessFile
     nonce: int
     size: int
     used: int = 0
     keys: list[bytes] = field(default_factory=list)
     written: weakref.WeakSet[mmap.mmap] = field(default_factory=weakref.WeakSet)
+
+    @property
+    def number(self) -> int:
+        return self.file.number
 
 
 class SharedAllocation:
@@ -143,36 +147,30 @@ class _KeptMap(NamedTuple):
     entry: _Entry
 
 
-class NodeShards:
+def open_table(name: str = _TABLE) -> NodeFile:
+    """The table that the processes of this user on this node have. Raises what :class:`NodeFile` does."""
+    return NodeFile(name, _BUCKETS * _WAYS * _SIZE)
+
+
+class NodeShards(ProcessLocal):
     """The shards in memory of this process, and of the others of its user on this node. Thread-safe.
+
+    In a forked child it has no files, and finds none: the parent keeps them, and the child what it has mapped.
 
     Attributes:
         spare: bytes that this process keeps for others although it does not read them now. The file that it has used last
             stays in any case. So many bytes at most stay mapped of files that others keep.
-
-    Raises:
-        StokerError, OSError: nothing can be shared here; says why.
     """
 
-    def __init__(self, table: str = _TABLE) -> None:
+    def __init__(self, table: NodeFile) -> None:
         self.spare = 0
-        self._kept: OrderedDict[int, _KeptFile] = OrderedDict()  # the least recently used first
-        self._table = NodeFile(table, _BUCKETS * _WAYS * _SIZE)
-        self.after_fork()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: the parent keeps its files, the child what it has mapped.
-
-        It asks for others with a :class:`NodeShards` of its own."""
+        self._table = table
         self._lock = threading.RLock()
         self._claimed: set[bytes] = set()
         self._read: weakref.WeakValueDictionary[int, _ReadFile] = weakref.WeakValueDictionary()
         self._kept_maps: OrderedDict[int, _KeptMap] = OrderedDict()  # the least recently used first
         self._filled: _KeptFile | None = None
-        inherited, self._kept = self._kept, OrderedDict()
-        for file in inherited.values():
-            os.close(file.number)
+        self._kept: OrderedDict[int, _KeptFile] = OrderedDict()  # the least recently used first
 
     def offer(self) -> None:
         """Let processes that start from now on find the table, although the one that made it may have ended."""
@@ -267,14 +265,10 @@ class NodeShards:
 
     def _new_file(self, size: int) -> _KeptFile:
         nonce = (int.from_bytes(os.urandom(8), "little") >> 1) + 1
-        number = os.memfd_create(_name(nonce), os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(number, size)
-        except BaseException:
-            os.close(number)
-            raise
-        self._kept[nonce] = _KeptFile(number, nonce, size)
-        return self._kept[nonce]
+        file = ProcessFile(os.memfd_create(_name(nonce), os.MFD_CLOEXEC))
+        os.ftruncate(file.number, size)
+        kept = self._kept[nonce] = _KeptFile(file, nonce, size)
+        return kept
 
     def publish(self, key: bytes, allocation: SharedAllocation) -> HeldBytes:
         """Let all processes have a shard that has arrived; its bytes, read-only."""
@@ -333,17 +327,11 @@ class NodeShards:
     def _drop(self, file: _KeptFile) -> None:
         del self._kept[file.nonce]
         self._kept_maps.pop(file.nonce, None)
-        os.close(file.number)
+        file.file.close()
         for key in file.keys:
             for place, entry in self._bucket(key):
                 if entry is not None and entry.nonce == file.nonce and entry.key == key:
                     self._table.write(place, bytes(_SIZE))
-
-    # Bound as a default: at the interpreter's end a module's names are gone.
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        for file in self.__dict__.get("_kept", {}).values():
-            with contextlib.suppress(OSError):
-                close(file.number)
 
 
 def shard_key(*parts: object) -> bytes:
@@ -364,8 +352,8 @@ def _window(read: _ReadFile, entry: _Entry) -> HeldBytes:
     return np.asarray(read)[entry.start : entry.start + entry.size].view(HeldBytes)
 
 
-_current: weakref.ref[NodeShards] | None = None
-_current_lock = threading.Lock()
+_lock: Final = ProcessLock()
+_by_process: Final[weakref.WeakValueDictionary[int, NodeShards]] = weakref.WeakValueDictionary()
 
 
 def node_shards() -> NodeShards:
@@ -374,18 +362,8 @@ def node_shards() -> NodeShards:
     Raises:
         StokerError, OSError: nothing can be shared here; says why.
     """
-    global _current
-    with _current_lock:
-        found = None if _current is None else _current()
+    with _lock:
+        found = _by_process.get(os.getpid())
         if found is None:
-            found = NodeShards()
-            _current = weakref.ref(found)
+            found = _by_process[os.getpid()] = NodeShards(open_table())
         return found
-
-
-def _after_fork_in_child() -> None:
-    global _current, _current_lock
-    _current, _current_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

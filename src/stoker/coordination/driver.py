@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLock
 from stoker.concurrency.weak_sets import alive
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, WaitTimeoutError, stayed_away
@@ -36,45 +37,41 @@ def until_answered(ask: Callable[[], _Answer], url: str, patience: float) -> _An
 
 
 class Driver:
-    """A thread that carries out what a protocol asks for.
+    """A thread that carries out what a protocol asks for. The run knows its process, and hears nothing of a forked child.
 
     Attributes:
         changed: the lock of the protocol's state: hold it to read or change that. It is released during calls of the
             engine, and notified after each step.
-        forked: whether this process was forked from that of the driver.
     """
 
     def __init__(self, store: CoordinationStore, clock: ProtocolClock, patience: float) -> None:
-        self.changed = threading.Condition()
         self.clock = clock
         self._store = store
         self._patience = patience
+        self.changed = threading.Condition(ProcessLock())
+        self._home = os.getpid()
         self._thread: threading.Thread | None = None
-        self._woken = False
         self._error: BaseException | None = None
+        self._woken = False
         # Since when reads, or writes, get no answer: an engine may answer the ones and not the others, as SQLite does whose
         # file another process has locked.
         self._silent: dict[str, tuple[float, EngineError]] = {}
         self._abandoned = False
-        self.forked = False
         _drivers.add(self)
-        reset_in_children(self)
 
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: the run knows the parent, and hears nothing of the child."""
-        self.changed = threading.Condition()
-        self._thread = None
-        self.forked = True
-        self._error = ConfigError("a Coordination does not cross a fork: make one in the child process")
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from that of the driver."""
+        return self._home != os.getpid()
 
     def _check_process(self) -> None:
         if self.forked:
-            self.raise_if_failed()
+            raise ConfigError("a Coordination does not cross a fork: make one in the child process")
 
     @property
     def failed(self) -> bool:
-        """Whether the protocol has ended with an error."""
-        return self._error is not None
+        """Whether the protocol has ended with an error, or is another process's."""
+        return self.forked or self._error is not None
 
     def start(self, steps: Steps) -> None:
         """Run a protocol in a new thread."""
@@ -151,6 +148,7 @@ class Driver:
 
     def raise_if_failed(self) -> None:
         """Raise the error that the protocol has ended with, if any."""
+        self._check_process()
         if self._error is not None:
             raise self._error
 

@@ -14,18 +14,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any, Final, NoReturn
 
 import xxhash
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLocal, ProcessLock
 from stoker.concurrency.threads import Threads
 from stoker.digests import fastest_hash
 from stoker.errors import (
@@ -68,6 +67,13 @@ def _threads() -> Threads:
     return Threads(4, "versions")
 
 
+class _Listing(ProcessLocal):
+    """A listing that one process waits for."""
+
+    def __init__(self) -> None:
+        self.coming: Future[None] | None = None
+
+
 class ListedVersions:
     """The versions of a store's objects from about now on. Picklable, with what is known by then.
 
@@ -76,11 +82,10 @@ class ListedVersions:
     """
 
     def __init__(self, store: Store) -> None:
-        self._home = os.getpid()
         self._listed: _Listed | None = None
-        self._coming: Future[_Listed | None] | None = None
+        self._listing = _Listing()
         if store.url.startswith(_STORES):
-            self._coming = _threads().submit(lambda: _list(store))
+            self._listing.coming = _threads().submit(partial(self._list, store))
 
     def is_known_otherwise(self, store: Store, info: ObjectInfo) -> bool:
         """Whether an object that was fetched is not the one that was listed."""
@@ -98,30 +103,23 @@ class ListedVersions:
         return False
 
     def _await(self) -> _Listed | None:
-        coming = self._coming
-        if coming is not None and self._home == os.getpid():
+        coming = self._listing.coming
+        if coming is not None:
             try:
-                self._listed = coming.result(_PATIENCE)
+                coming.result(_PATIENCE)
             except (CancelledError, TimeoutError):
                 logger.debug("a listing has not come")
-            self._coming = None
+            self._listing.coming = None
         return self._listed
 
-    def __getstate__(self) -> dict[str, Any]:
-        if self._coming is not None and self._coming.done():
-            self._await()
-        return {**self.__dict__, "_coming": None}
-
-
-def _list(store: Store) -> _Listed | None:
-    try:
-        found = list(islice(store.list(), _MOST + 1))
-    except StokerError as error:
-        logger.debug("the objects can not be listed: %s", error)
-        return None
-    if len(found) > _MOST:
-        return None
-    return {info.key: (info.version.strip('"'), info.modified) for info in found}
+    def _list(self, store: Store) -> None:
+        try:
+            found = list(islice(store.list(), _MOST + 1))
+        except StokerError as error:
+            logger.debug("the objects can not be listed: %s", error)
+            return
+        if len(found) <= _MOST:
+            self._listed = {info.key: (info.version.strip('"'), info.modified) for info in found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,22 +248,8 @@ class VersionWatch:
         self._skew = 0 if local else _SKEW  # local files and this process share a clock
         self._stamps = not local and not store.url.startswith("http")
         self._same = (version.size, version.etag, version.modified)
+        self._lock = ProcessLock()
         self._looked = -_SELDOM
-        self.after_fork()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`."""
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_looked")}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._looked = -_SELDOM
-        self.after_fork()
-        reset_in_children(self)
 
     def check_fetched(self, info: ObjectInfo) -> None:
         """Check that a file without a hash is of this version. Called when all of it has arrived.
@@ -314,7 +298,7 @@ class VersionWatch:
             return
         with self._lock:
             now = time.monotonic()
-            if seldom and now - self._looked < _SELDOM:
+            if seldom and 0 <= now - self._looked < _SELDOM:  # a copy may have that of another machine's clock
                 return
             self._looked = now
         where = self._store.url_of(INDEX_NAME)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.concurrency.forks import ProcessLocal
 from stoker.display import with_article
 from stoker.errors import ConfigError, StorageError
 from stoker.storage.fork_proxy import fork
@@ -30,6 +31,17 @@ from stoker.storage.url import check_key, check_prefix, parse_url
 
 if TYPE_CHECKING:
     from stoker.types import StorageOptions
+
+
+class _Client(ProcessLocal):
+    """The backend of a store in one process. Two threads that make it at once do no harm."""
+
+    backend: Backend | None = None
+
+    def __init__(self) -> None:
+        if self.backend is not None:
+            fork.abandon(self.backend)
+        self.backend = None
 
 
 class Store:
@@ -75,15 +87,10 @@ class Store:
             raise ConfigError(f"stall_timeout is {stall_timeout!r}: expected seconds above 0.")
         self.stall_timeout = stall_timeout
         self._home = os.getpid()
-        # Replaced as one: two threads that build it at once do no harm, and a lock could be held while we
-        # are forked.
-        self._made: tuple[int, Backend] | None = None
+        self._client = _Client()
 
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": None}
 
     @property
     def origin(self) -> str:
@@ -238,13 +245,9 @@ class Store:
         self._backend().delete(check_key(key))
 
     def _backend(self) -> Backend:
-        made = self._made
-        if made is not None and made[0] == fork.generation():
-            return made[1]
-        if made is not None:
-            fork.abandon(made[1])
-        backend = self._build()
-        self._made = (fork.generation(), backend)
+        backend = self._client.backend
+        if backend is None:
+            backend = self._client.backend = self._build()
         return backend
 
     def _build(self) -> Backend:

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypedDict
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLocal
 from stoker.digests import check_hash_name
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.common.checks import MAX_OFFSET
@@ -114,6 +114,19 @@ class UploadPool:
                 self._on_failed()
 
 
+class _WriterState(ProcessLocal):
+    """Of one process: a forked child may not go on, as the threads that store, and what they store, are the parent's.
+
+    Attributes:
+        closed: how the writer was closed; ``None`` while it is open.
+        stopped: whether that is to be looked at, or how storing goes.
+    """
+
+    def __init__(self) -> None:
+        self.closed: str | None = _FORKED
+        self.stopped = True
+
+
 class Writer(ABC):
     """A writer of a dataset. Use it in a ``with`` statement.
 
@@ -155,7 +168,7 @@ class Writer(ABC):
         threads = _DEFAULT_THREADS if given is None else given
         if threads < 1:
             raise ConfigError(f"max_workers={threads}: at least 1")
-        self._closed: str | None = None
+        self._state = _WriterState()
         self._destination = open_destination(
             out, remote, options.get("keep_local", False), options.get("storage_options"), options.get("retry", 5)
         )
@@ -171,7 +184,7 @@ class Writer(ABC):
                 self._destination.main.url, None, "bytes", counts=("samples", "shards")
             ).start()
         self._uploads = UploadPool(threads, threads * waiting, on_failed)
-        reset_in_children(self)
+        self._state.closed, self._state.stopped = None, False
 
     @classmethod
     def check_compression(cls, compression: str | None) -> None:
@@ -258,15 +271,10 @@ class Writer(ABC):
 
     def abort(self) -> None:
         """Stop. Files that are stored stay, and do not count, for a writer with ``resume=True``."""
-        if self._closed is None:
+        if self._state.closed is None:
             self._uploads.cancel()
             self._destination.abort()
             self._close("aborted")
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: the threads that store, and what they store, are the parent's."""
-        if self._closed is None:
-            self._closed = _FORKED
 
     def __enter__(self) -> Self:
         return self
@@ -276,7 +284,7 @@ class Writer(ABC):
     ) -> None:
         if error is not None:
             self.abort()
-        elif self._closed is None:
+        elif self._state.closed is None:
             self.finish()
 
     def _stored(self, samples: int, size: int) -> None:
@@ -286,15 +294,17 @@ class Writer(ABC):
 
     def _check_open(self) -> None:
         """See that the writer is open, and that storing earlier files did not fail."""
-        if self._closed is None:
+        closed = self._state.closed
+        if closed is None:
             self._uploads.check()
-        elif self._closed == _FORKED:
-            raise ConfigError(f"this writer is {_FORKED}: have one writer in each process, each with its own directory")
-        else:
-            raise ConfigError(f"this writer is {self._closed}: make a new one, with append=True to add to its dataset")
+            return
+        remedy = "make a new one, with append=True to add to its dataset"
+        if closed == _FORKED:
+            remedy = "have one writer in each process, each with its own directory"
+        raise ConfigError(f"this writer is {closed}: {remedy}")
 
     def _close(self, how: str) -> None:
-        self._closed = how
+        self._state.closed = how
         if self._progress is not None:
             self._progress.stop()
 

@@ -50,7 +50,6 @@ class DatasetWriter(Writer):
         if options.get("hashes") is None and self._encoder.shard_cost:
             # mosaicml-streaming has none by default: so shards, and orders, are the same with both.
             self._encoder.shard_cost -= len(json.dumps(self._hashes)) - len("[]")
-        self._stopped = False
         super().__init__(out, remote, ShardOutput(self._encoder.settings), options, on_failed=self._fail)
         self._limit = min(size_limit or MAX_OFFSET, self._encoder.largest)
         self._before = [written.shard for written in self._begun.written if written.shard is not None]
@@ -67,10 +66,6 @@ class DatasetWriter(Writer):
         self._buffer: NDArray[np.uint8] | None = None
         self._reset()
 
-    def after_fork(self) -> None:
-        super().after_fork()
-        self._stopped = True
-
     # -- what callers use ------------------------------------------------------------------------------------------
 
     @property
@@ -78,7 +73,7 @@ class DatasetWriter(Writer):
         return self._written + len(self._ends)
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        if self._stopped:
+        if self._state.stopped:
             self._check_open()
         try:
             data = self._encode(sample)
@@ -110,7 +105,7 @@ class DatasetWriter(Writer):
         Raises:
             EncodingError: as for :meth:`write`; also if columns differ in length. Nothing of the batch is written.
         """
-        if self._stopped:
+        if self._state.stopped:
             self._check_open()
         first = self.samples_written
         records = self._encoder.encode_batch(columns, first)
@@ -136,7 +131,7 @@ class DatasetWriter(Writer):
         self._bound = -1  # computed again by the next single sample
 
     def end_shard(self) -> None:
-        if self._stopped:
+        if self._state.stopped:
             self._check_open()
         self._end()
 
@@ -208,7 +203,7 @@ class DatasetWriter(Writer):
 
     def _fail(self) -> None:
         """Have the next call raise what a thread failed with."""
-        self._stopped = True
+        self._state.stopped = True
 
     def _store(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
         """On a thread, store a shard: the first ``used`` bytes of the buffer, with records that end at ``ends``."""
@@ -240,6 +235,6 @@ class DatasetWriter(Writer):
 
     def _close(self, how: str) -> None:
         super()._close(how)
-        self._stopped = True
+        self._state.stopped = True
         self._reset()
         self._spare.clear()

@@ -18,12 +18,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from stoker.cache.disk.directory_files import DirectoryFiles, unlink
 from stoker.cache.disk.in_use import lock_offset
 from stoker.cache.disk.quota import PART
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import NO_FILE, ProcessFile, ProcessLocal
 from stoker.concurrency.shared.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.formats.base import FileInfo
 from stoker.storage.files.copying import write_all
@@ -38,8 +38,8 @@ _MODE: Final = 0o666
 _keeping = ctypes.PyDLL(None, use_errno=True)
 
 
-class Claims:
-    """The claims of one cache. Thread-safe; picklable: a copy has none, as a forked child has none.
+class Claims(ProcessLocal):
+    """The claims of one cache. Thread-safe; a copy has none, as a forked child has none.
 
     Args:
         folder: the cache's private directory, which must be there when something is claimed.
@@ -49,31 +49,18 @@ class Claims:
         is_local: whether the folder is on a file system of this machine alone, where the kernel itself has locks and names;
             known once a file was claimed.
         in_memory: whether it is on one whose files are memory, where nothing waits for a device.
+        random: a part of the names of this process's part files.
     """
 
     def __init__(self, folder: str, patience: float) -> None:
         self._folder, self._patience = folder, patience
-        self._descriptor = -1
+        self._file = NO_FILE
         self.is_local = self.in_memory = False
-        self._reset()
-        reset_in_children(self)
-
-    def _reset(self) -> None:
+        self.random = os.urandom(4).hex()
         self._lock = threading.Lock()
         self._mine: set[str] = set()
         # Since when others have been fetching what is waited for: if a process is stopped, all that it fetches stalls.
         self._met: dict[str, float] = {}
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: closing a copy of the descriptor ends no lock of the parent's."""
-        self.__del__()
-        self._reset()
-
-    def __getstate__(self) -> tuple[str, float]:
-        return self._folder, self._patience
-
-    def __setstate__(self, state: tuple[str, float]) -> None:
-        Claims.__init__(self, *state)
 
     def take(self, name: str) -> bool:
         """Claim a file, until :meth:`release` or the end of this process; whether nobody else does.
@@ -84,12 +71,12 @@ class Claims:
         with self._lock:
             if name in self._mine:
                 return False
-            if self._descriptor < 0 or (not self._mine and not os.fstat(self._descriptor).st_nlink):
+            if self._file.number < 0 or (not self._mine and not os.fstat(self._file.number).st_nlink):
                 self._open()
             offset = lock_offset(name)
             # Where the file system has no such locks, no byte is ever locked by another.
-            locked = lock_byte(self._descriptor, offset, "exclusive", at_once=self.is_local)
-            if not locked and is_byte_locked(self._descriptor, offset):
+            locked = lock_byte(self._file.number, offset, "exclusive", at_once=self.is_local)
+            if not locked and is_byte_locked(self._file.number, offset):
                 return False
             self._mine.add(name)
             self._met.pop(name, None)
@@ -97,8 +84,7 @@ class Claims:
 
     def _open(self) -> None:
         """Open the file, or open it again after the cache was removed."""
-        self.__del__()
-        self._descriptor = open_own(f"{self._folder}/{_NAME}")
+        self._file = ProcessFile(open_own(f"{self._folder}/{_NAME}"))
         kind = file_system_of(self._folder)
         self.is_local, self.in_memory = kind in LOCAL_FILE_SYSTEMS, kind == "tmpfs"
 
@@ -107,20 +93,12 @@ class Claims:
         with self._lock:
             self._mine.discard(name)
             with contextlib.suppress(OSError):
-                unlock_byte(self._descriptor, lock_offset(name), at_once=self.is_local)
+                unlock_byte(self._file.number, lock_offset(name), at_once=self.is_local)
 
     def is_stalled(self, name: str) -> bool:
         """Whether the claim of another process, for which this one waits, is older than it should be."""
         with self._lock:
             return time.monotonic() > self._met.setdefault(name, time.monotonic()) + self._patience
-
-    # Bound as a default: at the interpreter's end a module's names are gone.
-    def __del__(self, close: Any = os.close) -> None:
-        # Not twice: a process that is forked in between would close what has the number by then.
-        descriptor, self._descriptor = self.__dict__.get("_descriptor", -1), -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                close(descriptor)
 
 
 class FileCalls(NamedTuple):
@@ -190,11 +168,6 @@ class SmallFetches:
         self.claims = Claims(str(files.private), patience)
         # Whether the small shard that was looked for last was not here: then the next is claimed before it is looked for.
         self._lacks = False
-        # A part of the names of this process's part files.
-        self._random = os.urandom(4).hex()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_random": os.urandom(4).hex()}  # part files of the copy have names of their own
 
     def claim_each(self, files: Sequence[FileInfo]) -> list[bool]:
         """Say of files whether each is to be fetched here: until it is released, nobody else fetches it.
@@ -234,7 +207,7 @@ class SmallFetches:
     def put(self, name: str, data: BufferLike) -> None:
         """Put a file that is claimed into its place. A killed process leaves a part file, which nobody else writes to."""
         self._files.have_directories(name)
-        part = f"{self._files.private}/{lock_offset(name):016x}.{os.getpid():x}{self._random}{PART}"
+        part = f"{self._files.private}/{lock_offset(name):016x}.{os.getpid():x}{self.claims.random}{PART}"
         calls = HELD_CALLS if self.claims.in_memory else FILE_CALLS
         descriptor = calls.create(part)
         try:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker.concurrency.forks import ProcessLock
 from stoker.coordination.engines.store import Stored, fresh_version, options_of
 from stoker.coordination.errors import EngineError, EngineReplacedError, no_answer
 from stoker.errors import ConfigError
@@ -107,7 +108,7 @@ class SqliteStore:
         self._path = str(file)
         self._timeout = timeout
         self._local = threading.local()
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._open: list[_Link] = []
         self._file: tuple[int, int] | None = None
         self._link()

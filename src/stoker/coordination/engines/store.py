@@ -9,12 +9,12 @@ it. It needs nothing else: no clock, no expiry, no locks, no notifications, no t
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import ClassVar, Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
+from stoker.concurrency.forks import ProcessLock
 from stoker.display import redact_url
 from stoker.errors import ConfigError
 from stoker.lazy import load_plugin, plugins
@@ -122,7 +122,7 @@ class MemoryStore:
     """Records in a dict. Stores of one URL share it."""
 
     _all: ClassVar[dict[str, dict[str, Stored]]] = {}
-    _lock = threading.Lock()
+    _lock = ProcessLock()
 
     def __init__(self, url: str, *, timeout: float = 10.0) -> None:  # noqa: ARG002 - nothing takes time
         options_of(url, {})

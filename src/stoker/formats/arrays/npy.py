@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 import math
-import os
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
+from stoker.concurrency.forks import ProcessLock
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.arrays.array_shards import (
     MOST_DIMENSIONS,
@@ -48,19 +47,9 @@ _PLAIN: Final = re.compile(
 _NUMBERS_OF_PYTHON_2: Final = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|([0-9])L\b""")
 
 
-class _Parsing:
-    """One thread at a time: CPython's parser counts its depth for all threads together (python/cpython#106905), and two
-    that parse at once may both fail."""
-
-    lock = threading.Lock()
-
-    @classmethod
-    def reset(cls) -> None:
-        """In a process that was forked, where another thread may have held it."""
-        cls.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_Parsing.reset)
+# One thread at a time: CPython's parser counts its depth for all threads together (python/cpython#106905), and two that
+# parse at once may both fail.
+_PARSING: Final = ProcessLock()
 
 
 def parse_header(
@@ -96,7 +85,7 @@ def _literals(raw: bytes, coding: str) -> tuple[np.dtype[Any], Any, Any]:
     if plain := _PLAIN.fullmatch(text):
         shape = tuple(int(number) for number in plain[3].replace(",", " ").split())
         return np.dtype(plain[1]), shape, plain[2] == "True"
-    with _Parsing.lock:
+    with _PARSING:
         header = ast.literal_eval(_NUMBERS_OF_PYTHON_2.sub(lambda match: match[1] or match[2], text))
     return np.lib.format.descr_to_dtype(header["descr"]), header["shape"], header["fortran_order"]
 

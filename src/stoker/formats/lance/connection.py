@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from stoker.concurrency.forks import ProcessLocal
 from stoker.display import redact_url
 from stoker.errors import (
     ConfigError,
@@ -68,7 +69,7 @@ class LanceFacts:
     mark: str
 
 
-class LanceConnection:
+class LanceConnection(ProcessLocal):
     """An open version of a table. Thread-safe.
 
     Args:
@@ -80,13 +81,6 @@ class LanceConnection:
 
     def __init__(self, url: str, version: int | str | None, options: Mapping[str, str], mark: str = "") -> None:
         self.url, self.version, self.options, self.mark = url, version, dict(options), mark
-        self.__setstate__(self.__getstate__())
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.url, self.version, self.options, self.mark
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.url, self.version, self.options, self.mark = state
         self._lock = threading.Lock()
         self._dataset: Any = None
         self._facts: LanceFacts | None = None

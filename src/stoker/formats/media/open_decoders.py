@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any, Final, Generic, Literal, NoReturn, Protocol, Self, TypeVar
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import Closable, ProcessLocal
 from stoker.errors import CorruptDataError, FormatError, StokerError, import_option
 from stoker.formats.media.source import MediaSource, RangedFile
 from stoker.policy import MOST_DECODERS
@@ -209,12 +209,6 @@ class OpenStream:
 _F = TypeVar("_F")
 
 
-class Closable(Protocol):
-    """A decoder."""
-
-    def close(self) -> None: ...
-
-
 class MediaDecoder(Closable, Protocol[_F]):
     """An open video or sound; ``facts`` are those that its header tells."""
 
@@ -224,8 +218,8 @@ class MediaDecoder(Closable, Protocol[_F]):
 _M = TypeVar("_M", bound=MediaDecoder[Any])
 
 
-class _OpenDecoders:
-    """Decoders that nobody uses now, by the number of their handle; the least recently used first.
+class _OpenDecoders(ProcessLocal):
+    """Decoders of this process that nobody uses now, by the number of their handle; the least recently used first.
 
     There is no lock, which a finalizer could find held by its own thread: each step is one operation of a dict. (Those of
     an ``OrderedDict`` need one where Python has none of its own.)
@@ -233,11 +227,6 @@ class _OpenDecoders:
 
     def __init__(self) -> None:
         self._idle: dict[int, Closable] = {}
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: a decoder of the parent stays the parent's."""
-        self._idle = {}
 
     def __len__(self) -> int:
         return len(self._idle)

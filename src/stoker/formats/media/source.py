@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from stoker.concurrency.forks import ProcessLock
 from stoker.errors import ConfigError
 from stoker.formats.common.byte_source import ByteSourceFile, check_range
 from stoker.storage import Store, is_local, open_store
@@ -185,7 +185,7 @@ class SharedRanges:
     def __init__(self, source: MediaSource) -> None:
         self.where, self.size = source.where, source.size
         self._file = RangedFile(source)
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def read(self, start: int, end: int) -> bytes:
         check_range(self, start, end)

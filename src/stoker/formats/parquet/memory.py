@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
+import os
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
 from typing import Any, Final, Protocol
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLock
 from stoker.integers import GOLDEN, MASK
 
 logger = logging.getLogger(__name__)
@@ -58,13 +58,9 @@ class DecodedMemory:
         self._total = 0
         self._many = _MANY
         self._serial = itertools.count(1)
-        self.after_fork()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: what threads of the parent decode does not come here."""
-        self._lock = threading.Lock()
-        self._coming: dict[tuple[int, str], Future[Any]] = {}
+        self._lock = ProcessLock()
+        # By process, shelf and name: what threads of a parent decode does not come here.
+        self._coming: dict[tuple[int, int, str], Future[Any]] = {}
 
     @property
     def used(self) -> int:
@@ -78,7 +74,7 @@ class DecodedMemory:
         found = shelf.columns.get(name)
         if found is not None:
             return found
-        key = (id(shelf), name)
+        key = (os.getpid(), id(shelf), name)
         with self._lock:
             future = self._coming.get(key)
             mine = future is None

@@ -10,14 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
-_generation = 0
 _runtime_lost = False
 _abandoned: list[object] = []
-
-
-def generation() -> int:
-    """A number that differs between a process and the children that it forks."""
-    return _generation
 
 
 def runtime_lost() -> bool:
@@ -31,8 +25,7 @@ def abandon(client: object) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _generation, _runtime_lost
-    _generation += 1
+    global _runtime_lost
     # Loaded, not used: whether someone else's code has used it can not be seen, and the helper is always
     # right.
     _runtime_lost = _runtime_lost or "obstore" in sys.modules

@@ -24,10 +24,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from stoker.concurrency.forks import ProcessLock, close_in_children
 from stoker.concurrency.shared.node_file import path_for_others
 from stoker.errors import ConfigError, StorageError
 from stoker.storage.files.copying import fill
@@ -81,6 +82,7 @@ class Helper:
             os.close(theirs_in)
             os.close(theirs_out)
         os.set_blocking(self._to, False)
+        close_in_children(self)
         threading.Thread(target=self._receive, name="stoker-storage-helper", daemon=True).start()
 
     @property
@@ -139,7 +141,7 @@ class Helper:
         self._dead = True
         self._process.kill()
 
-    def disown(self) -> None:
+    def close(self) -> None:
         """In a fork of the process that made it: close the pipe, so that it closes with that process."""
         self._dead = True
         self._process.returncode = 0  # not our child: nobody is to wait for it
@@ -340,23 +342,12 @@ def _shared_place(into: memoryview) -> tuple[str, int] | None:
 
 
 _current: Helper | None = None
-_current_lock = threading.Lock()
+_current_lock: Final = ProcessLock()
 
 
 def _helper() -> Helper:
     global _current
     with _current_lock:
-        if _current is None or _current.dead:
+        if _current is None or _current.dead:  # as that of a parent is
             _current = Helper()
         return _current
-
-
-def _after_fork_in_child() -> None:
-    global _current, _current_lock
-    _current_lock = threading.Lock()  # another thread of the parent may have held the old one
-    if _current is not None:
-        _current.disown()
-        _current = None
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

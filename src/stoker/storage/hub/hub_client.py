@@ -26,7 +26,6 @@ from huggingface_hub import hf_hub_url, is_offline_mode
 from huggingface_hub.utils import get_token_to_send, parse_ratelimit_headers
 
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
-from stoker.storage.fork_proxy import fork
 from stoker.storage.remote.faults import Fault, is_busy
 from stoker.storage.remote.response_bodies import BRIEF_STALLS, AnswerError, ObjectAnswer, body, seconds_to_wait
 from stoker.storage.types import ObjectInfo
@@ -51,17 +50,17 @@ class _Connections(httpx2.Client):
     In a fork they stay as they are: to close them could wait for ever for a lock.
     """
 
-    _generation = -1
+    _home = -1
 
     def __init__(self) -> None:
         super().__init__(
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS),
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one login's would go with another's requests
         )
-        self._generation = fork.generation()
+        self._home = os.getpid()
 
     def __del__(self) -> None:
-        if self._generation == fork.generation():
+        if self._home == os.getpid():
             self.close()
 
 
@@ -322,7 +321,7 @@ class HubClient:
 
 def _connections() -> _Connections:
     """Those of this process, through the proxies of the environment; they take a tenth of a second to make."""
-    key = (fork.generation(), os.environ.get("SSL_CERT_FILE"), *sorted(getproxies().items()))
+    key = (os.getpid(), os.environ.get("SSL_CERT_FILE"), *sorted(getproxies().items()))
     found = _shared.get(key)
     if found is None:
         try:

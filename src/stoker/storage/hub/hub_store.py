@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from huggingface_hub.constants import DEFAULT_REVISION
 from huggingface_hub.errors import HfUriError
 from huggingface_hub.utils import parse_hf_uri
 
+from stoker.concurrency.forks import ProcessLock
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage.hub.hub_client import TOKEN, HubAddress, HubClient
 from stoker.storage.remote.faults import Fault, error_for
@@ -40,9 +40,8 @@ _MOST_LISTINGS: Final = 8
 recent_commits: dict[tuple[str, ...], tuple[float, HubCommit]] = {}
 """Commits that revisions were, and until when the next store takes them for it, by the monotonic clock."""
 
-_asking: dict[tuple[str, ...], threading.Lock] = {}
+_asking: dict[tuple[str, ...], ProcessLock] = {}
 """Held while a revision's commit is asked for, so that stores that are opened side by side read one."""
-os.register_at_fork(after_in_child=_asking.clear)  # whose holders stay in the parent
 
 kept_listings: dict[tuple[tuple[str, ...], str], Mapping[str, ObjectInfo]] = {}
 """Files of folders by key, at commits, which never change."""
@@ -169,7 +168,7 @@ class HubFolder(RemoteReads[HubClient]):
     def commit(self) -> HubCommit:
         """The commit that the revision is now, or was for the store that was opened just before."""
         name = self._named(self._address.revision)
-        with _asking.setdefault(name, threading.Lock()):  # of all folders of this process
+        with _asking.setdefault(name, ProcessLock()):  # of all folders of this process
             known = recent_commits.get(name)
             if known is None or time.monotonic() > known[0]:
                 found = self.ask_commit(self._address.revision)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import astuple
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from stoker.concurrency.forks import ProcessLock
 from stoker.errors import ConfigError
 from stoker.lazy import cached_property, load_plugin
-from stoker.storage.fork_proxy import fork
 from stoker.storage.remote.faults import classify, is_panic
 from stoker.storage.remote.options import ClientSpec, milliseconds
 from stoker.storage.remote.response_bodies import BRIEF_STALLS, ObjectAnswer
@@ -117,7 +116,7 @@ def endpoint_clients(
     asked = (spec.config, spec.client_options, spec.client_given, spec.stall_timeout, stall_timeout, patience, library)
     # obstore looks at variables of its own in the environment.
     environ = sorted(os.environ.items())
-    key = repr((fork.generation(), location.kind, location.root, asked, identity, environ))
+    key = repr((os.getpid(), location.kind, location.root, asked, identity, environ))
     with _lock:
         found = _shared.get(key)
         if found is None:
@@ -125,13 +124,7 @@ def endpoint_clients(
         return found
 
 
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-_lock = threading.Lock()
-os.register_at_fork(after_in_child=_renew_lock)
+_lock: Final = ProcessLock()
 
 
 class EndpointClients:

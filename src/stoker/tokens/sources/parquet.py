@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.catalog.location import DatasetLocation
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLocal
 from stoker.concurrency.shared.counters import Counts
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.parquet.footer.facts import NULLS, RowGroup, token_column, token_counts
@@ -30,6 +30,19 @@ logger = logging.getLogger(__name__)
 
 # What is decoded at a time stays in the processor's cache until it has been copied.
 _CHUNK_TOKENS: Final = 1 << 18
+
+
+class _Ahead(ProcessLocal):
+    """Row groups that one process reads soon.
+
+    Attributes:
+        groups: their numbers. The pool looks at them while they change.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.groups: set[int] = set()
+        self.closed = False
 
 
 class ParquetSource:
@@ -53,11 +66,7 @@ class ParquetSource:
         self._salvage = salvage
         self.column = token_column(location.index, column)
         self._pool = ShardPool(location.index, location.cache, threads=fetch_threads, most_open=1, counts=counts)
-        # Groups that are read soon. The pool looks at it while it changes.
-        self._coming: set[int] = set()
-        self._closed = False
-        self.after_fork()
-        reset_in_children(self)
+        self._ahead = _Ahead()
         self.skipped: list[SkippedFile] = [
             SkippedFile(self._name(one["key"]), one["problem"]) for one in location.index.extra.get("skipped_files", ())
         ]
@@ -109,22 +118,23 @@ class ParquetSource:
         self._pool.share(processes)
 
     def fetch(self, groups: Iterable[int]) -> None:
-        with self._lock:
-            fresh = [group for group in groups if group not in self._coming]
-            if fresh and not self._closed:  # a block that was being decoded when it was closed starts no threads again
-                self._coming.update(fresh)
-                self._pool.expect(self._coming)
+        ahead = self._ahead
+        with ahead.lock:
+            fresh = [group for group in groups if group not in ahead.groups]
+            if fresh and not ahead.closed:  # a block that was being decoded when it was closed starts no threads again
+                ahead.groups.update(fresh)
+                self._pool.expect(ahead.groups)
                 self._pool.prefetch(fresh)
 
     def done(self, group: int) -> None:
-        with self._lock:
-            self._coming.discard(group)
+        with self._ahead.lock:
+            self._ahead.groups.discard(group)
             self._pool.done_with(group)
 
     def rest(self) -> None:
-        with self._lock:
-            self._coming, self._closed = set(), False
-            self._pool.expect(self._coming)
+        with self._ahead.lock:
+            self._ahead.groups, self._ahead.closed = set(), False
+            self._pool.expect(self._ahead.groups)
 
     def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
 
@@ -136,21 +146,9 @@ class ParquetSource:
         return found
 
     def close(self) -> None:
-        with self._lock:
-            self._coming, self._closed = set(), True
+        with self._ahead.lock:
+            self._ahead.groups, self._ahead.closed = set(), True
         self._pool.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"} | {"_coming": set()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.after_fork()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`."""
-        self._lock = threading.Lock()
 
     def _name(self, key: str) -> str:
         store = self._location.cache.store

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLock
 
 LEAST: Final = 1 << 20
 """Bytes from which on memory is used again. Of smaller blocks the C library's allocator takes care."""
@@ -81,12 +80,8 @@ class ReusedBlocks:
     def __init__(self, most: int) -> None:
         self._most = most
         self._free: list[NDArray[np.uint8]] = []
-        self.after_fork()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
         # A block may come back inside of any allocation, also one made under this lock: by garbage collection.
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
 
     @property
     def kept(self) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import EllipsisType
 from typing import Any, Final
 
 from stoker.arguments import checked
+from stoker.concurrency.forks import ProcessLock
 from stoker.display import unknown_name
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.mds.encodings import arrays, images, scalars, text
@@ -60,16 +59,8 @@ _registered: dict[str, _Factory] = {}
 # Those registered in place of built-in ones.
 _replaced: dict[str, _Factory] = {}
 _cache: dict[str, Encoding] = {}
-_lock = threading.Lock()
+_lock = ProcessLock()
 _generation = 0
-
-
-def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()  # a thread of the parent may have held the old one
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def encoding_names() -> list[str]:
