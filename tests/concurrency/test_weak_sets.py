@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stoker.concurrency.weak_sets import alive
+from stoker.concurrency.forks import alive
 
 
 class _One:

@@ -16,7 +16,7 @@ import pytest
 from patience import PATIENCE
 from stoker.cache.disk.fetches import Fetches
 from stoker.concurrency.spans import recorder, sample_clock
-from stoker.concurrency.spans.read_times import ReadTimes
+from stoker.concurrency.spans.thread_times import ReadTimes
 from stoker.formats.base import ShardReader
 from stoker.pipeline.stats import trace
 from stoker.reading.opening.small_files import SmallShards

@@ -36,9 +36,20 @@ import weakref
 from _thread import RLock
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
-from stoker.concurrency.weak_sets import alive
+_T = TypeVar("_T")
+
+
+def alive(objects: weakref.WeakSet[_T] | weakref.WeakValueDictionary[Any, _T]) -> list[_T]:
+    """The objects of a weak set, or the values of a weak dictionary, that are there.
+
+    Their own iterators raise a ``RuntimeError`` where another thread adds one meanwhile: they take many steps. The list of
+    references is made in one, with Python's lock and without it.
+    """
+    references = objects.valuerefs() if isinstance(objects, weakref.WeakValueDictionary) else list(objects.data)  # type: ignore[attr-defined]
+    return [one for reference in references if (one := reference()) is not None]
+
 
 _LOCKS: Final[weakref.WeakSet[ProcessLock]] = weakref.WeakSet()
 _CLOSABLE: Final[weakref.WeakSet[Closable]] = weakref.WeakSet()

@@ -19,9 +19,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from stoker.concurrency.forks import ProcessLocal
+from stoker.concurrency.forks import ProcessLocal, alive
 from stoker.concurrency.spans.thread_times import displaced_time
-from stoker.concurrency.weak_sets import alive
 from stoker.errors import StokerError
 
 _T = TypeVar("_T")

@@ -10,8 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from stoker.concurrency.forks import ProcessLock
-from stoker.concurrency.weak_sets import alive
+from stoker.concurrency.forks import ProcessLock, alive
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, WaitTimeoutError, stayed_away
 from stoker.coordination.membership import ProtocolClock

@@ -15,9 +15,8 @@ from stoker.lazy import cached_property, told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.dataset_methods.opened import BatchSize
 from stoker.loaders.protocol import CloseOnExit
-from stoker.loaders.shard_checkpoints import ShardCheckpoints
-from stoker.loaders.shard_sources import check_ranks_in_step, config_of, of_dataset, ranges_of
-from stoker.loaders.shard_work import ShardWork
+from stoker.loaders.shard_checkpoints import ShardCheckpoints, ShardWork
+from stoker.loaders.shard_sources import check_ranks_in_step, config_of, of_dataset, order_of_arrays, ranges_of
 from stoker.loaders.trainers.consumers import reads_ahead
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
@@ -33,7 +32,6 @@ from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.ranges.leased import LeasedSource
 from stoker.pipeline.workers.ranges.lockstep import FILLER
 from stoker.pipeline.workers.sample_source import SampleSource
-from stoker.pipeline.workers.worker_order import order_of_arrays
 from stoker.pipeline.workers.worker_reader import WorkerReader
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.chain import Chain

@@ -1,8 +1,9 @@
-"""Sources of a ``StreamingShardLoader``: its config, its samples, and the ranges of them that are its worker's."""
+"""Sources of a ``StreamingShardLoader``: its config, its samples and their order, and the ranges that are its worker's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from stoker.cluster import World
@@ -10,8 +11,11 @@ from stoker.errors import ConfigError
 from stoker.lazy import told
 from stoker.loaders.dataset import StreamingDataset
 from stoker.order.global_batches import WorkerRemainder
+from stoker.order.native import NativeOrder
+from stoker.order.partition.partition import Elastic, Partition, RoundRobin
 from stoker.order.sample_order import SampleOrder
-from stoker.pipeline.workers.adaptive import adaptive_order, planned_order
+from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
+from stoker.pipeline.workers.array_source import ArraySource, array_order
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.ranges.leased import LeasedSource
 from stoker.pipeline.workers.ranges.lockstep import LockstepSource
@@ -19,7 +23,50 @@ from stoker.pipeline.workers.ranges.planned import PlannedSource
 from stoker.pipeline.workers.ranges.range_source import RangeSource
 from stoker.pipeline.workers.ranges.replayed import ReplayedSource
 from stoker.pipeline.workers.sample_source import PoolSource, SampleSource
-from stoker.pipeline.workers.worker_order import changed_order
+
+
+def changed_order(sample_order: SampleOrder, config: StreamingConfig) -> SampleOrder:
+    """A dataset's sample order, with what the config says instead.
+
+    Raises:
+        ConfigError: the sample order is not stoker's own, or the config's partition needs what the dataset does not read.
+    """
+    partition = config.adaptive.base if config.adaptive is not None else config.partition
+    if partition is None and config.shuffle_seed is None and config.remainder is None:
+        return sample_order
+    if not isinstance(sample_order, NativeOrder):
+        raise ConfigError(
+            "partition=, shuffle_seed= and remainder= change stoker's own orders, not those of mosaicml-streaming: leave "
+            "them out of the config, or use shuffle_algo='block'"
+        )
+    settings = sample_order.settings
+    if partition is not None:
+        assert not isinstance(partition, Adaptive)
+        column = partition.column
+        if column is not None and (
+            settings.partition.column != column or type(partition) is not type(settings.partition)
+        ):
+            raise ConfigError(
+                f"partition {partition.name!r} needs the values of column {column!r}, which the dataset reads: give the "
+                f"StreamingDataset partition={partition.name} too"
+            )
+        settings = replace(settings, partition=partition)
+    if config.shuffle_seed is not None:
+        shuffle = "block" if settings.shuffle == "none" else settings.shuffle
+        settings = replace(settings, shuffle=shuffle, seed=config.shuffle_seed)
+    if config.remainder is not None:
+        settings = replace(settings, remainder="uneven" if config.remainder == "join" else config.remainder)
+    return NativeOrder(sample_order.sources, settings, sample_order.origin)
+
+
+def order_of_arrays(source: ArraySource, config: StreamingConfig) -> NativeOrder:
+    """The sample order of arrays in memory, as the config says."""
+    given = config.adaptive.base if config.adaptive is not None else config.partition
+    assert not isinstance(given, Adaptive)
+    alone = config.world_size == 1 or config.global_batch_size is not None
+    partition: Partition = given or (Elastic() if alone else RoundRobin())
+    remainder = "uneven" if config.remainder in (None, "join") else config.remainder
+    return array_order(source, partition, config.shuffle_seed, remainder)
 
 
 def config_of(

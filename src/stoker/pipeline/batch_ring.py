@@ -28,8 +28,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.concurrency.forks import alive
 from stoker.concurrency.shared.file import SharedFile, spawning
-from stoker.concurrency.weak_sets import alive
 from stoker.errors import StateError
 
 _REGIONS: Final = 128

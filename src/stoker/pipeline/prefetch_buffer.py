@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
+from stoker.concurrency.forks import alive
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.spans.recorder import Stage, recorder
-from stoker.concurrency.weak_sets import alive
 
 END: Final = object()
 """Returned by a worker's ``next`` at the end of an epoch. ``None`` may be a sample: a transform may return it."""

@@ -17,9 +17,9 @@ from stoker.cache.base import ShardCache
 from stoker.concurrency.forks import reset_in_children
 from stoker.concurrency.shared.counters import Count, Counts
 from stoker.concurrency.shared.file import spawning
-from stoker.concurrency.spans.read_times import ReadTimes
 from stoker.concurrency.spans.recorder import Stage, join_recording, recorder, span
 from stoker.concurrency.spans.sample_clock import ShortSamples
+from stoker.concurrency.spans.thread_times import ReadTimes
 from stoker.concurrency.threads import Threads
 from stoker.formats.base import ReadOptions, ShardReader
 from stoker.index.concat_index import ConcatIndex

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stoker.pipeline.tuning.changes import JudgedChange
 from stoker.pipeline.tuning.controller import Controller
-from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.knobs import JudgedChange, Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.ticks import Tick
 from stoker.policy import PROCESS_BYTES
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from stoker.concurrency.spans import read_times
+from stoker.concurrency.spans import thread_times
 from stoker.pipeline import pipeline
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.execution.executor import Executor
@@ -47,7 +47,7 @@ class SimulatedRunners:
             ("perf_counter_ns", "thread_time_ns", "process_time_ns"), lambda: self.now
         )
         own = SimpleNamespace(**clocks, monotonic=time.monotonic)
-        for module in (pipeline, tuner, read_times, shard_pool):
+        for module in (pipeline, tuner, thread_times, shard_pool):
             monkeypatch.setattr(module, "time", own)
         monkeypatch.setattr(tuner, "displaced_time", lambda: 0)
 

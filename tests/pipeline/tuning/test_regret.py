@@ -19,11 +19,9 @@ from stoker.cluster import LoaderWorker
 from stoker.pipeline import pipeline
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.tuning import tuner
-from stoker.pipeline.tuning.changes import TrialOutcome
 from stoker.pipeline.tuning.controller import Controller
-from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
-from stoker.pipeline.tuning.regret import Regret
-from stoker.pipeline.tuning.ticks import Tick
+from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse, TrialOutcome
+from stoker.pipeline.tuning.ticks import Regret, Tick
 from stoker.pipeline.tuning.tuner import TunedRun, Tuner
 from support import write_columns
 

@@ -10,9 +10,8 @@ import pytest
 from simulated_pipeline import Simulated, run, run_ranks
 
 from stoker.pipeline.tuning.candidates import Candidates
-from stoker.pipeline.tuning.changes import KnobChange, TrialOutcome, Why
 from stoker.pipeline.tuning.controller import Controller
-from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.knobs import Knob, KnobChange, KnobRange, MemoryUse, TrialOutcome, Why
 from stoker.pipeline.tuning.ticks import Tick, Window
 
 SLOW = {

@@ -27,11 +27,10 @@ from stoker import (
 from stoker.errors import ConfigError
 from stoker.pipeline.execution import measured
 from stoker.pipeline.execution.in_processes import InProcesses
-from stoker.pipeline.tuning.changes import JudgedChange, TrialOutcome, Why
 from stoker.pipeline.tuning.controller import Controller
 from stoker.pipeline.tuning.decision_log import DecisionLog
 from stoker.pipeline.tuning.decisions import TuningDecision
-from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.knobs import JudgedChange, Knob, KnobRange, MemoryUse, TrialOutcome, Why
 from stoker.pipeline.tuning.ticks import Tick
 from stoker.pipeline.tuning.tuner import Rules, TunedRun, Tuner
 from support import write_columns

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cluster import LoaderWorker
+from stoker.concurrency.forks import alive
 from stoker.concurrency.shared.file import SharedFile, spawning
-from stoker.concurrency.weak_sets import alive
 from stoker.errors import ConfigError
 from stoker.order.sample_order import EpochPosition
 

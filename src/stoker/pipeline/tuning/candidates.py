@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from stoker.pipeline.tuning.changes import KnobChange, Why
-from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.knobs import Knob, KnobChange, KnobRange, MemoryUse, Why
 from stoker.pipeline.tuning.ticks import Tick, Window
 from stoker.policy import LOOKAHEAD_FULL, PROCESS_BYTES
 

@@ -20,10 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stoker.pipeline.tuning.candidates import Candidates
-from stoker.pipeline.tuning.changes import JudgedChange, KnobChange, TrialOutcome, Why
-from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
-from stoker.pipeline.tuning.regret import Regret
-from stoker.pipeline.tuning.ticks import Tick, Window
+from stoker.pipeline.tuning.knobs import JudgedChange, Knob, KnobChange, KnobRange, MemoryUse, TrialOutcome, Why
+from stoker.pipeline.tuning.ticks import Regret, Tick, Window
 from stoker.policy import LITTLE_WAITING
 
 _GAIN: Final = 0.02

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from stoker.concurrency.shared.rows import SharedRows
 
 if TYPE_CHECKING:  # most datasets list nothing
-    from stoker.pipeline.tuning.changes import JudgedChange
     from stoker.pipeline.tuning.decisions import TuningDecision
+    from stoker.pipeline.tuning.knobs import JudgedChange
 
 _KEPT: Final = 32
 """Decisions of a process that are listed: the latest."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from stoker.pipeline.tuning.changes import TrialOutcome, Why
-from stoker.pipeline.tuning.knobs import Knob
+from stoker.pipeline.tuning.knobs import Knob, TrialOutcome, Why
 
 _WHY: Final = {
     Why.READING: "the consumer waits for reading, decoding and functions",

@@ -12,10 +12,9 @@ from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.thread_times import displaced_time
 from stoker.pipeline.columns import bytes_of
 from stoker.pipeline.execution.runner import Runner
-from stoker.pipeline.tuning.changes import JudgedChange
 from stoker.pipeline.tuning.controller import Controller
 from stoker.pipeline.tuning.decision_log import DecisionLog
-from stoker.pipeline.tuning.knobs import Knob, KnobRange, MemoryUse
+from stoker.pipeline.tuning.knobs import JudgedChange, Knob, KnobRange, MemoryUse
 from stoker.pipeline.tuning.ticks import Tick
 from stoker.policy import (
     MOST_CHUNKS_AHEAD,
