@@ -1,4 +1,4 @@
-"""Hashes of integers, concatenated ranges of them, and integers of variable length.
+"""Hashes of integers, concatenated ranges of them, integers of variable length, and counts of untrusted input.
 
 The hash is SplitMix64's output function (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
 2014). Orders, placements and synthetic values depend on it: what it gives for a number never changes.
@@ -7,7 +7,7 @@ The hash is SplitMix64's output function (G. Steele, D. Lea, C. Flood, "Fast spl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,11 @@ MASK: Final = (1 << 64) - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15
 M1: Final = 0xBF58476D1CE4E5B9
 M2: Final = 0x94D049BB133111EB
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value of a state is a count, such as one of samples."""
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 def encode_varint(value: int) -> bytes:

@@ -377,7 +377,7 @@ def test_a_state_of_another_dataset_says_so(data: Path, tmp_path: Path) -> None:
         ({}, "no version"),
         ({"version": 99}, "state version 99 is unknown"),
         ({"version": 2, "epoch": 0}, "incomplete"),
-        ({"version": 2, "epoch": -1, "position": 0, "order": {}, "streams": {}}, "integers from 0"),
+        ({"version": 2, "epoch": -1, "position": 0, "order": {}, "streams": {}}, "'epoch' should be an integer from 0"),
     ],
 )
 def test_what_is_no_state_is_refused(data: Path, state: dict[str, Any], message: str) -> None:

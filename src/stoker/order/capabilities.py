@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from stoker.errors import ConfigError, StateError
-from stoker.order.mixture.reached import RunProgress
+from stoker.order.mixture.reached import RunOrigin, RunProgress
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, SampleOrder
 
 
@@ -76,8 +75,8 @@ class StreamHistory(Protocol):
     """Epochs take up each stream where the one before left off, also after streams were added or removed."""
 
     @property
-    def origin(self) -> dict[str, Any]:
-        """The arguments of :meth:`restarted`, by name; empty if the run's streams never changed."""
+    def origin(self) -> RunOrigin:
+        """The point from which the run counts its streams: the beginning, if these never changed."""
         ...
 
     def consumed(self, position: EpochPosition) -> dict[str, int]:
@@ -86,7 +85,7 @@ class StreamHistory(Protocol):
         ...
 
     def reached(
-        self, told: Mapping[str, Any], origin: Mapping[str, Any], point: EpochPosition, inside: DataRank | None
+        self, told: Mapping[str, Any], origin: RunOrigin, point: EpochPosition, inside: DataRank | None
     ) -> RunProgress | None:
         """The progress of a run in this order, but with other streams.
 
@@ -101,32 +100,8 @@ class StreamHistory(Protocol):
         """
         ...
 
-    def restarted(
-        self,
-        epoch: int,
-        consumed: Mapping[str, int],
-        samples: int,
-        away: Sequence[Mapping[str, Any]] = (),
-        twins: Mapping[str, int] = MappingProxyType({}),
-        position: int = 0,
-        passed: Mapping[str, Any] = MappingProxyType({}),
-        appended: Mapping[str, Sequence[Any]] = MappingProxyType({}),
-        rest: Mapping[str, int] = MappingProxyType({}),
-    ) -> SampleOrder:
-        """The same order, restarted after its streams were changed.
-
-        Args:
-            epoch: the epoch.
-            consumed: stream name to how many samples of it came before; streams that are not named begin at 0.
-            samples: samples of training before.
-            away: what states remember of streams that are left out now; handed on in :attr:`origin`.
-            twins: stream name to its number among those of the same fingerprint, where the list of streams tells another.
-            position: in the epoch; where that can not go on there, the next one begins.
-            passed: stream name to what :meth:`~stoker.order.mixture.reached.Reached.as_dict` has told of it.
-            appended: stream name to what it was before files were appended, each time, as
-                :class:`~stoker.order.mixture.appended.Before` tells it.
-            rest: stream name to its samples that are left of the epoch. Default: its share of them.
-        """
+    def restarted(self, origin: RunOrigin) -> SampleOrder:
+        """The same order, restarted after its streams were changed; in the next epoch where it can not go on in that one."""
         ...
 
     def first_shards(self, name: str, samples: int) -> Sequence[Mapping[str, Any]]:
@@ -150,9 +125,9 @@ def repeats_samples(order: SampleOrder) -> bool:
     return order.repeats if isinstance(order, OncePerEpoch) else True
 
 
-def origin_of(order: SampleOrder) -> dict[str, Any]:
-    """The arguments with which the order was restarted. Default: none."""
-    return order.origin if isinstance(order, StreamHistory) else {}
+def origin_of(order: SampleOrder) -> RunOrigin:
+    """The point from which a run in the order counts its streams. Default: the beginning."""
+    return order.origin if isinstance(order, StreamHistory) else RunOrigin()
 
 
 def consumed_samples(order: SampleOrder, position: EpochPosition) -> dict[str, int]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,7 +21,7 @@ from stoker.integers import mix
 from stoker.lazy import cached_property
 from stoker.order.global_batches import BatchPlan, DevicePlan, check_batch
 from stoker.order.mixture.mixing import NUMBER_BITS, EpochMixture, Mixing
-from stoker.order.mixture.reached import Reached, Renumbering, RunProgress, read_reached
+from stoker.order.mixture.reached import Renumbering, RunOrigin, RunProgress
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.stream_locator import MixedOrder, StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota, make_quotas, stream_shuffle
@@ -60,26 +59,21 @@ class NativeOrder:
     Args:
         sources: the streams, at least one.
         settings: everything else.
-        origin: where a run with changed streams was restarted: ``epoch``, ``position``, ``consumed`` (samples of each stream
-            by name), ``passed`` (see :class:`~stoker.order.mixture.reached.Reached`) and ``samples`` (of training before),
-            ``away`` (streams that are left out since, for states to remember), ``twins`` (see
-            :func:`~stoker.order.mixture.stream_quotas.twin_numbers`), ``appended`` (what streams were before files were
-            appended, see :class:`~stoker.order.mixture.appended.Before`), and ``rest`` (samples of each stream that were left
-            of the epoch, where these are not its shares).
+        origin: where a run with changed streams was restarted.
 
     Raises:
         ConfigError: streams, weights and settings that do not go together.
     """
 
     def __init__(
-        self, sources: Sequence[StreamSource], settings: NativeSettings, origin: Mapping[str, Any] | None = None
+        self, sources: Sequence[StreamSource], settings: NativeSettings, origin: RunOrigin | None = None
     ) -> None:
         self.sources = tuple(sources)
         self.settings = settings
-        self._origin = dict(origin or {})
+        self.origin = RunOrigin() if origin is None else origin
         if settings.schedule is not None and any(source.weight != StreamWeight() for source in self.sources):
             raise ConfigError("the schedule has the streams' weights: give streams no proportion, repeat or choose")
-        quotas = make_quotas(self.sources, settings, self._origin.get("twins", {}))
+        quotas = make_quotas(self.sources, settings, self.origin.twins)
         self._quotas = tuple(self._with_before(quota) for quota in quotas)
         self._counts: Ids = np.array([quota.count for quota in self._quotas], dtype=np.int64)
         total = sum(source.table.total for source in self.sources)
@@ -110,7 +104,7 @@ class NativeOrder:
     @property
     def repeats(self) -> bool:
         """Whether an epoch may have a sample more than once: it is not just all of every stream."""
-        whole = self.settings.schedule is None and not self._origin
+        whole = self.settings.schedule is None and self.origin == RunOrigin()
         return not whole or any(quota.count != quota.total for quota in self._quotas)
 
     @property
@@ -129,32 +123,17 @@ class NativeOrder:
             at_once += min(shards, per_node * self._nodes)
         return at_once
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """The arguments of :meth:`restarted`, by name; empty if the streams never changed."""
-        return self._origin
-
-    def restarted(
-        self,
-        epoch: int,
-        consumed: Mapping[str, int],
-        samples: int,
-        away: Sequence[Mapping[str, Any]] = (),
-        twins: Mapping[str, int] = MappingProxyType({}),
-        position: int = 0,
-        passed: Mapping[str, Any] = MappingProxyType({}),
-        appended: Mapping[str, Sequence[Any]] = MappingProxyType({}),
-        rest: Mapping[str, int] = MappingProxyType({}),
-    ) -> NativeOrder:
+    def restarted(self, origin: RunOrigin) -> NativeOrder:
         """The same sample order, restarted at a position of an epoch, each stream after so many samples.
 
         With fixed sampling this order is returned unchanged: every epoch has the same samples.
         """
         if self.settings.sampling_method == "fixed":
             return self
-        begun = self._begun_before(consumed, passed, appended)
+        begun = self._begun_before(origin)
         # Where no pass is begun, the stream is as good as one that begins.
-        consumed = {name: count for name, count in consumed.items() if begun.get(name, True)}
+        consumed = {name: count for name, count in origin.consumed.items() if begun.get(name, True)}
+        epoch, position, rest = origin.epoch, origin.position, origin.rest
         if position >= self._epoch_size or self._batching == "device_per_stream":
             # The epoch can not go on there: this one has fewer samples, or batches of one stream that begin elsewhere.
             epoch, position = epoch + (1 if position else 0), 0
@@ -164,35 +143,27 @@ class NativeOrder:
                 f"this state is damaged: its 'rest' must name every stream, with {self._epoch_size - position} samples in "
                 f"all, found {rest!r}"
             )
-        origin: dict[str, Any] | None = None
-        if epoch or position or consumed or away:
-            origin = {"epoch": epoch, "consumed": dict(consumed), "samples": samples}
-            if away:
-                origin["away"] = [dict(one) for one in away]
-            told = {name: [one.as_dict() for one in before] for name, before in begun.items() if before}
-            for name, value in (
-                ("twins", dict(twins)),
-                ("position", position),
-                ("passed", dict(passed)),
-                ("appended", told),
-                ("rest", dict(rest) if position else {}),
-            ):
-                if value:
-                    origin[name] = value
-        return NativeOrder(self.sources, self.settings, origin)
+        if not (epoch or position or consumed or origin.away):
+            return NativeOrder(self.sources, self.settings)
+        changed = replace(
+            origin,
+            epoch=epoch,
+            consumed=consumed,
+            position=position,
+            appended={name: [one.as_dict() for one in before] for name, before in begun.items() if before},
+            rest=rest if position else {},
+        )
+        return NativeOrder(self.sources, self.settings, changed)
 
-    def _begun_before(
-        self, consumed: Mapping[str, int], passed: Mapping[str, Any], appended: Mapping[str, Sequence[Any]]
-    ) -> dict[str, tuple[Before, ...]]:
+    def _begun_before(self, origin: RunOrigin) -> dict[str, tuple[Before, ...]]:
         """The streams to which files were appended, with the result of :func:`still_begun`."""
         found = {}
         for source in self.sources:
-            if entries := appended.get(source.name):
+            if entries := origin.appended.get(source.name):
                 from stoker.order.mixture.appended import Before, still_begun
 
-                reached = Reached.read(consumed.get(source.name, 0), passed.get(source.name))
                 before = [Before.read(one, source.table.starts) for one in entries]
-                found[source.name] = still_begun(before, source.selection.sizes, reached)
+                found[source.name] = still_begun(before, source.selection.sizes, origin.reached(source.name))
                 if found[source.name] and self.settings.partition.static:
                     raise StateError(
                         f"files were appended to stream {source.name!r} while a pass over it was begun, and partition "
@@ -202,14 +173,12 @@ class NativeOrder:
         return found
 
     def _with_before(self, quota: StreamQuota) -> StreamQuota:
-        origin, name = self._origin, quota.source.name
-        entries = origin.get("appended", {}).get(name)
+        entries = self.origin.appended.get(quota.source.name, ())
         if not entries:
             return quota
         from stoker.order.mixture.appended import Before
 
-        before = [Before.read(one, quota.source.table.starts) for one in entries]
-        return replace(quota, before=tuple(before))
+        return replace(quota, before=tuple(Before.read(one, quota.source.table.starts) for one in entries))
 
     def first_shards(self, name: str, samples: int) -> Sequence[Mapping[str, Any]]:
         """Descriptions of the first shards of a stream alone; see
@@ -294,12 +263,12 @@ class NativeOrder:
             return {}
         # Exact between phases. Inside one, scrambled samples may be up to a window a node ahead.
         epoch = position.epoch + (1 if position.position else 0)
-        first = self._origin.get("position", 0) if epoch == self._origin.get("epoch", 0) else 0
+        first = self.origin.position if epoch == self.origin.epoch else 0
         reached = self._mixture(self._timeline, epoch, 1, shared=False).reached(np.array([first], dtype=np.int64))
         return {quota.source.name: count for quota, count in zip(self._quotas, reached[0].tolist(), strict=True)}
 
     def reached(
-        self, told: Mapping[str, Any], origin: Mapping[str, Any], point: EpochPosition, inside: DataRank | None
+        self, told: Mapping[str, Any], origin: RunOrigin, point: EpochPosition, inside: DataRank | None
     ) -> RunProgress | None:
         """The progress of a run in this order, with other streams; see
         :class:`~stoker.order.capabilities.StreamHistory`."""
@@ -313,14 +282,11 @@ class NativeOrder:
             )
         order, streams = told["order"], told["streams"]
         names: list[str] = list(order.get("streams", streams))
-        read = read_reached(origin.get("consumed", {}), origin.get("passed", {}))
-        before = [read.get(name, Reached()) for name in names]
-        counted = CountingOrigin(
-            origin.get("epoch", 0), origin.get("position", 0), origin.get("samples", 0), tuple(b.count for b in before)
-        )
+        before = [origin.reached(name) for name in names]
+        counted = CountingOrigin(origin.epoch, origin.position, origin.samples, tuple(one.count for one in before))
         if order.get("schedule") is None:
             counts = [streams[name]["choose"] for name in names]
-            rest = [origin["rest"][name] for name in names] if origin.get("rest") else None
+            rest = [origin.rest[name] for name in names] if origin.rest else None
             timeline = Timeline.constant(counts, counted, rest) if any(counts) else None
         else:
             timeline = Schedule.from_dict(order["schedule"]).timeline(names, order["epoch_size"], counted)
@@ -441,27 +407,21 @@ class NativeOrder:
 
     def _make_timeline(self) -> Timeline:
         """The phases of training, counted from the begin of the run or the last change of its streams."""
-        consumed = self._origin.get("consumed", {})
-        origin = CountingOrigin(
-            epoch=self._origin.get("epoch", 0),
-            position=self._origin.get("position", 0),
-            samples=self._origin.get("samples", 0),
-            consumed=tuple(consumed.get(quota.source.name, 0) for quota in self._quotas),
-        )
+        names, origin = [quota.source.name for quota in self._quotas], self.origin
+        consumed = tuple(origin.consumed.get(name, 0) for name in names)
+        counted = CountingOrigin(origin.epoch, origin.position, origin.samples, consumed)
         if self.settings.schedule is None:
-            rest = self._origin.get("rest")
-            left = None if rest is None else [rest[quota.source.name] for quota in self._quotas]
-            return Timeline.constant(self._counts.tolist(), origin, left)
-        return self.settings.schedule.timeline([source.name for source in self.sources], self._epoch_size, origin)
+            rest = [origin.rest[name] for name in names] if origin.rest else None
+            return Timeline.constant(self._counts.tolist(), counted, rest)
+        return self.settings.schedule.timeline([source.name for source in self.sources], self._epoch_size, counted)
 
     # -- locators and copies --------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         quotas, settings, nodes = self._quotas, self.settings, self._nodes
         renumber = None
-        if passed := self._origin.get("passed"):
-            read = read_reached(self._origin["consumed"], passed)
-            renumber = Renumbering(read.get(quota.source.name, Reached()) for quota in quotas)
+        if self.origin.passed:
+            renumber = Renumbering(self.origin.reached(quota.source.name) for quota in quotas)
         self._locator = StreamLocator(
             lambda number: quotas[number].shuffled(settings, nodes), self._shard_offsets(), renumber=renumber
         )
@@ -475,7 +435,7 @@ class NativeOrder:
     def _static_epochs(self) -> StaticEpochs:
         from stoker.order.partition.static_epoch import StaticEpochs
 
-        return StaticEpochs(self._quotas, self.settings, self._shard_offsets(), self._origin, self._batching)
+        return StaticEpochs(self._quotas, self.settings, self._shard_offsets(), self.origin, self._batching)
 
     def __getstate__(self) -> dict[str, Any]:
         # Locators are made again where they are used.

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol, Self
 
 from stoker.errors import ConfigError, StateError
+from stoker.integers import is_count
 from stoker.order.protocols import Order, Plan
 
 
@@ -64,7 +65,7 @@ class EpochStart:
         if not isinstance(values, Mapping) or values.keys() != set(names):
             raise StateError(f"this state's start of the epoch should have {', '.join(names)}, found {values!r}")
         for name, value in values.items():
-            if type(value) is not int or not 0 <= value < 1 << 62:
+            if not is_count(value):
                 raise StateError(f"this state's start of the epoch: {name} must be an integer from 0, found {value!r}")
         return cls(**values)
 

@@ -89,7 +89,7 @@ def test_fields_of_a_state_that_have_wrong_types_are_named(data: Path) -> None:
     for content in contents:
         with pytest.raises(StateError, match="'content' should be a dict"):
             reader.load_state_dict({**state, "streams": {name: {**state["streams"][name], "content": content}}})
-    with pytest.raises(StateError, match="incomplete"):
+    with pytest.raises(StateError, match="'partial' should have counts of samples, batch_size"):
         reader.load_state_dict({**state, "partial": np.int64(3)})
 
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
 
 from stoker.errors import StateError
+from stoker.integers import is_count
 from stoker.order.mixture.mixing import NUMBER_BITS
 from stoker.types import Ids
 
 _NONE: Final[Ids] = np.zeros(0, dtype=np.int64)
 _MOST_BYTES: Final = 1 << 26
+_ALWAYS: Final = ("epoch", "consumed", "samples")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +87,75 @@ class Reached:
         return cls(count, passed)
 
 
+@dataclass(frozen=True, slots=True)
+class RunOrigin:
+    """The point at which a run with changed streams was restarted; at first the beginning of training.
+
+    Attributes:
+        epoch: its number.
+        consumed: samples of each stream before, by name; streams that are not named begin at 0.
+        samples: samples of training before.
+        away: what states remember of streams that are left out since.
+        twins: number of each stream among those of the same fingerprint, where the list of streams tells another; see
+            :func:`~stoker.order.mixture.stream_quotas.twin_numbers`.
+        position: in the epoch.
+        passed: stream name to what :meth:`Reached.as_dict` has told of it.
+        appended: stream name to what it was before files were appended, each time, as
+            :class:`~stoker.order.mixture.appended.Before` tells it.
+        rest: samples of each stream that are left of the epoch. Empty: its shares of them.
+    """
+
+    epoch: int = 0
+    consumed: Mapping[str, int] = field(default_factory=dict)
+    samples: int = 0
+    away: Sequence[Mapping[str, Any]] = ()
+    twins: Mapping[str, int] = field(default_factory=dict)
+    position: int = 0
+    passed: Mapping[str, Any] = field(default_factory=dict)
+    appended: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    rest: Mapping[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As states hold it, JSON-serialisable; empty at the beginning of training."""
+        if self == RunOrigin():
+            return {}
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in told.items() if value or name in _ALWAYS}
+
+    @classmethod
+    def read(cls, value: Any) -> RunOrigin:
+        """Read what :meth:`as_dict` has told.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        if not value:
+            return cls()
+        try:
+            found = cls(**{one.name: value[one.name] for one in fields(cls) if one.name in (*value, *_ALWAYS)})
+            away = found.away
+            appended = [*found.appended.values(), *(one.get("appended", ()) for one in away)]
+            consumed = [one["consumed"] for entries in (away, *appended) for one in entries]
+            numbers = [found.epoch, found.samples, found.position, *(one.get("twin", 0) for one in away), *consumed]
+            for counts in (found.consumed, found.twins, found.rest):
+                numbers += counts.values()
+            if not all(map(is_count, numbers)) or not all(isinstance(one["name"], str) for one in away):
+                raise ValueError(numbers)
+            if not found.passed.keys() | found.appended.keys() <= found.consumed.keys():
+                raise LookupError("streams that were not consumed")
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise StateError(f"this state should say how much of each stream was consumed, found {value!r}") from error
+        for name, passed in found.passed.items():
+            Reached.read(found.consumed[name], passed)
+        for one in away:
+            Reached.read(one["consumed"], one.get("passed"))
+        return found
+
+    def reached(self, name: str) -> Reached:
+        """The progress of the run in a stream by then."""
+        return Reached.read(self.consumed[name], self.passed.get(name)) if name in self.consumed else Reached()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunProgress:
     """The progress of a run in its epoch, and in each stream by name.
@@ -124,8 +195,3 @@ class Renumbering:
         of = streams[here]
         found[here] = of << NUMBER_BITS | self._passed[self._starts[of] + inside[here]]
         return found
-
-
-def read_reached(consumed: Mapping[str, int], passed: Mapping[str, Any]) -> dict[str, Reached]:
-    """The progress of a run in each stream, by what a state tells."""
-    return {name: Reached.read(count, passed.get(name)) for name, count in consumed.items()}

@@ -6,9 +6,9 @@ An epoch keeps the parts that it began with until it ends, whatever world resume
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from stoker.integers import mix
 from stoker.order.global_batches import check_batch
 from stoker.order.mixture.interleave import Interleave
 from stoker.order.mixture.mixing import Mixing
+from stoker.order.mixture.reached import RunOrigin
 from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota
 from stoker.order.partition.part_plan import plan_parts
@@ -36,7 +37,7 @@ class StaticEpochs:
         quotas: the quotas.
         settings: the sample order's, of which the partition is static.
         offsets: number of each quota's first shard among the shards of all streams.
-        origin: see :class:`~stoker.order.native.NativeOrder`.
+        origin: where epochs are counted from.
         batching: how streams are put into batches.
     """
 
@@ -45,7 +46,7 @@ class StaticEpochs:
         quotas: Sequence[StreamQuota],
         settings: NativeSettings,
         offsets: Sequence[int],
-        origin: Mapping[str, Any],
+        origin: RunOrigin,
         batching: str,
     ) -> None:
         self._quotas = tuple(quotas)
@@ -101,8 +102,8 @@ class StaticEpochs:
         """Samples of each quota (rows) in each part (columns) of an epoch, and before it; two int64 arrays."""
         begins, ends = [], []
         for quota, sizes in zip(self._quotas, self._sizes(home), strict=True):
-            first = self._origin.get("consumed", {}).get(quota.source.name, 0)
-            first += quota.count * (epoch - self._origin.get("epoch", 0))
+            first = self._origin.consumed.get(quota.source.name, 0)
+            first += quota.count * (epoch - self._origin.epoch)
             begins.append(_reached(sizes, first))
             ends.append(_reached(sizes, first + quota.count))
         begun = np.stack(begins)

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from stoker.cluster import LoaderWorker
 from stoker.cluster.datasets_package import NamedEpoch
 from stoker.errors import ConfigError, StateError
+from stoker.integers import is_count
 from stoker.order.capabilities import settled
 from stoker.order.left_out import run_without
 from stoker.order.protocols import Plan
@@ -21,9 +22,7 @@ from stoker.pipeline.state.epoch_counter import EpochClock, Pin
 from stoker.pipeline.state.named_epochs import NamedEpochs
 from stoker.pipeline.state.progress import Progress, others_have_more, run_from
 from stoker.pipeline.state.state import (
-    check_same_chain,
-    check_same_others,
-    is_count,
+    check_same_steps,
     make_state,
     read_changed,
     read_state,
@@ -401,9 +400,8 @@ class ResumeState:
             self.change(state)
             return
         point, sample_order = read_state(state, self.sample_order, data_rank)
-        check_same_others(state, self._others)
         begun = point.position or point.partial or (own is not None and (own.batches or own.samples))
-        check_same_chain(state, self._chain, inside=bool(begun))
+        check_same_steps(state, self._chain, self._others, inside=bool(begun))
         if check:
             run_from(sample_order, self.settled(point, data_rank), data_rank)
         mark = check_quarantine(state, None if self._quarantine is None else self._quarantine.quarantine)
@@ -431,8 +429,7 @@ class ResumeState:
                 "change_streams=True gives samples other ids, and this state's run leaves some out by theirs (quarantine=): "
                 'leave those out by subset=SkipIds(...) of their stream, and take "quarantine" out of the state'
             )
-        check_same_others(state, self._others)
-        check_same_chain(state, self._chain, inside=bool(point.position))
+        check_same_steps(state, self._chain, self._others, inside=bool(point.position))
         self.sample_order = sample_order
         self._clock.unpin(None)
         self._clock.load(point)

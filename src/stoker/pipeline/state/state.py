@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from stoker.errors import ConfigError, StateError
+from stoker.integers import is_count
 from stoker.order.capabilities import (
     StreamHistory,
     consumed_samples,
@@ -21,7 +22,7 @@ from stoker.order.capabilities import (
     settled,
     stream_urls,
 )
-from stoker.order.mixture.reached import Reached, RunProgress
+from stoker.order.mixture.reached import RunOrigin, RunProgress
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.mixture.stream_quotas import twin_numbers
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
@@ -39,6 +40,90 @@ _CHANGE_COUNTS: Final = ("filter(", "flat_map(")
 """Steps of a chain that decide which samples there are."""
 _MOST_AWAY: Final = 256
 """Streams that were left out of which states remember how far they had got: about 150 bytes each."""
+_PARTIAL: Final = ("samples", "batch_size", "world_size", "ranks_per_node")
+
+
+# -- the form of a state -----------------------------------------------------------------------------------------------
+
+
+def _are_described(about: Any) -> bool:
+    return all(isinstance(one, Mapping) and isinstance(one.get("content", {}), Mapping) for one in about)
+
+
+_FORMS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "epoch": ("be an integer from 0", is_count),
+    "position": ("be an integer from 0", is_count),
+    "order": ("be a dict of settings", lambda value: isinstance(value, Mapping)),
+    "streams": (
+        "have a dict for each stream, whose 'content' should be a dict of hashes",
+        lambda value: _are_described(value.values()),
+    ),
+    "partial": (
+        f"have counts of {', '.join(_PARTIAL)}",
+        lambda value: (
+            value is None
+            or (all(is_count(value[name]) for name in _PARTIAL) and value["batch_size"] > 0 < value["world_size"])
+        ),
+    ),
+    "consumed": (
+        "say how many samples of each stream were consumed",
+        lambda value: all(map(is_count, value.values())),
+    ),
+    "origin": (
+        "say how much of each stream was consumed",
+        lambda value: not value or _are_described(value.get("away", ())),
+    ),
+    "chain": (
+        "be a list of steps",
+        lambda value: isinstance(value, list | tuple) and all(isinstance(step, str) for step in value),
+    ),
+    "others": (
+        "say which datasets were joined",
+        lambda value: all(isinstance(one, list | tuple) and _are_described(one) for one in value.values()),
+    ),
+}
+"""Of each entry that is compared or read here: what it should be, and whether a value is."""
+
+
+def _read(state: Mapping[str, Any], *needs: str) -> dict[str, Any]:
+    """A state in plain text, of which every entry has its form. One of mosaicml-streaming has no version.
+
+    Args:
+        state: as the user gave it.
+        needs: entries that it must have. Default: what every state with a version has.
+
+    Raises:
+        StateError: it is no state, or a later version's, or damaged.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"a state is a dict, got {type(state).__name__}")
+    if "version" in state and state["version"] != (PACKED_VERSION if "packed" in state else STATE_VERSION):
+        raise StateError(f"state version {state['version']!r} is unknown; this is stoker with version {STATE_VERSION}")
+    found = unpack_state(state)
+    for name in needs or (("epoch", "position", "order", "streams") if "version" in state else ()):
+        if name not in found:
+            raise StateError(
+                f"this state of a StreamingDataset is incomplete: it lacks {name!r}. Give what state_dict() returned, whole "
+                "and as it was"
+            )
+    for name, (form, fits) in _FORMS.items():
+        try:
+            is_right = name not in found or fits(found[name])
+        except (AttributeError, LookupError, TypeError):
+            is_right = False
+        if not is_right:
+            raise StateError(
+                f"this state's {name!r} should {form}, found {reprlib.repr(found[name])}: give what state_dict() returned"
+            )
+    listed = found.get("order", {}).get("streams", [])
+    if not isinstance(listed, list | tuple) or not all(
+        isinstance(n, str) and n in found.get("streams", {}) for n in listed
+    ):
+        raise StateError(f"this state's order should list its streams by their names, found {listed!r}")
+    return found
+
+
+# -- whole states --------------------------------------------------------------------------------------------------------
 
 
 def make_state(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
@@ -55,8 +140,8 @@ def make_state(sample_order: SampleOrder, point: EpochPosition, data_rank: DataR
         **sample_order.as_dict(),
         "consumed": consumed_samples(sample_order, point),
     }
-    if origin_of(sample_order):
-        state["origin"] = origin_of(sample_order)
+    if origin := origin_of(sample_order).as_dict():
+        state["origin"] = origin
     start = settled(sample_order, point, data_rank).start
     if start is not None:
         state["start"] = start.as_dict()
@@ -89,109 +174,85 @@ def read_state(
     Raises:
         StateError: it is no state, or belongs to another dataset or another order; says exactly what differs.
     """
-    _check_kind(state)
-    if "version" not in state:
-        return mosaicml_position(sample_order, state), sample_order
-    packed, state = "packed" in state, unpack_state(state)
-    theirs, epoch, position, inside = _fields(state)
+    saved = _read(state)
+    if "version" not in saved:
+        return mosaicml_position(sample_order, saved), sample_order
     try:
-        check_same_order(state, sample_order, what)
+        check_same_order(saved, sample_order, what)
     except StateError as error:
-        if not packed:
+        if "packed" not in state:
             raise
         raise StateError(
             f"{error}. stoker.util.unpack_state(state) is the state as plain text, with all streams"
         ) from None
-    # Before "start" had names, its numbers were a list of "terms".
-    start = read_start(sample_order, state["start"] if "start" in state else state.get("terms"))
-    point = EpochPosition(epoch, position, start=start)
-    if start is None and position and settled(sample_order, point, data_rank).start is not None:
+    point = _position(saved, sample_order)
+    if point.start is None and point.position and settled(sample_order, point, data_rank).start is not None:
         raise StateError(
             f"this {what} has no start of its epoch, on which the order of the rest depends: it is not complete"
         )
     if not in_epoch(sample_order, point):
         raise StateError(
-            f"this {what}'s position {position} lies beyond the epoch of {sample_order.epoch_size} samples: it was changed, "
-            "or is of a dataset that had more; resume with the data and epoch_size= of the run that saved it"
+            f"this {what}'s position {point.position} lies beyond the epoch of {sample_order.epoch_size} samples: it was "
+            "changed, or is of a dataset that had more; resume with the data and epoch_size= of the run that saved it"
         )
-    origin = state.get("origin") or {}
+    origin = RunOrigin.read(saved.get("origin"))
     if origin != origin_of(sample_order):
         if not isinstance(sample_order, StreamHistory):
             raise StateError(
                 "this state is of a run that changed its streams, which a run in this order can not resume"
             )
-        sample_order = sample_order.restarted(*_restart(origin))
-    if not inside:
-        return point, sample_order
-    samples, batch_size, world_size, per_node = inside
-    # Which samples of a batch are a rank's depends on nodes only where the order is mosaicml-streaming's.
-    nodes = data_rank.ranks_per_node if "like" in theirs["order"] else per_node
-    if (batch_size, world_size, per_node) != (data_rank.batch_size, data_rank.world_size, nodes):
-        raise StateError(
-            f"this state was taken inside a batch, {samples} samples into it, with batch_size {batch_size} on {world_size} "
-            f"ranks, {per_node} a node; here they are {data_rank.batch_size}, {data_rank.world_size} and "
-            f"{data_rank.ranks_per_node}. Take states between batches to resume on another cluster"
-        )
-    if not samples < batch_size:
-        raise StateError(
-            f"this {what} was taken after {samples} samples of a batch, which here has {batch_size}: resume with the "
-            "batch_size= of the run that saved it"
-        )
-    return EpochPosition(epoch, position, samples, start), sample_order
+        sample_order = sample_order.restarted(origin)
+    if saved.get("partial") is not None:
+        samples, *theirs = (saved["partial"][name] for name in _PARTIAL)
+        here = [data_rank.batch_size, data_rank.world_size, data_rank.ranks_per_node]
+        # Which samples of a batch are a rank's depends on nodes only where the order is mosaicml-streaming's.
+        compared = 3 if "like" in saved["order"] else 2
+        if theirs[:compared] != here[:compared]:
+            raise StateError(
+                f"this state was taken inside a batch, {samples} samples into it, with batch_size {theirs[0]} on {theirs[1]} "
+                f"ranks, {theirs[2]} a node; here they are {here[0]}, {here[1]} and {here[2]}. Take states between batches "
+                "to resume on another cluster"
+            )
+        if not samples < data_rank.batch_size:
+            raise StateError(
+                f"this {what} was taken after {samples} samples of a batch, which here has {data_rank.batch_size}: resume "
+                "with the batch_size= of the run that saved it"
+            )
+        point = replace(point, partial=samples)
+    return point, sample_order
 
 
-def _incomplete(error: Exception) -> StateError:
-    missing = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-    return StateError(
-        f"this state of a StreamingDataset is incomplete: {missing}. Give what state_dict() returned, whole and as it was"
-    )
+def _position(saved: Mapping[str, Any], sample_order: SampleOrder) -> EpochPosition:
+    """The position of a state, where it is between batches."""
+    # Before "start" had names, its numbers were a list of "terms".
+    start = read_start(sample_order, saved["start"] if "start" in saved else saved.get("terms"))
+    return EpochPosition(saved["epoch"], saved["position"], start=start)
 
 
-def check_same_chain(state: Mapping[str, Any], chain: Sequence[str], *, inside: bool) -> None:
-    """Compare the steps of the chain that a state names with those at hand. Differences are logged.
+def check_same_steps(
+    state: Mapping[str, Any],
+    chain: Sequence[str],
+    others: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    inside: bool,
+) -> None:
+    """Compare the steps of the chain that a state names, and the datasets beside its own, with those at hand.
+
+    Another chain is logged.
 
     Args:
         state: the state.
         chain: the steps at hand.
+        others: the entries that identify the datasets of its zips and joins at hand, by their names.
         inside: whether the state was taken inside an epoch.
 
     Raises:
-        StateError: it was, and steps that decide which samples there are differ: some would come twice, or not at all.
+        StateError: it was, and steps that decide which samples there are differ: some would come twice, or not at all. Or a
+            join has another dataset now.
     """
-    theirs = state.get("chain", [])
-    if not isinstance(theirs, list | tuple) or not all(isinstance(step, str) for step in theirs):
-        raise StateError(f"this state's 'chain' should be a list of steps, found {theirs!r}")
-    if list(theirs) == list(chain):
-        return
-    before, now = ([step for step in one if _changes_counts(step)] for one in (theirs, chain))
-    told = f"{'.'.join(theirs) or 'no chain'}, and here it is {'.'.join(chain) or 'none'}"
-    if inside and before != now:
-        raise StateError(
-            f"this state was taken inside an epoch whose samples were chosen or made by {told}: some would come twice or not "
-            "at all. Give the dataset the same filter() and flat_map() steps, or load a state of an epoch's end"
-        )
-    logger.warning("resuming with another chain: samples were made by %s", told)
-
-
-def _changes_counts(step: str) -> bool:
-    return step.startswith(_CHANGE_COUNTS) or (step.startswith("join(") and step.endswith("missing='leave_out')"))
-
-
-def check_same_others(state: Mapping[str, Any], others: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Compare the datasets that a state names beside its own with those at hand, by the names of zips and joins.
-
-    Raises:
-        StateError: one is another dataset now.
-    """
-    theirs = state.get("others", {})
-    if not isinstance(theirs, Mapping) or not all(
-        isinstance(one, list | tuple) and all(isinstance(about, Mapping) for about in one) for one in theirs.values()
-    ):
-        raise StateError(f"this state's 'others' should say which datasets were joined, found {theirs!r}")
-    for name, before in theirs.items():
-        now = others.get(name)
-        if now is None:  # the chains differ, which is told
-            continue
+    saved = _read(state)
+    for name, before in saved.get("others", {}).items():
+        now = others.get(name, before)  # where it is gone the chains differ, which is told
         same = len(before) == len(now) and all(
             it.get("fingerprint") == its.get("fingerprint") and not _written_anew(it, its)
             for it, its in zip(before, now, strict=True)
@@ -203,6 +264,20 @@ def check_same_others(state: Mapping[str, Any], others: Mapping[str, Sequence[Ma
                 f"{'' if first != second else ', and was written anew since'}): join the dataset that it was taken with, or "
                 "give the new one another name="
             )
+    theirs = list(saved.get("chain", []))
+    if theirs == list(chain):
+        return
+    told = f"{'.'.join(theirs) or 'no chain'}, and here it is {'.'.join(chain) or 'none'}"
+    if inside and list(filter(_changes_counts, theirs)) != list(filter(_changes_counts, chain)):
+        raise StateError(
+            f"this state was taken inside an epoch whose samples were chosen or made by {told}: some would come twice or not "
+            "at all. Give the dataset the same filter() and flat_map() steps, or load a state of an epoch's end"
+        )
+    logger.warning("resuming with another chain: samples were made by %s", told)
+
+
+def _changes_counts(step: str) -> bool:
+    return step.startswith(_CHANGE_COUNTS) or (step.startswith("join(") and step.endswith("missing='leave_out')"))
 
 
 def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: str) -> None:
@@ -211,18 +286,49 @@ def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: 
     Raises:
         StateError: they differ; says in what.
     """
-    theirs, ours = _described(state), sample_order.as_dict()
+    theirs, ours = _read(state, "order", "streams"), sample_order.as_dict()
     ours = {**ours, "streams": {n: cut_alike(s, theirs["streams"].get(n, {})) for n, s in ours["streams"].items()}}
     said, changed = _compare(theirs, ours)
     if said:
         remedy = "Use the data and the settings that it was taken with"
-        appended = _appended_to(theirs, ours, sample_order)
+        pairs = [
+            (mine, ours["streams"][mine], theirs["streams"][name]) for name, mine in _names_here(theirs, ours).items()
+        ]
+        appended = [mine for mine, its, it in pairs if _before(sample_order, mine, its, it) is not None]
         if appended:
             said.append(f"files were appended to {', '.join(map(repr, appended))} since, behind those that were there")
         if (changed or appended) and what == "state":
             remedy += ", or call dataset.load_state_dict(state, change_streams=True) to continue with these streams"
         raise StateError(f"this {what.partition('.')[0]} belongs to another order: {'; '.join(said)}. {remedy}")
     check_versions(theirs, ours, stream_urls(sample_order), what)
+
+
+def same_so_far(state: Mapping[str, Any], sample_order: SampleOrder) -> bool:
+    """Whether a state's run had the weights that this order has up to where the state was taken, and others from there on."""
+    saved = _read(state)
+    if "version" not in saved or not isinstance(sample_order, StreamHistory):
+        return False
+    ours, before = sample_order.as_dict(), saved["order"].get("schedule")
+    now, size = ours["order"].get("schedule"), ours["order"]["epoch_size"]
+    if not isinstance(before, Mapping) or now is None or _plain(before) == _plain(now):
+        return False
+    if _compare({**saved, "order": {**saved["order"], "schedule": now}}, ours)[0]:
+        return False
+    samples = _samples_before(saved, RunOrigin.read(saved.get("origin")), size)
+    try:
+        names = ours["order"].get("streams", list(ours["streams"]))
+        return Schedule.from_dict(before).same_until(Schedule.from_dict(now), names, size, samples)
+    except (ConfigError, LookupError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _samples_before(saved: Mapping[str, Any], origin: RunOrigin, size: int) -> int:
+    """Samples of training before a state, where epochs have ``size`` of them."""
+    samples: int = origin.samples + (saved["epoch"] - origin.epoch) * size + saved["position"] - origin.position
+    return samples
+
+
+# -- streams that change ---------------------------------------------------------------------------------------------------
 
 
 def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[EpochPosition, SampleOrder]:
@@ -234,59 +340,122 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
     Raises:
         StateError: more than the streams and their weights differs.
     """
-    _check_kind(state)
-    if "version" not in state:
-        raise StateError(_NO_STATE)
-    state = unpack_state(state)
-    theirs, epoch, position, inside = _fields(state)
-    ours = sample_order.as_dict()
-    said = _beside_streams(theirs["order"], ours["order"])
-    if said:
+    saved, ours = _read(state), sample_order.as_dict()
+    if "version" not in saved:
+        raise StateError("this is no state of a StreamingDataset: it has no version")
+    if said := _beside_streams(saved["order"], ours["order"]):
         raise StateError(
             f"change_streams=True changes streams and weights, not the rest of the order: {'; '.join(said)}. Set that as it "
             "was; what was left to its default may have another with other streams"
         )
-    restart = _restart(state.get("origin"))
-    numbers = twin_numbers(_fingerprints(theirs), restart.twins)
-    found = _reached(state, theirs, EpochPosition(epoch, position), inside, restart, sample_order)
+    origin = RunOrigin.read(saved.get("origin"))
+    found = _reached(saved, origin, sample_order)
     if found is None or not isinstance(sample_order, StreamHistory):
-        begin = EpochPosition(epoch + 1 if position or inside else epoch)
+        begun = saved["position"] or saved.get("partial")
+        begin = EpochPosition(saved["epoch"] + 1 if begun else saved["epoch"])
         logger.warning("resuming with other streams: epoch %d begins", begin.epoch)
         return begin, sample_order
-    here = _names_here(theirs, ours)
-    known = [(one["name"], one) for one in restart.away]
+    here = _names_here(saved, ours)
+    continued, grown, away = _continued(saved, ours, origin, found, sample_order)
+    size: Any = saved["order"].get("epoch_size")
+    if not is_count(size):
+        raise StateError(f"this state's order should have its epoch_size, found {size!r}")
+    rest: dict[str, int] = {}
+    if grown and len(here) == len(saved["streams"]) == len(ours["streams"]) > 1 and "schedule" not in ours["order"]:
+        # All that was left of the epoch, and what was appended, and no shares of both.
+        for name, mine in here.items():
+            rest[mine] = found.left[name] + ours["streams"][mine]["choose"] - saved["streams"][name]["choose"]
+        rest = rest if min(rest.values()) >= 0 else {}
+    listed, twins = _fingerprints(ours), {name: one["twin"] for name, one in continued.items() if "twin" in one}
+    changed = sample_order.restarted(
+        RunOrigin(
+            saved["epoch"],
+            {name: one["consumed"] for name, one in continued.items()},
+            _samples_before(saved, origin, size) + found.had - saved["position"],
+            away,
+            {} if twin_numbers(listed, {}) == twin_numbers(listed, twins) else twins,
+            found.had,
+            {name: one["passed"] for name, one in continued.items() if one.get("passed")},
+            {name: one["appended"] for name, one in continued.items() if one.get("appended")},
+            rest,
+        )
+    )
+    now = origin_of(changed)
+    logger.warning(
+        "resuming with other streams: epoch %d %s; %s continue where they were%s%s",
+        now.epoch,
+        f"goes on at position {now.position}" if now.position else "begins",
+        ", ".join(sorted(continued)) or "none",
+        "".join(f", {name} begins" for name in sorted(ours["streams"].keys() - continued.keys())),
+        f"; files were appended to {', '.join(grown)}" if grown else "",
+    )
+    return EpochPosition(now.epoch, now.position), changed
+
+
+def _reached(saved: Mapping[str, Any], origin: RunOrigin, sample_order: SampleOrder) -> RunProgress | None:
+    """The progress of the state's run in its epoch and streams; ``None`` where epochs do not continue streams."""
+    if not isinstance(sample_order, StreamHistory):
+        return None
+    point, world = _position(saved, sample_order), None
+    if (partial := saved.get("partial")) is not None:
+        point = replace(point, partial=partial["samples"])
+        world = DataRank(0, partial["world_size"], partial["ranks_per_node"], partial["batch_size"])
+    try:
+        return sample_order.reached(saved, origin, point, world)
+    except (ConfigError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise StateError(
+            f"this state does not say what its run had of each stream ({error!r}): give what state_dict() returned, whole "
+            "and as it was"
+        ) from error
+
+
+def _continued(
+    saved: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    origin: RunOrigin,
+    found: RunProgress,
+    sample_order: SampleOrder,
+) -> tuple[dict[str, dict[str, Any]], list[str], list[dict[str, Any]]]:
+    """What becomes of the streams that a state knows.
+
+    Returns:
+        The entries of those that continue here, by name; names of those to which files were appended; and the entries of
+        those that are left out, from which they continue when they come back.
+    """
+    here, numbers = _names_here(saved, ours), twin_numbers(_fingerprints(saved), origin.twins)
+    known = [(str(one["name"]), dict(one)) for one in origin.away]
     for name, reached in found.reached.items():
-        one = _left_out(name, theirs["streams"][name], reached, numbers.get(name, 0))
-        if name in restart.appended:
-            one["appended"] = restart.appended[name]
-        known.append((here.get(name, name), one))
-    choose = {name: about.get("choose") for name, about in theirs["streams"].items()}
-    touched = {name for name, left in found.left.items() if is_count(choose[name]) and left < choose[name]}
-    kept: dict[str, int] = {}
-    twins: dict[str, int] = {}
-    passed: dict[str, Any] = {}
-    appended: dict[str, list[Any]] = {}
+        about = saved["streams"][name]
+        entry = {"name": name, "consumed": reached.count, **reached.as_dict()}
+        entry |= {"twin": numbers[name]} if numbers.get(name) else {}
+        entry |= {of: about[of] for of in (*_SAME_ORDER, *_SAME_CONTENT, "samples") if about.get(of) is not None}
+        entry |= {"appended": origin.appended[name]} if name in origin.appended else {}
+        known.append((here.get(name, name), entry))
+    continued: dict[str, dict[str, Any]] = {}
     grown: list[str] = []
     away: list[dict[str, Any]] = []
     for name, one in known:
         its = ours["streams"].get(name)
         before = None if its is None else _before(sample_order, name, its, one)
         if its is not None and _same(its, one):
-            kept[name] = one["consumed"]
-            twins[name] = one.get("twin", 0)
-            if one.get("passed"):
-                passed[name] = one["passed"]
-            if one.get("appended"):
-                appended[name] = list(one["appended"])
+            continued[name] = {"twin": 0, **one}
         elif before is not None:
             grown.append(name)
-            kept[name] = one["consumed"]
-            told = appended[name] = [*one.get("appended", ())]
+            told = [*one.get("appended", ())]
             if not told or told[-1]["consumed"] != one["consumed"]:  # else nothing was had in between
                 held = {of: one[of] for of in ("samples", "consumed", "passed", "block_size", "twin") if of in one}
-                told.append({**held, "fingerprint": before["fingerprint"], "inside": one["name"] in touched})
+                left, choose = found.left.get(one["name"]), saved["streams"].get(one["name"], {}).get("choose")
+                inside = left is not None and is_count(choose) and left < choose
+                told.append({**held, "fingerprint": before["fingerprint"], "inside": inside})
+            continued[name] = {"consumed": one["consumed"], "appended": told}
         elif its is not None and one["name"] in found.reached and _has_more(its, one):
-            raise _not_behind(name, its, one)
+            same = f" If the old samples are unchanged, remove state['streams'][{one['name']!r}][{VERSIONS!r}]."
+            raise StateError(
+                f"stream {name!r} has {its['samples']} samples now. It had {one['samples']} when this state was saved, and "
+                "they are not provably the first of them: an old file was changed, a new file sorts before an old one, or "
+                "an index without hashes was rewritten. Give new files names that sort after the old ones, or read them as "
+                f"a separate stream.{same if VERSIONS in one else ''} To start the stream over, give it another name="
+            )
         elif one["consumed"]:
             away.append(one)
     if len(away) > _MOST_AWAY:
@@ -295,80 +464,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
             _MOST_AWAY,
             ", ".join(one["name"] for one in away[:-_MOST_AWAY]),
         )
-    size: Any = theirs["order"].get("epoch_size")
-    if not is_count(size):
-        raise StateError(f"this state's order should have its epoch_size, found {size!r}")
-    samples = restart.samples + (epoch - restart.epoch) * size + found.had - restart.position
-    rest: dict[str, int] = {}
-    if grown and len(here) == len(theirs["streams"]) == len(ours["streams"]) > 1 and "schedule" not in ours["order"]:
-        # All that was left of the epoch, and what was appended, and no shares of both.
-        more = {
-            mine: ours["streams"][mine]["choose"] - theirs["streams"][name]["choose"] for name, mine in here.items()
-        }
-        rest = {mine: found.left[name] + more[mine] for name, mine in here.items()}
-        rest = rest if min(rest.values()) >= 0 else {}
-    listed = _fingerprints(ours)
-    if twin_numbers(listed, {}) == twin_numbers(listed, twins):
-        twins = {}
-    changed = sample_order.restarted(epoch, kept, samples, away[-_MOST_AWAY:], twins, found.had, passed, appended, rest)
-    origin = _restart(origin_of(changed))
-    logger.warning(
-        "resuming with other streams: epoch %d %s; %s continue where they were%s%s",
-        origin.epoch,
-        f"goes on at position {origin.position}" if origin.position else "begins",
-        ", ".join(sorted(kept)) or "none",
-        "".join(f", {name} begins" for name in sorted(ours["streams"].keys() - kept.keys())),
-        f"; files were appended to {', '.join(grown)}" if grown else "",
-    )
-    return EpochPosition(origin.epoch, origin.position), changed
-
-
-def same_so_far(state: Mapping[str, Any], sample_order: SampleOrder) -> bool:
-    """Whether a state's run had the weights that this order has up to where the state was taken, and others from there on."""
-    _check_kind(state)
-    if "version" not in state or not isinstance(sample_order, StreamHistory):
-        return False
-    theirs, ours = _described(state := unpack_state(state)), sample_order.as_dict()
-    before, now = theirs["order"].get("schedule"), ours["order"].get("schedule")
-    if not isinstance(before, Mapping) or now is None or _plain(before) == _plain(now):
-        return False
-    if _compare({**theirs, "order": {**theirs["order"], "schedule": now}}, ours)[0]:
-        return False
-    _, epoch, position, _ = _fields(state)
-    restart = _restart(state.get("origin"))
-    size = ours["order"]["epoch_size"]
-    samples = restart.samples + (epoch - restart.epoch) * size + position - restart.position
-    try:
-        names = ours["order"].get("streams", list(ours["streams"]))
-        return Schedule.from_dict(before).same_until(Schedule.from_dict(now), names, size, samples)
-    except (ConfigError, LookupError, TypeError, ValueError, AttributeError):
-        return False
-
-
-def _reached(
-    state: Mapping[str, Any],
-    theirs: Mapping[str, Any],
-    point: EpochPosition,
-    inside: tuple[int, ...],
-    restart: _Restart,
-    sample_order: SampleOrder,
-) -> RunProgress | None:
-    """The progress of the state's run in its epoch and streams; ``None`` where epochs do not continue streams."""
-    if not isinstance(sample_order, StreamHistory):
-        return None
-    world = None
-    if inside:
-        partial, batch_size, world_size, per_node = inside
-        point = replace(point, partial=partial)
-        world = DataRank(0, world_size, per_node, batch_size)
-    point = replace(point, start=read_start(sample_order, state["start"] if "start" in state else state.get("terms")))
-    try:
-        return sample_order.reached(theirs, restart._asdict(), point, world)
-    except (ConfigError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise StateError(
-            f"this state does not say what its run had of each stream ({error!r}): give what state_dict() returned, whole "
-            "and as it was"
-        ) from error
+    return continued, grown, away[-_MOST_AWAY:]
 
 
 def _fingerprints(told: Mapping[str, Any]) -> dict[str, str]:
@@ -377,143 +473,15 @@ def _fingerprints(told: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(streams[name].get("fingerprint", "")) for name in told["order"].get("streams", streams)}
 
 
-def _left_out(name: str, about: Mapping[str, Any], reached: Reached, twin: int) -> dict[str, Any]:
-    """The entry of a stream that is left out, from which it continues when it comes back."""
-    return (
-        {"name": name, "consumed": reached.count}
-        | reached.as_dict()
-        | ({"twin": twin} if twin else {})
-        | {of: about[of] for of in (*_SAME_ORDER, *_SAME_CONTENT, "samples") if about.get(of) is not None}
-    )
+def _names_here(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str]:
+    """Names of a state's streams to those that they have here; of one stream each, what it is called does not matter."""
+    before, now = theirs["streams"], ours["streams"]
+    if len(before) == len(now) == 1:
+        return {next(iter(before)): next(iter(now))}
+    return {name: name for name in before if name in now}
 
 
-class _Restart(NamedTuple):
-    """The point at which a run with changed streams began anew; at first the beginning of training.
-
-    Attributes:
-        epoch: its number.
-        consumed: samples of each stream before, by name.
-        samples: of training before.
-        away: entries of streams that are left out since.
-        twins: see :func:`~stoker.order.mixture.stream_quotas.twin_numbers`.
-        position: in the epoch.
-        passed: see :class:`~stoker.order.mixture.reached.Reached`; by name.
-        appended, rest: see :meth:`~stoker.order.capabilities.StreamHistory.restarted`.
-    """
-
-    epoch: int = 0
-    consumed: Mapping[str, int] = MappingProxyType({})
-    samples: int = 0
-    away: Sequence[dict[str, Any]] = ()
-    twins: Mapping[str, int] = MappingProxyType({})
-    position: int = 0
-    passed: Mapping[str, Any] = MappingProxyType({})
-    appended: Mapping[str, Sequence[Any]] = MappingProxyType({})
-    rest: Mapping[str, int] = MappingProxyType({})
-
-
-def _restart(origin: Any) -> _Restart:
-    """The point of which a state tells.
-
-    Raises:
-        StateError: it is not what an order tells.
-    """
-    if not origin:
-        return _Restart()
-    values = origin if isinstance(origin, Mapping) else {}
-    epoch, consumed, samples = values.get("epoch"), values.get("consumed"), values.get("samples")
-    away, twins = values.get("away", []), values.get("twins", {})
-    position, passed = values.get("position", 0), values.get("passed", {})
-    appended, rest = values.get("appended", {}), values.get("rest", {})
-    listed = (
-        isinstance(passed, Mapping)
-        and is_count(position)
-        and isinstance(rest, Mapping)
-        and all(map(is_count, rest.values()))
-        and isinstance(appended, Mapping)
-        and all(map(_is_appended, appended.values()))
-        and isinstance(twins, Mapping)
-        and all(map(is_count, twins.values()))
-    )
-    listed = listed and isinstance(away, list | tuple)
-    listed = listed and all(
-        isinstance(one, Mapping)
-        and isinstance(one.get("name"), str)
-        and is_count(one.get("consumed"))
-        and is_count(one.get("twin", 0))
-        and _is_appended(one.get("appended", ()))
-        for one in away
-    )
-    listed = listed and isinstance(consumed, Mapping) and passed.keys() | appended.keys() <= consumed.keys()
-    if not isinstance(consumed, Mapping) or not all(map(is_count, (epoch, samples, *consumed.values()))) or not listed:
-        raise StateError(f"this state should say how much of each stream was consumed, found {origin!r}")
-    counts = {str(name): count for name, count in consumed.items()}
-    numbers = {str(name): number for name, number in twins.items()}
-    for name, value in passed.items():
-        Reached.read(counts[name], value)
-    for one in away:
-        Reached.read(one["consumed"], one.get("passed"))
-    gone = [dict(one) for one in away]
-    return _Restart(
-        int(epoch or 0), counts, int(samples or 0), gone, numbers, position, dict(passed), dict(appended), dict(rest)
-    )
-
-
-def _is_appended(value: Any) -> bool:
-    """Check the form of a state's list of what a stream was before files were appended."""
-    return isinstance(value, list | tuple) and all(
-        isinstance(one, Mapping) and is_count(one.get("consumed")) for one in value
-    )
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value of a state is a count, such as one of samples."""
-    return type(value) is int and 0 <= value < 1 << 62
-
-
-_PARTIAL: Final = ("samples", "batch_size", "world_size", "ranks_per_node")
-_NO_STATE: Final = "this is no state of a StreamingDataset: it has no version"
-
-
-def _check_kind(state: Mapping[str, Any]) -> None:
-    if not isinstance(state, Mapping):
-        raise StateError(f"a state is a dict, got {type(state).__name__}")
-    if "version" in state and state["version"] != (PACKED_VERSION if "packed" in state else STATE_VERSION):
-        raise StateError(f"state version {state['version']!r} is unknown; this is stoker with version {STATE_VERSION}")
-
-
-def _fields(
-    state: Mapping[str, Any],
-) -> tuple[dict[str, dict[str, Any]], int, int, tuple[int, ...]]:
-    """A state's settings, epoch and position, and the numbers of its ``partial`` batch."""
-    theirs = _described(state)
-    try:
-        epoch, position = state["epoch"], state["position"]
-        partial = state.get("partial")
-        inside = () if partial is None else tuple(partial[key] for key in _PARTIAL)
-        numbers = [epoch, position, *inside]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise _incomplete(error) from None
-    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
-        raise StateError(f"this state's epoch and position must be integers from 0, got {epoch!r} and {position!r}")
-    consumed = state.get("consumed", {})
-    if not isinstance(consumed, Mapping) or not all(map(is_count, consumed.values())):
-        raise StateError(
-            f"this state's 'consumed' should say how many samples of each stream were consumed, found {consumed!r}"
-        )
-    return theirs, epoch, position, inside
-
-
-def _described(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The order and the streams of a state."""
-    try:
-        found = {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _incomplete(error) from None
-    listed = found["order"].get("streams", [])
-    if not isinstance(listed, list | tuple) or not all(isinstance(n, str) and n in found["streams"] for n in listed):
-        raise StateError(f"this state's order should list its streams by their names, found {listed!r}")
-    return found
+# -- differences ---------------------------------------------------------------------------------------------------------
 
 
 def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -524,22 +492,27 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
     new = sorted(our_streams.keys() - their_streams.keys())
     if len(their_streams) == len(our_streams) == len(gone) == 1:
         # One stream each: what it is called does not matter.
-        (theirs_only,), (ours_only,) = their_streams.values(), our_streams.values()
-        their_streams, our_streams, gone, new = {"": theirs_only}, {"": ours_only}, [], []
+        their_streams, our_streams, gone, new = (
+            {"": their_streams[gone[0]]},
+            {"": our_streams[new[0]]},
+            [],
+            [],
+        )
     for name in sorted(their_streams.keys() & our_streams.keys()):
         it, its = their_streams[name], our_streams[name]
+        which = f"stream {name!r}" if name else "its stream"
         if it.get("fingerprint") != its.get("fingerprint"):
-            which = f"stream {name!r}" if name else "its stream"
             said.append(
                 f"{which} belongs to another dataset (fingerprint {it.get('fingerprint')}, this one has "
                 f"{its.get('fingerprint')}): its shards differ in number, size or content"
-                + _other_version(it.get("snapshot"), its.get("snapshot"))
             )
+            snapshot = it.get("snapshot")
+            if isinstance(snapshot, str) and snapshot != its.get("snapshot"):
+                said[-1] += (
+                    f". It was taken with {snapshot}, and this is {its.get('snapshot')}: open that version to go on"
+                )
         elif _written_anew(it, its):
-            said.append(
-                f"{f'stream {name!r}' if name else 'its stream'} was written anew since: shards of the same names "
-                "and sizes have other hashes"
-            )
+            said.append(f"{which} was written anew since: shards of the same names and sizes have other hashes")
         else:
             before, now = ({key: one[key] for key in one if key not in _SAME_CONTENT} for one in (it, its))
             said += _differences(before, now, f"{name}." if name else "")
@@ -550,25 +523,16 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
     partition = their_order.get("partition")
     if isinstance(partition, Mapping) and "nulls" in (our_order.get("partition") or {}):
         their_order["partition"] = {"nulls": "error", **partition}  # which states of earlier versions do not say
-    listed, lists = their_order.pop("streams", None), our_order.pop("streams", None)
+    listed, lists = (", ".join(order.pop("streams", ())) for order in (their_order, our_order))
     if not gone and not new and listed != lists:
-        said.append(f"the streams were listed as {_listed(listed)} and are listed as {_listed(lists)}")
+        said.append(f"the streams were listed as {listed} and are listed as {lists}")
     said += _differences(their_order, our_order, "")
     return said, streams_differ
-
-
-def _other_version(theirs: Any, ours: Any) -> str:
-    """The versions of a table, where these differ; says to open that of the state."""
-    if not isinstance(theirs, str) or theirs == ours:
-        return ""
-    return f". It was taken with {theirs}, and this is {ours}: open that version to go on"
 
 
 def _written_anew(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     """Whether a hash that both know of all files tells that the content is another."""
     before, now = theirs.get("content", {}), ours.get("content", {})
-    if not isinstance(before, Mapping):
-        raise StateError(f"in this state a dataset's 'content' should be a dict of hashes, found {before!r}")
     return any(before[name] != now[name] for name in before.keys() & now.keys())
 
 
@@ -586,7 +550,7 @@ def _differences(theirs: Any, ours: Any, where: str) -> Iterator[str]:
     if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
         for name in sorted(theirs.keys() | ours.keys(), key=str):
             yield from _differences(theirs.get(name), ours.get(name), f"{where}{name}.")
-    elif theirs != ours and _plain(theirs) != _plain(ours):
+    elif _plain(theirs) != _plain(ours):
         yield f"{where.removesuffix('.')} was {theirs!r} and is {ours!r}"
 
 
@@ -596,14 +560,6 @@ def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     if _written_anew(theirs, ours) or is_rewritten(theirs, ours):
         return False
     return all(_plain(ours.get(of)) == _plain(theirs.get(of)) for of in _SAME_ORDER)
-
-
-def _names_here(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str]:
-    """Names of a state's streams to those that they have here; of one stream each, what it is called does not matter."""
-    before, now = theirs["streams"], ours["streams"]
-    if len(before) == len(now) == 1:
-        return {next(iter(before)): next(iter(now))}
-    return {name: name for name in before if name in now}
 
 
 def _before(
@@ -634,27 +590,6 @@ def _has_more(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
         and 0 < samples < ours["samples"]
         and _plain(ours.get("subset")) == _plain(theirs.get("subset"))
     )
-
-
-def _not_behind(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> StateError:
-    """The error for a stream with more samples than before of which the first are others, or may be."""
-    same = f" If the old samples are unchanged, remove state['streams'][{theirs['name']!r}][{VERSIONS!r}]."
-    return StateError(
-        f"stream {name!r} has {ours['samples']} samples now. It had {theirs['samples']} when this state was saved, and they "
-        "are not provably the first of them: an old file was changed, a new file sorts before an old one, or an index "
-        "without hashes was rewritten. Give new files names that sort after the old ones, or read them as a separate stream."
-        f"{same if VERSIONS in theirs else ''} To start the stream over, give it another name="
-    )
-
-
-def _appended_to(theirs: Mapping[str, Any], ours: Mapping[str, Any], sample_order: SampleOrder) -> list[str]:
-    """Streams to which files were appended, by their names here."""
-    pairs = [(mine, ours["streams"][mine], theirs["streams"][name]) for name, mine in _names_here(theirs, ours).items()]
-    return [mine for mine, its, it in pairs if _before(sample_order, mine, its, it) is not None]
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(map(str, names)) if isinstance(names, list | tuple) else repr(names)
 
 
 def _plain(value: Any) -> Any:
