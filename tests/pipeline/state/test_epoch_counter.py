@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE
+from stoker.errors import ConfigError
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.state.epoch_counter import EpochClock
+from stoker.streams.quarantine import Mark
 
 
 def begin_in_child(clock: EpochClock, tokens: list[int], results: Any) -> None:
@@ -48,11 +50,49 @@ def test_workers_started_together_share_an_epoch_and_the_next_set_gets_the_next(
 
 
 @pytest.mark.processes
+def test_two_sets_of_workers_with_one_token_have_an_epoch_each() -> None:
+    """A number that comes again is of another set, whatever its size."""
+    context = multiprocessing.get_context("fork")
+    clock, results = EpochClock(), context.Queue()
+    for number in (0, 500, 500, 0):
+        child = context.Process(target=lambda number=number: results.put(clock.begin(7, number).epoch))
+        child.start()
+        child.join()
+    assert [results.get(timeout=PATIENCE) for _ in range(4)] == [0, 0, 1, 1]
+
+
+@pytest.mark.processes
 def test_persistent_workers_go_through_epochs_together() -> None:
     context = multiprocessing.get_context("fork")
     clock = EpochClock()
     assert run_workers(context, clock, [9, 9, 9], 3) == [[EpochPosition(epoch) for epoch in range(3)]] * 3
     assert clock.peek().epoch == 3
+
+
+def test_a_change_that_fails_leaves_the_count_as_it_was() -> None:
+    clock = EpochClock()
+    clock.load(EpochPosition(4, 10))
+    clock.freeze(3, lambda last: Mark(1, 5))
+
+    def fails(last: Mark | None) -> Mark:
+        assert last == Mark(1, 5)
+        raise ConfigError("the list was changed")
+
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="the list was changed"):
+            clock.freeze(4, fails)
+    assert clock.marks == {3: Mark(1, 5)}
+    assert clock.peek() == EpochPosition(4, 10)
+
+
+def test_marks_are_kept_of_the_last_epochs_alone() -> None:
+    clock = EpochClock()
+    clock.thaw(Mark(0, 1))
+    for epoch in range(40):
+        clock.freeze(epoch, lambda last: Mark((last or Mark(0, 0)).lines + 1, 1))
+    assert clock.marks == {epoch: Mark(epoch + 1, 1) for epoch in range(24, 40)}
+    clock.thaw(None)
+    assert clock.marks == {}
 
 
 def test_a_clock_sent_elsewhere_shows_the_same_time() -> None:

@@ -18,7 +18,7 @@ from stoker.order.capabilities import settled
 from stoker.order.left_out import run_without
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
-from stoker.pipeline.state.epoch_counter import EpochClock, Pin
+from stoker.pipeline.state.epoch_counter import EpochClock
 from stoker.pipeline.state.named_epochs import NamedEpochs
 from stoker.pipeline.state.progress import Progress, others_have_more, run_from
 from stoker.pipeline.state.state import (
@@ -89,55 +89,6 @@ class WorkerPart:
 logger = logging.getLogger(__name__)
 
 
-class PinnedQuarantine:
-    """A quarantine of which each epoch has pinned the part that holds.
-
-    Args:
-        quarantine: names the samples.
-        pool: holds them.
-        clock: what processes that share it have pinned.
-    """
-
-    def __init__(self, quarantine: Quarantine, pool: ShardPool, clock: EpochClock) -> None:
-        self.quarantine = quarantine
-        self._pool = pool
-        self._clock = clock
-
-    def pin(self, epoch: int, loads: int, agree: Callable[[str, str], str] | None = None) -> None:
-        """Read the list of samples to leave out, where no process that shares the clock has done so for an epoch.
-
-        Args:
-            epoch: its number.
-            loads: how many states were loaded, by which ranks tell their questions apart.
-            agree: makes ranks agree on a text, given its name.
-
-        Raises:
-            ConfigError: the list has changed otherwise than at its end, or this rank has another one than others.
-        """
-        quarantine = self.quarantine
-
-        def read(last: Pin | None) -> Pin:
-            mark = quarantine.newest(last and Mark(*last))
-            if agree is not None:
-                mark = Mark(*json.loads(agree(f"{epoch}/{loads}/quarantine", json.dumps([mark.lines, mark.digest]))))
-                quarantine.check(mark)
-            logger.info("epoch %d is without the samples of %s: %s", epoch, quarantine.told, mark.as_dict())
-            return mark.lines, mark.digest
-
-        self._clock.pin(epoch, read)
-
-    def mark(self, epoch: int) -> Mark | None:
-        """The part that holds in an epoch, or did in the one that was pinned last; ``None`` where none was."""
-        pin = self._clock.pinned(epoch)
-        return None if pin is None else Mark(*pin)
-
-    def run_without(self, run: Run, epoch: int) -> Run:
-        """A run of an epoch without the samples in quarantine."""
-        table = self._pool.index.table
-        mark = None if self._clock.begins(epoch) else self.mark(epoch)
-        return run_without(run, table, self.quarantine.left_out(table, partial(url_of_shard, self._pool), epoch, mark))
-
-
 _ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_size)"
 
 
@@ -169,7 +120,7 @@ class ResumeState:
         self._all_ended = all_ended
         self.loads = 0
         self._clock = EpochClock()
-        self._quarantine = None if quarantine is None else PinnedQuarantine(*quarantine, self._clock)
+        self._quarantine = quarantine
         self._in_worker = False
         self._progress: Progress | None = None
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
@@ -195,7 +146,7 @@ class ResumeState:
         self._in_worker = worker.token is not None
         if self._resumed is not None:
             (point, begun, inside), self._resumed = self._resumed, None
-            self._clock.adopt(worker.token)
+            self._clock.count_started(worker.token)
         else:
             point, begun, inside = self._clock.begin(worker.token, worker.number), 0, 0
         return self.settled(point, data_rank), begun, inside
@@ -207,12 +158,38 @@ class ResumeState:
     def run(self, point: EpochPosition, data_rank: DataRank) -> Run:
         """The samples of this process from ``point`` on, without those in quarantine; see :func:`run_from`."""
         run = run_from(self.sample_order, point, data_rank)
-        return run if self._quarantine is None else self._quarantine.run_without(run, point.epoch)
+        if self._quarantine is None:
+            return run
+        (quarantine, pool), mark = self._quarantine, self._clock.marks.get(point.epoch)
+        table = pool.index.table
+        return run_without(run, table, quarantine.left_out(table, partial(url_of_shard, pool), point.epoch, mark))
 
     def pin_quarantine(self, epoch: int, agree: Callable[[str, str], str] | None = None) -> None:
-        """See :meth:`~stoker.pipeline.state.resume.PinnedQuarantine.pin`; without a quarantine, nothing."""
-        if self._quarantine is not None:
-            self._quarantine.pin(epoch, self.loads, agree)
+        """Read the list of samples to leave out, where no process that shares the count has done so for an epoch.
+
+        Args:
+            epoch: its number.
+            agree: makes ranks agree on a text, given its name.
+
+        Raises:
+            ConfigError: the list has changed otherwise than at its end, or this rank has another one than others.
+        """
+        if self._quarantine is None:
+            return
+        quarantine, _ = self._quarantine
+
+        def read(last: Mark | None) -> Mark:
+            mark = quarantine.newest(last)
+            if agree is not None:
+                # Ranks tell their questions apart by how many states were loaded.
+                mark = Mark(
+                    *json.loads(agree(f"{epoch}/{self.loads}/quarantine", json.dumps([mark.lines, mark.digest])))
+                )
+                quarantine.check(mark)
+            logger.info("epoch %d is without the samples of %s: %s", epoch, quarantine.told, mark.as_dict())
+            return mark
+
+        self._clock.freeze(epoch, read)
 
     def deliver(self, point: EpochPosition, plan: Plan, begun: int) -> Progress:
         """Make an iteration the one whose progress states describe."""
@@ -229,7 +206,8 @@ class ResumeState:
             state["chain"] = list(self._chain)
         if self._others:
             state["others"] = {name: [dict(one) for one in about] for name, about in self._others.items()}
-        mark = None if self._quarantine is None else self._quarantine.mark(point.epoch)
+        marks = self._clock.marks if self._quarantine else {}
+        mark = marks.get(point.epoch) or next(reversed(marks.values()), None)
         return state if mark is None else state | {"quarantine": mark.as_dict()}
 
     def check_alone(self) -> None:
@@ -282,10 +260,8 @@ class ResumeState:
         begun = self._clock.peek() if begun is None else begun
         begun = self.settled(begun.next_epoch() if ended else begun, data_rank)
         taken = samples - (begun.position if from_beginning else 0)
-        if not taken:
-            return replace(begun, partial=0)
-        if taken < 0:
-            return replace(begun, position=samples, partial=0)
+        if taken <= 0:
+            return replace(begun, position=begun.position + taken, partial=0)
         plan = self.sample_order.run(begun, data_rank).plan
         # The samples that ranks repeat, to have equally many, count too.
         most = max(
@@ -297,12 +273,9 @@ class ResumeState:
                 "current epoch alone, over all ranks"
             )
         try:
-            position = plan.position_at(taken)
+            return _moved(begun, plan, plan.position_at(taken))
         except ConfigError as error:
             raise StateError(f"num_samples={samples}: {error}") from error
-        if position >= plan.end:
-            return begun.next_epoch()
-        return replace(begun, position=position, partial=0)
 
     @property
     def current_epoch(self) -> int:
@@ -351,10 +324,7 @@ class ResumeState:
         plan = self.sample_order.run(start, data_rank).plan
         if ended:
             return self.state(self.after_epoch(start, plan), data_rank)
-        position = plan.position_after(batches)
-        if position >= plan.end:
-            return self.state(start.next_epoch(), data_rank)
-        return self.state(replace(start, position=position, partial=0), data_rank)
+        return self.state(_moved(start, plan, plan.position_after(batches)), data_rank)
 
     def after_epoch(self, point: EpochPosition, plan: Plan) -> EpochPosition:
         """The position to resume from after an iteration over ``plan``, begun at ``point``, has ended.
@@ -404,14 +374,14 @@ class ResumeState:
         check_same_steps(state, self._chain, self._others, inside=bool(begun))
         if check:
             run_from(sample_order, self.settled(point, data_rank), data_rank)
-        mark = check_quarantine(state, None if self._quarantine is None else self._quarantine.quarantine)
+        mark = check_quarantine(state, self._quarantine and self._quarantine[0])
         if worker.token is None:  # for all workers the main process says it
-            self._clock.unpin(None if mark is None else (mark.lines, mark.digest))
+            self._clock.thaw(mark)
         self.sample_order = sample_order
         if own is not None:
             self._resumed = point, own.batches, own.samples
             # At once: of an epoch that has ended torchdata begins another one before the rest, which is nothing, is read.
-            self._clock.pass_over(point.epoch)
+            self._clock.skip_to(point.epoch)
         else:
             self._clock.load(point)
         self._forget()
@@ -423,7 +393,7 @@ class ResumeState:
             StateError: more than the streams differs.
         """
         point, sample_order = read_changed(state, self.sample_order)
-        mark = check_quarantine(state, None if self._quarantine is None else self._quarantine.quarantine)
+        mark = check_quarantine(state, self._quarantine and self._quarantine[0])
         if mark is not None and mark.lines:
             raise StateError(
                 "change_streams=True gives samples other ids, and this state's run leaves some out by theirs (quarantine=): "
@@ -431,7 +401,7 @@ class ResumeState:
             )
         check_same_steps(state, self._chain, self._others, inside=bool(point.position))
         self.sample_order = sample_order
-        self._clock.unpin(None)
+        self._clock.thaw(None)
         self._clock.load(point)
         self._forget()
 
@@ -456,3 +426,8 @@ class ResumeState:
     def __getstate__(self) -> dict[str, Any]:
         # What was delivered here was not delivered by the copy.
         return {**self.__dict__, "_progress": None, "_left": []}
+
+
+def _moved(point: EpochPosition, plan: Plan, position: int) -> EpochPosition:
+    """Another position of the same epoch, or the next epoch where nothing of this one is left."""
+    return point.next_epoch() if position >= plan.end else replace(point, position=position, partial=0)
