@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, Self, get_args
 
 from stoker.concurrency.forks import reset_in_children
@@ -56,18 +56,9 @@ class Checkpoint:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, JSON-serialisable."""
-        return {
-            "stoker_checkpoint": _VERSION,
-            "kind": self.kind,
-            "epoch": self.epoch,
-            "position": self.position,
-            "seed": self.seed,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "time": self.time,
-            "processed": [list(interval) for interval in self.processed],
-            "state": dict(self.state),
-        }
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        processed = [list(interval) for interval in self.processed]
+        return {"stoker_checkpoint": _VERSION, **told, "processed": processed, "state": dict(self.state)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "this") -> Self:
@@ -90,28 +81,31 @@ class Checkpoint:
                 f"{where} is a checkpoint of format {values['stoker_checkpoint']!r}, this stoker reads format {_VERSION}"
             )
         try:
-            numbers = {name: values[name] for name in ("epoch", "position", "seed", "rank", "world_size")}
-            processed = tuple((begin, end) for begin, end in values["processed"])
-            kind, moment, state = values["kind"], float(values["time"]), dict(values["state"])
+            found = cls(**{one.name: values[one.name] for one in fields(cls)})
+            processed = tuple((begin, end) for begin, end in found.processed)
+            found = replace(found, time=float(found.time), processed=processed, state=dict(found.state))
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
                 f"{where} is an incomplete checkpoint ({error!r}): give what checkpoint() returned, whole"
             ) from error
-        for name, value in numbers.items():
+        for name in ("epoch", "position", "seed", "rank", "world_size"):
+            value = getattr(found, name)
             if type(value) is not int or (value < 0 and name != "seed"):
                 raise StateError(f"{where}: {name} must be an integer from 0, found {value!r}")
-        if kind not in get_args(CheckpointKind):
-            raise StateError(f"{where}: kind must be one of {', '.join(get_args(CheckpointKind))}, found {kind!r}")
-        if not numbers["rank"] < numbers["world_size"]:
-            raise StateError(f"{where}: rank {numbers['rank']} is not in a world of {numbers['world_size']}")
+        if found.kind not in get_args(CheckpointKind):
+            raise StateError(
+                f"{where}: kind must be one of {', '.join(get_args(CheckpointKind))}, found {found.kind!r}"
+            )
+        if not found.rank < found.world_size:
+            raise StateError(f"{where}: rank {found.rank} is not in a world of {found.world_size}")
         reached = 0
         for begin, end in processed:
             if type(begin) is not int or type(end) is not int or not reached <= begin < end:
                 raise StateError(f"{where}: processed must be rising intervals of positions, found {(begin, end)!r}")
             reached = end
-        if sum(end - begin for begin, end in processed) != numbers["position"]:
-            raise StateError(f"{where}: position is {numbers['position']}, but as many samples are not in processed")
-        return cls(kind=kind, time=moment, processed=processed, state=state, **numbers)
+        if sum(end - begin for begin, end in processed) != found.position:
+            raise StateError(f"{where}: position is {found.position}, but as many samples are not in processed")
+        return found
 
 
 class CheckpointFolder:

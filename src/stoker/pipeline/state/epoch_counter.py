@@ -110,15 +110,17 @@ class EpochClock:
             worker: number of the worker. A number that comes a second time in a set's pass belongs to another set with the
                 same token (torch draws it from a generator that users may seed), which gets an epoch of its own.
         """
-        if token is None:
-            with self._changing() as count:
-                return self._take_next(count)
-        with self._changing(own=False) as count:
-            key, bit = (token, self._count_pass(token)), 0 if worker is None else 1 << worker
-            found = next((one for one in reversed(count.passes) if one.key == key), None)
+        with self._changing(own=token is None) as count:
+            found, key, bit = None, (-1, 0), 0 if worker is None else 1 << worker
+            if token is not None:
+                key = token, self._count_pass(token)
+                found = next((one for one in reversed(count.passes) if one.key == key), None)
             if found is None or found.workers & bit:
-                found = _Pass(key, self._take_next(count))
-                count.passes = [*count.passes[1 - _PASSES_KEPT :], found]
+                found = _Pass(key, count.point(count.upcoming))
+                count.upcoming += 1
+                self._seen = count.begun = count.begun + 1
+                if token is not None:
+                    count.passes = [*count.passes[1 - _PASSES_KEPT :], found]
             found.workers |= bit
             return found.point
 
@@ -133,7 +135,7 @@ class EpochClock:
         with self._changing() as count:
             if token is not None:
                 self._count_pass(token)
-            self._count_beginning(count)
+            self._seen = count.begun = count.begun + 1
 
     def freeze(self, epoch: int, make: Callable[[Mark | None], Mark]) -> None:
         """Choose the part of a quarantine that holds in an epoch, for all processes that share this: the first to ask does.
@@ -217,10 +219,6 @@ class EpochClock:
             EpochClock.__init__(self, count)
             self._seen = seen
 
-    def _count_beginning(self, count: _Count) -> None:
-        count.begun += 1
-        self._seen = count.begun
-
     def _count_pass(self, token: int) -> int:
         """Number of this process's pass among those of its set of workers, from 0."""
         # The passes of a worker that lives on follow each other without a word from the main process.
@@ -228,12 +226,6 @@ class EpochClock:
         number = passes if (pid, its_token) == (os.getpid(), token) else 0
         self._passes = os.getpid(), token, number + 1
         return number
-
-    def _take_next(self, count: _Count) -> EpochPosition:
-        point = count.point(count.upcoming)
-        count.upcoming += 1
-        self._count_beginning(count)
-        return point
 
     # -- the memory ------------------------------------------------------------------------------------------------
 

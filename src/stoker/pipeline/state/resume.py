@@ -6,14 +6,13 @@ import json
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from stoker.cluster import LoaderWorker
 from stoker.cluster.datasets_package import NamedEpoch
 from stoker.errors import ConfigError, StateError
-from stoker.integers import is_count
 from stoker.order.capabilities import settled
 from stoker.order.left_out import run_without
 from stoker.order.protocols import Plan
@@ -26,68 +25,14 @@ from stoker.pipeline.state.state import (
     make_state,
     read_changed,
     read_state,
+    read_worker_part,
     same_so_far,
 )
 from stoker.reading.sample_errors import url_of_shard
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.quarantine import Mark, Quarantine, check_quarantine
 
-_FIELDS: Final = ("number", "count", "batches", "samples")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPart:
-    """The batches and samples that a worker has delivered of an epoch.
-
-    Attributes:
-        number: of the worker.
-        count: of all workers.
-        batches: whole batches.
-        samples: of one batch more.
-    """
-
-    number: int
-    count: int
-    batches: int
-    samples: int
-
-    def as_dict(self, data_rank: DataRank) -> dict[str, int]:
-        """As a state has it, with what decides which samples these were."""
-        return {**asdict(self), "world_size": data_rank.world_size, "batch_size": data_rank.batch_size}
-
-    @classmethod
-    def read(cls, state: Mapping[str, Any], worker: LoaderWorker, data_rank: DataRank) -> Self | None:
-        """The part in a state; ``None`` where the state is not that of a worker.
-
-        Raises:
-            StateError: it is not complete, of another worker, or was taken inside an epoch of another world.
-        """
-        found = state.get("worker") if isinstance(state, Mapping) else None
-        if found is None:
-            return None
-        if isinstance(found, Mapping):
-            found = {"samples": 0, **found}  # which states of earlier versions do not say
-        if not (isinstance(found, Mapping) and all(is_count(found.get(name)) for name in _FIELDS)):
-            raise StateError(f"this state's worker should have a number, a count, batches and samples, found {found!r}")
-        part = cls(*(found[name] for name in _FIELDS))
-        if worker.token is None or (part.number, part.count) != (worker.number, worker.count):
-            raise StateError(
-                f"this is the state of DataLoader worker {part.number} of {part.count}, which only that worker can "
-                "resume from. States of StreamingDataLoader fit any number of workers"
-            )
-        # Which samples a worker's batches were depends on the world; states of earlier versions do not say it.
-        theirs = found.get("world_size", data_rank.world_size), found.get("batch_size", data_rank.batch_size)
-        if (part.batches or part.samples) and theirs != (data_rank.world_size, data_rank.batch_size):
-            raise StateError(
-                f"this state of DataLoader worker {part.number} was taken inside an epoch on {theirs[0]} ranks with "
-                f"batch_size {theirs[1]}; here they are {data_rank.world_size} and {data_rank.batch_size}. States of "
-                "StreamingDataLoader, and states without workers, fit any number of ranks"
-            )
-        return part
-
-
 logger = logging.getLogger(__name__)
-
 
 _ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_size)"
 
@@ -349,8 +294,10 @@ class ResumeState:
         else:
             # A loader's batches may have another size than the dataset's. A worker that has ended waits for the others.
             begun, (batches, inside) = progress.point, divmod(progress.samples, progress.plan.batch_size)
-        part = WorkerPart(worker.number, worker.count, batches, inside)
-        return {**self.state(begun, data_rank), "worker": part.as_dict(data_rank)}
+        part = {"number": worker.number, "count": worker.count, "batches": batches, "samples": inside}
+        # Which samples these were depends on the world.
+        part |= {"world_size": data_rank.world_size, "batch_size": data_rank.batch_size}
+        return {**self.state(begun, data_rank), "worker": part}
 
     def load(self, state: Mapping[str, Any], worker: LoaderWorker, data_rank: DataRank, *, check: bool = True) -> None:
         """Make the next iteration resume where ``state`` was taken.
@@ -365,13 +312,13 @@ class ResumeState:
             StateError: it belongs to another data set, to other order settings, or to another worker, or this world can not
                 resume there.
         """
-        own = WorkerPart.read(state, worker, data_rank)
+        own = read_worker_part(state, worker, data_rank)
         if own is None and same_so_far(state, self.sample_order):
             self.change(state)
             return
         point, sample_order = read_state(state, self.sample_order, data_rank)
-        begun = point.position or point.partial or (own is not None and (own.batches or own.samples))
-        check_same_steps(state, self._chain, self._others, inside=bool(begun))
+        inside = bool(point.position or point.partial or any(own or ()))
+        check_same_steps(state, self._chain, self._others, inside=inside)
         if check:
             run_from(sample_order, self.settled(point, data_rank), data_rank)
         mark = check_quarantine(state, self._quarantine and self._quarantine[0])
@@ -379,7 +326,7 @@ class ResumeState:
             self._clock.thaw(mark)
         self.sample_order = sample_order
         if own is not None:
-            self._resumed = point, own.batches, own.samples
+            self._resumed = point, *own
             # At once: of an epoch that has ended torchdata begins another one before the rest, which is nothing, is read.
             self._clock.skip_to(point.epoch)
         else:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, StateError
 from stoker.integers import is_count
 from stoker.order.capabilities import (
@@ -40,6 +41,7 @@ _CHANGE_COUNTS: Final = ("filter(", "flat_map(")
 """Steps of a chain that decide which samples there are."""
 _MOST_AWAY: Final = 256
 """Streams that were left out of which states remember how far they had got: about 150 bytes each."""
+_WORKER: Final = ("number", "count", "batches", "samples")
 _PARTIAL: Final = ("samples", "batch_size", "world_size", "ranks_per_node")
 
 
@@ -76,6 +78,10 @@ _FORMS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "chain": (
         "be a list of steps",
         lambda value: isinstance(value, list | tuple) and all(isinstance(step, str) for step in value),
+    ),
+    "worker": (
+        "have a number, a count, batches and samples",
+        lambda value: value is None or all(is_count({"samples": 0, **value}[name]) for name in _WORKER),
     ),
     "others": (
         "say which datasets were joined",
@@ -227,6 +233,36 @@ def _position(saved: Mapping[str, Any], sample_order: SampleOrder) -> EpochPosit
     # Before "start" had names, its numbers were a list of "terms".
     start = read_start(sample_order, saved["start"] if "start" in saved else saved.get("terms"))
     return EpochPosition(saved["epoch"], saved["position"], start=start)
+
+
+def read_worker_part(state: Mapping[str, Any], worker: LoaderWorker, data_rank: DataRank) -> tuple[int, int] | None:
+    """The part of an epoch that a DataLoader worker has delivered, in the worker's own state (torchdata's loaders save it).
+
+    Returns:
+        Whole batches, and samples of one more; ``None`` where the state is not that of a worker.
+
+    Raises:
+        StateError: it is of another worker, or was taken inside an epoch of another world.
+    """
+    found = _read(state).get("worker")
+    if found is None:
+        return None
+    number, count, batches, samples = (found.get(name, 0) for name in _WORKER)
+    if worker.token is None or (number, count) != (worker.number, worker.count):
+        raise StateError(
+            f"this is the state of DataLoader worker {number} of {count}, which only that worker can resume from. States of "
+            "StreamingDataLoader fit any number of workers"
+        )
+    # Which samples a worker's batches were depends on the world; states of earlier versions do not say it.
+    here = data_rank.world_size, data_rank.batch_size
+    theirs = found.get("world_size", here[0]), found.get("batch_size", here[1])
+    if (batches or samples) and theirs != here:
+        raise StateError(
+            f"this state of DataLoader worker {number} was taken inside an epoch on {theirs[0]} ranks with batch_size "
+            f"{theirs[1]}; here they are {here[0]} and {here[1]}. States of StreamingDataLoader, and states without "
+            "workers, fit any number of ranks"
+        )
+    return batches, samples
 
 
 def check_same_steps(
