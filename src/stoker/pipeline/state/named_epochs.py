@@ -12,19 +12,26 @@ from stoker.cluster.datasets_package import NamedEpoch
 from stoker.errors import ConfigError, StateError
 from stoker.pipeline.state.epoch_counter import EpochClock
 
+logger = logging.getLogger(__name__)
 
-class PreparedLoaders:
-    """The loaders of accelerate that have named epochs to one dataset."""
+
+class AccelerateEpochs:
+    """Keeps accelerate's count of epochs right after ``skip_first_batches``.
+
+    Each loader that accelerate prepares counts epochs by itself, and names the next one to the dataset when it is iterated.
+    ``skip_first_batches`` makes another loader, for the rest of an epoch. The first one is not told when that has ended: it
+    would name the same epoch once more, and training would have it twice.
+    """
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         # Whether it has come to its end is asked of it when the next epoch is named; until then it must not be gone.
         self._latest: tuple[Any, int] | None = None
 
-    def __reduce__(self) -> tuple[type[PreparedLoaders], tuple[()]]:
-        return PreparedLoaders, ()  # a copy is another dataset's
+    def __reduce__(self) -> tuple[type[AccelerateEpochs], tuple[()]]:
+        return AccelerateEpochs, ()  # a copy is another dataset's
 
-    def go_on(self, epoch: int) -> bool:
+    def advance_if_finished(self, epoch: int) -> bool:
         """Have a loader read the next epoch, if another loader has finished the one that it names.
 
         Args:
@@ -70,9 +77,6 @@ def _naming_loader() -> tuple[Any, bool]:
     return loader, False
 
 
-logger = logging.getLogger(__name__)
-
-
 class NamedEpochs:
     """Sets a clock to the epochs that a caller names.
 
@@ -83,7 +87,7 @@ class NamedEpochs:
     def __init__(self, clock: EpochClock) -> None:
         self._clock = clock
         self._named = False
-        self._loaders = PreparedLoaders()
+        self._accelerate = AccelerateEpochs()
 
     def name(self, epoch: int) -> bool:
         """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`.
@@ -96,7 +100,7 @@ class NamedEpochs:
         """
         if epoch < 0:
             raise ConfigError(f"set_epoch({epoch}): epochs count from 0")
-        if self._loaders.go_on(epoch):
+        if self._accelerate.advance_if_finished(epoch):
             return False
         before = self._clock.peek()
         ahead = self._clock.name_epoch(epoch)

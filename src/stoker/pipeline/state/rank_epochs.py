@@ -159,7 +159,9 @@ class RankEpochs:
         worker = LoaderWorker.detect()
         data_rank = self.data_rank(batch_size)
         division = self._rank_finder.division() or self._division
-        if samples is None and (division is not None or self._is_read_ahead(worker)):
+        # torchdata's loader asks for the state between its own batches, and knows which of them training has had.
+        asked_by_torchdata = worker.token is not None or called_from("torchdata.stateful_dataloader")
+        if samples is None and (division is not None or (self._read_ahead and not asked_by_torchdata)):
             raise StateError(
                 "accelerate reads ahead of training, or on rank 0 for all ranks, so that what training has had is not known "
                 "here: say how many samples of the epoch all ranks together have had: state_dict(num_samples=...); for "
@@ -171,10 +173,6 @@ class RankEpochs:
             return self._resume.state(self._resume.here(), data_rank)
         point = self._resume.after(samples, data_rank, from_beginning=from_beginning, ended=ended)
         return self._resume.state(point, data_rank)
-
-    def _is_read_ahead(self, worker: LoaderWorker) -> bool:
-        # torchdata's loader asks for the state between its own batches, and knows which of them training has had.
-        return self._read_ahead and worker.token is None and not called_from("torchdata.stateful_dataloader")
 
     def state_after(
         self, start: EpochPosition, batches: int, batch_size: int, *, ended: bool = False

@@ -327,10 +327,11 @@ def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: 
     said, changed = _compare(theirs, ours)
     if said:
         remedy = "Use the data and the settings that it was taken with"
-        pairs = [
-            (mine, ours["streams"][mine], theirs["streams"][name]) for name, mine in _names_here(theirs, ours).items()
+        appended = [
+            mine
+            for name, mine in _names_here(theirs, ours).items()
+            if _before(sample_order, mine, ours["streams"][mine], theirs["streams"][name]) is not None
         ]
-        appended = [mine for mine, its, it in pairs if _before(sample_order, mine, its, it) is not None]
         if appended:
             said.append(f"files were appended to {', '.join(map(repr, appended))} since, behind those that were there")
         if (changed or appended) and what == "state":
@@ -438,6 +439,8 @@ def _reached(saved: Mapping[str, Any], origin: RunOrigin, sample_order: SampleOr
         world = DataRank(0, partial["world_size"], partial["ranks_per_node"], partial["batch_size"])
     try:
         return sample_order.reached(saved, origin, point, world)
+    except StateError:
+        raise
     except (ConfigError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise StateError(
             f"this state does not say what its run had of each stream ({error!r}): give what state_dict() returned, whole "
@@ -523,20 +526,10 @@ def _names_here(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str,
 def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[str], bool]:
     """Differences between a state and the order at hand, a sentence each, and whether only streams and weights differ."""
     said: list[str] = []
-    their_streams, our_streams = theirs["streams"], ours["streams"]
-    gone = sorted(their_streams.keys() - our_streams.keys())
-    new = sorted(our_streams.keys() - their_streams.keys())
-    if len(their_streams) == len(our_streams) == len(gone) == 1:
-        # One stream each: what it is called does not matter.
-        their_streams, our_streams, gone, new = (
-            {"": their_streams[gone[0]]},
-            {"": our_streams[new[0]]},
-            [],
-            [],
-        )
-    for name in sorted(their_streams.keys() & our_streams.keys()):
-        it, its = their_streams[name], our_streams[name]
-        which = f"stream {name!r}" if name else "its stream"
+    names = _names_here(theirs, ours)
+    for name, mine in sorted(names.items()):
+        it, its = theirs["streams"][name], ours["streams"][mine]
+        which = f"stream {name!r}" if name == mine else "its stream"
         if it.get("fingerprint") != its.get("fingerprint"):
             said.append(
                 f"{which} belongs to another dataset (fingerprint {it.get('fingerprint')}, this one has "
@@ -551,9 +544,10 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
             said.append(f"{which} was written anew since: shards of the same names and sizes have other hashes")
         else:
             before, now = ({key: one[key] for key in one if key not in _SAME_CONTENT} for one in (it, its))
-            said += _differences(before, now, f"{name}." if name else "")
-    said += [f"stream {name!r} is gone" for name in gone] + [f"stream {name!r} is new" for name in new]
-    several = max(len(their_streams), len(our_streams)) > 1
+            said += _differences(before, now, f"{name}." if name == mine else "")
+    gone, new = theirs["streams"].keys() - names.keys(), ours["streams"].keys() - names.values()
+    said += [f"stream {name!r} is gone" for name in sorted(gone)] + [f"stream {name!r} is new" for name in sorted(new)]
+    several = max(len(theirs["streams"]), len(ours["streams"])) > 1
     streams_differ = bool(said) and several and not _beside_streams(theirs["order"], ours["order"])
     their_order, our_order = dict(theirs["order"]), dict(ours["order"])
     partition = their_order.get("partition")
