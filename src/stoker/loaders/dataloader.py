@@ -323,7 +323,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         self._end_look()
         if self._interleaved:
             raise StateError(
-                "two iterations over this loader take turns, and a state is of one: continue one of them alone, or use a "
+                "state_dict() is ambiguous: two iterators over this loader are active. Continue one of them alone, or use a "
                 "dataset and a loader for each"
             )
         dataset, current = self._stream, self._pass

@@ -108,7 +108,7 @@ class RunOrigin:
     epoch: int = 0
     consumed: Mapping[str, int] = field(default_factory=dict)
     samples: int = 0
-    away: Sequence[Mapping[str, Any]] = ()
+    away: Sequence[Mapping[str, Any]] = field(default_factory=list)
     twins: Mapping[str, int] = field(default_factory=dict)
     position: int = 0
     passed: Mapping[str, Any] = field(default_factory=dict)

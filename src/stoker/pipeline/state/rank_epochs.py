@@ -63,7 +63,7 @@ class RankEpochs:
             and self._rank_finder.world.world_size > 1
         ):
             # accelerate would take this rank's part for the whole, and cut samples off. Without a length it takes all.
-            raise TypeError("nothing is to be cut: the dataset has divided its samples itself")
+            raise TypeError("len() is undefined here: the dataset already shards by rank")
         data_rank = self._rank_finder.data_rank(batch_size, division)
         return self.sample_order.run(self.upcoming().epoch_begin(), data_rank).plan.samples
 

@@ -178,7 +178,7 @@ class ResumeState:
         self.check_alone()
         if any((other := left()) is not None and (other.finished or other.samples != n) for left, n in self._left):
             raise StateError(
-                "two iterations over this dataset take turns, and a state is of one: continue one of them alone, or use a "
+                "state_dict() is ambiguous: two iterators over this dataset are active. Continue one of them alone, or use a "
                 "dataset object for each"
             )
         progress = self._progress
