@@ -17,6 +17,7 @@ import xxhash
 from stoker.arguments import checked
 from stoker.display import counted
 from stoker.errors import ConfigError, ObjectNotFoundError, StateError
+from stoker.integers import is_count
 from stoker.order.left_out import Exclusion
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.storage.files.regular import read_regular
@@ -102,7 +103,7 @@ class Mark:
         """
         try:
             lines, digest = found["lines"], int(found["xxh64"], 16)
-            if type(lines) is not int or not 0 <= lines < 1 << 62 or not 0 <= digest < 1 << 64:
+            if not is_count(lines) or not 0 <= digest < 1 << 64:
                 raise ValueError(found)
         except (KeyError, TypeError, ValueError):
             raise StateError(f"this state's quarantine should have lines and xxh64, found {found!r}") from None
