@@ -54,7 +54,7 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Count:
-    """What processes know together; only those that share the memory read it.
+    """The numbers that processes share; only those that have the same memory read them.
 
     Attributes:
         upcoming: the next epoch.
@@ -232,7 +232,8 @@ class EpochClock:
     def _count(self) -> _Count:
         """The count, to be read."""
         self.detach()
-        return self._read()
+        with self._file.locked():
+            return self._read()
 
     @contextmanager
     def _changing(self, *, own: bool = True) -> Iterator[_Count]:
@@ -245,7 +246,7 @@ class EpochClock:
             self._write(count)
 
     def _read(self) -> _Count:
-        while True:  # others may write
+        while True:  # a process that detaches does not wait for others, which may write
             written = int(self._numbers[_WRITTEN])
             data = self._slots[written % 2].tobytes()
             if int(self._numbers[_WRITTEN]) == written:

@@ -94,11 +94,7 @@ class ResumeState:
             self._clock.count_started(worker.token)
         else:
             point, begun, inside = self._clock.begin(worker.token, worker.number), 0, 0
-        return self.settled(point, data_rank), begun, inside
-
-    def settled(self, point: EpochPosition, data_rank: DataRank) -> EpochPosition:
-        """The point with the start that holds for the rest of its epoch, begun or resumed in this world."""
-        return settled(self.sample_order, point, data_rank)
+        return settled(self.sample_order, point, data_rank), begun, inside
 
     def run(self, point: EpochPosition, data_rank: DataRank) -> Run:
         """The samples of this process from ``point`` on, without those in quarantine; see :func:`run_from`."""
@@ -203,7 +199,7 @@ class ResumeState:
         begun = self._begun()
         ended = ended and begun is not None
         begun = self._clock.peek() if begun is None else begun
-        begun = self.settled(begun.next_epoch() if ended else begun, data_rank)
+        begun = settled(self.sample_order, begun.next_epoch() if ended else begun, data_rank)
         taken = samples - (begun.position if from_beginning else 0)
         if taken <= 0:
             return replace(begun, position=begun.position + taken, partial=0)
@@ -240,7 +236,7 @@ class ResumeState:
             begun = self._clock.started(begun.epoch)
         if epoch is not None and epoch != begun.epoch:
             begun = EpochPosition(epoch, start=begun.start)
-        return self.settled(begun, data_rank)
+        return settled(self.sample_order, begun, data_rank)
 
     def _begun(self) -> EpochPosition | None:
         """The position at which the iteration that began last, here or in workers, did begin."""
@@ -263,7 +259,7 @@ class ResumeState:
         Raises:
             StateError: it has ended, and other ranks have more.
         """
-        start = self.settled(start, data_rank)
+        start = settled(self.sample_order, start, data_rank)
         if not batches and not ended:
             return self.state(start, data_rank)
         plan = self.sample_order.run(start, data_rank).plan
@@ -320,7 +316,7 @@ class ResumeState:
         inside = bool(point.position or point.partial or any(own or ()))
         check_same_steps(state, self._chain, self._others, inside=inside)
         if check:
-            run_from(sample_order, self.settled(point, data_rank), data_rank)
+            run_from(sample_order, settled(sample_order, point, data_rank), data_rank)
         mark = check_quarantine(state, self._quarantine and self._quarantine[0])
         if worker.token is None:  # for all workers the main process says it
             self._clock.thaw(mark)

@@ -64,7 +64,7 @@ _FORMS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
         f"have counts of {', '.join(_PARTIAL)}",
         lambda value: (
             value is None
-            or (all(is_count(value[name]) for name in _PARTIAL) and value["batch_size"] > 0 < value["world_size"])
+            or (all(is_count(value[name]) for name in _PARTIAL) and 0 not in (value["batch_size"], value["world_size"]))
         ),
     ),
     "consumed": (
@@ -455,7 +455,7 @@ def _continued(
     found: RunProgress,
     sample_order: SampleOrder,
 ) -> tuple[dict[str, dict[str, Any]], list[str], list[dict[str, Any]]]:
-    """What becomes of the streams that a state knows.
+    """Tells the streams that a state knows apart by whether they continue here.
 
     Returns:
         The entries of those that continue here, by name; names of those to which files were appended; and the entries of
