@@ -22,13 +22,13 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 99_000,
-    "modules": 547,
+    "lines": 98_710,
+    "modules": 537,
     "raise ConfigError": 920,
-    "classes with after_fork": 9,
+    "classes with after_fork": 7,
     "functions of a constructor": 260,
-    "functions until the first batch": 356,
-    "modules imported": 244,
+    "functions until the first batch": 357,
+    "modules imported": 238,
 }
 """The most of each. ``lines`` and ``modules`` are of ``src/stoker``; ``functions`` are named ones of the package that run in
 any thread, of one local dataset of two columns, shuffled, with defaults; ``modules imported`` are of the package, by ``from

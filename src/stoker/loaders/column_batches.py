@@ -49,7 +49,7 @@ class ColumnBatches(IterableDataset[Batch | BatchGroup]):
             if self._dataset.overrides("batches"):
                 # One length alone cuts nothing: a subclass may give values that have none.
                 return (BatchGroup(batch, [1]) for batch in self._dataset.batches())
-            return self._dataset.epoch_reader.groups(self._dataset.batch_size or 1)
+            return self._dataset.batch_groups()
         batches = self._dataset.batches()
         if not self._full_only:
             return batches

@@ -132,7 +132,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                     f"{reads} reads whole columns, so there is nothing for collate_fn to collate: what it does with samples, "
                     "dataset.batch_map(function) does with the columns of a batch"
                 )
-            dataset.check_columns_allowed(reads)
+            dataset.check_columns_allowed(reads, "__iter__")
             changes = dataset.leaves_out or ("batch_map()" if told(dataset, "chain").has("batch_map") else "")
             if self._drop_last and changes:
                 raise ConfigError(

@@ -30,8 +30,10 @@ from stoker.loaders.trainers.consumers import check_divides_by_id, check_samplin
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
+from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.ranks.data_rank import Replication
 from stoker.pipeline.stats.stats import StreamStats
+from stoker.pipeline.transforms import Override
 from stoker.reading.bad_samples import BadSamples, OnBadSample
 from stoker.reading.sample_errors import apply_override
 from stoker.streams.quarantine import QuarantineSource
@@ -330,10 +332,14 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
     def _samples_of_epoch(self, *, keep_places: bool) -> Iterator[Any]:
         if self.nothing_left():
             return iter(())
-        override = None
-        if self.overrides("__getitem__", "get_item"):
-            override = partial(apply_override, self.__getitem__, self._opened.at_hand)
-        return self._opened.reader.samples(self.batch_size or 1, override, keep_places=keep_places)
+        return self._opened.reader.samples(self.batch_size or 1, self._override, keep_places=keep_places)
+
+    @property
+    def _override(self) -> Override | None:
+        """A method of a subclass that makes samples; ``None``: there is none."""
+        if not self.overrides("__getitem__", "get_item"):
+            return None
+        return partial(apply_override, self.__getitem__, self._opened.at_hand)
 
     @property
     def leaves_out(self) -> str:
@@ -356,16 +362,24 @@ class StreamingDataset(DatasetAttributes, SamplesById, ChainMethods, DatasetStat
             raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
         if size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {size}")
-        self.check_columns_allowed("batches()")
-        return self._opened.reader.batches(size)
+        self.check_columns_allowed("batches()", "__iter__")
+        return self._opened.reader.batches(size, self._override)
 
-    def check_columns_allowed(self, reader: str) -> None:
-        """See that ``reader`` may read whole columns: all shards have the same, and no method of a subclass makes samples.
+    def batch_groups(self) -> Iterator[BatchGroup]:
+        """The same in groups, those together that are read in one step, for DataLoader workers."""
+        return self._opened.reader.groups(self.batch_size or 1, self._override)
+
+    def check_columns_allowed(self, reader: str, *methods: str) -> None:
+        """See that ``reader`` may read whole columns: all shards have the same, and no method of a subclass is passed by.
+
+        Args:
+            reader: names it in the error.
+            methods: that it would pass by; default, all that make samples.
 
         Raises:
             ConfigError: it may not.
         """
-        if made := self.overrides(*SAMPLE_METHODS):
+        if made := self.overrides(*(methods or SAMPLE_METHODS)):
             raise ConfigError(
                 f"{reader} would read past {type(self).__name__}.{made[0]}(), which makes the samples: iterate over the "
                 "dataset or a DataLoader of it, or let a function of a sample do it, StreamingDataset(transform=...), which "

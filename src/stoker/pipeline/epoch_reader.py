@@ -31,6 +31,7 @@ from stoker.pipeline.iteration_checks import (
     check_as_begun,
     check_by_id,
     check_division,
+    check_override,
     check_positions,
     check_sample_steps,
     check_skipped,
@@ -192,16 +193,19 @@ class EpochReader(RankEpochs):
         waits.flush()
         progress.finished = True
 
-    def batches(self, batch_size: int) -> Iterator[Batch]:
-        """This rank's (and loader worker's) batches of the next epoch, as dicts of columns."""
-        return self._columns(batch_size, Pipeline.batch_lists)
+    def batches(self, batch_size: int, override: Override | None = None) -> Iterator[Batch]:
+        """This rank's (and loader worker's) batches of the next epoch, as dicts of columns; see :meth:`samples`."""
+        return self._columns(batch_size, Pipeline.batch_lists, override)
 
-    def groups(self, batch_size: int) -> Iterator[BatchGroup]:
+    def groups(self, batch_size: int, override: Override | None = None) -> Iterator[BatchGroup]:
         """The same batches in groups; see :meth:`~stoker.pipeline.pipeline.Pipeline.groups`."""
-        return self._columns(batch_size, lambda pipeline: ([group] for group in pipeline.groups()))
+        return self._columns(batch_size, lambda pipeline: ([group] for group in pipeline.groups()), override)
 
-    def _columns(self, batch_size: int, read: Callable[[Pipeline], Iterator[list[_Columns]]]) -> Iterator[_Columns]:
-        _, progress, pipeline = self._start(batch_size, by_sample=False)
+    def _columns(
+        self, batch_size: int, read: Callable[[Pipeline], Iterator[list[_Columns]]], override: Override | None
+    ) -> Iterator[_Columns]:
+        check_override(self.settings, override)
+        _, progress, pipeline = self._start(batch_size, by_sample=False, override=override)
         division, ranks, number, look = self._division, self._ranks, 0, 0
         waits = WaitClock()
         waits.begin()
@@ -272,7 +276,7 @@ class EpochReader(RankEpochs):
             self.compare_ranks(point, data_rank, self._resume.batches_before)
         run = self._run(point, data_rank, division)
         threads = self.threads.count(worker, sharers, 0 if by_sample else run.plan.samples)
-        run_in = self.executor.plan(worker, threads, override)
+        run_in = self.executor.plan(worker, threads, override, as_columns=not by_sample)
         self._limit_open(sharers, 0 if run_in == "threads" else self.executor.processes)
         pipeline = self.pipeline(
             _divided(run, division),

@@ -96,7 +96,7 @@ class Pipeline:
         self.runner: Runner[Any] | None = None
         batch_size = run.plan.batch_size
         # A method of a subclass runs in the consumer's thread.
-        alone = override is not None and settings.bad_samples is not None
+        alone = override is not None and (as_columns or settings.bad_samples is not None)
         self._threads = 0 if alone else settings.read_threads or 0
         self._executor, self._epoch, self._as_columns = executor, epoch, as_columns
         self._run_again = run_again

@@ -116,13 +116,48 @@ def test_readers_of_columns_refuse_what_they_would_read_past(data: Path) -> None
     for kind in (Doubled, ByGetItem, Iterated):
         dataset = kind(local=data, batch_size=8)
         name = kind.__name__
-        for read in (
-            dataset.batches,
-            lambda dataset=dataset: StreamingDataLoader(dataset, columnar=True),
-            lambda dataset=dataset: StreamingShardLoader(dataset, StreamingConfig()),
-        ):
+        reads: list[Any] = [lambda dataset=dataset: StreamingShardLoader(dataset, StreamingConfig())]
+        if kind is Iterated:
+            reads += [dataset.batches, lambda dataset=dataset: StreamingDataLoader(dataset, columnar=True)]
+        for read in reads:
             with pytest.raises(ConfigError, match=rf"would read past {name}\..*transform="):
                 read()
+
+
+def test_batches_are_of_what_the_override_makes(data: Path) -> None:
+    ours = Doubled(local=data, shuffle=True, batch_size=8)
+    wanted = [sample["id"] for sample in StreamingDataset(local=data, shuffle=True, batch_size=8)]
+    found = [
+        check({name: column[k] for name, column in batch.items()})
+        for batch in ours.batches()
+        for k in range(len(batch["id"]))
+    ]
+    assert found == wanted
+    with pytest.raises(TransformError, match=r"__getitem__\(\) of the subclass returned tuple|returned a tuple"):
+        next(ByGetItem(local=data, batch_size=8).batches())
+
+
+def test_a_sample_that_an_override_fails_for_is_a_bad_one_of_batches(data: Path) -> None:
+
+    class Failing(Fails):
+        error = ValueError("mine")
+
+    with pytest.raises(TransformError, match=r"sample 5\): __getitem__\(\) of the subclass raised ValueError: mine"):
+        list(Failing(local=data, batch_size=8).batches())
+    dataset = Failing(local=data, batch_size=8, on_bad_sample="skip")
+    assert [int(number) for batch in dataset.batches() for number in batch["id"]] == [
+        number for number in range(ROWS) if number != 5
+    ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_columnar_workers_send_what_the_override_makes(data: Path, workers: int) -> None:
+    loader = StreamingDataLoader(Doubled(local=data, shuffle=True, batch_size=8), columnar=True, num_workers=workers)
+    found = [
+        check({name: column[k] for name, column in batch.items()}) for batch in loader for k in range(len(batch["id"]))
+    ]
+    assert sorted(found) == list(range(ROWS))
 
 
 class Pairs(StreamingDataset):

@@ -52,13 +52,16 @@ class Executor:
         self._measured: Execution | None = None
         self._threads = self.tuned = 0
 
-    def plan(self, worker: LoaderWorker, threads: int, override: Override | None = None) -> RunIn:
+    def plan(
+        self, worker: LoaderWorker, threads: int, override: Override | None = None, *, as_columns: bool = False
+    ) -> RunIn:
         """Choose where the functions of an iteration run; ``"auto"`` where that is measured.
 
         Args:
             worker: this process.
             threads: that there are if it is threads; 0: the consumer's.
             override: a method of a subclass.
+            as_columns: whether batches are asked for, and not samples.
 
         Raises:
             ConfigError: processes are asked for, and can not be used here.
@@ -68,10 +71,11 @@ class Executor:
         if worker.token is not None:
             return self._stay("a DataLoader's worker reads by itself")
         if settings.run_in == "processes":
-            if override is not None and settings.bad_samples is not None:
+            if override is not None and (as_columns or settings.bad_samples is not None):
                 raise ConfigError(
-                    "run_in='processes' and on_bad_sample= do not go together with a method of a subclass that makes "
-                    "samples, as it runs in the thread that asks for them: use transform= instead of the method"
+                    f"run_in='processes' and {'batches()' if as_columns else 'on_bad_sample='} do not go together with a "
+                    "method of a subclass that makes samples, as it runs in the thread that asks for them: use transform= "
+                    "instead of the method"
                 )
             _check_may_start()
             self.execution = Execution("processes", self.processes, "run_in='processes'")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from functools import partial
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLock
 from stoker.concurrency.threads import Threads
 from stoker.pipeline.chunks.chunk import ChunkOthers
 from stoker.pipeline.joins.leading import LeadingJoins
@@ -36,12 +35,7 @@ class OthersAhead:
         self._most = [max(1, other.amounts.most_shards // sharers) for other in self._others]
         for other, needed in zip(self._others, self._needed, strict=True):
             other.pool.expect(needed.keys())
-        self.after_fork()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`."""
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def begin(self, shards: Ids, rows: Ids) -> ChunkOthers:
         """Begin to find and fetch what belongs to the samples of a chunk."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.forks import ProcessLock
 from stoker.concurrency.spans.recorder import Stage, span
 from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.display import with_article
@@ -43,13 +42,8 @@ class Tokenize(SamplesStage):
 
     def __init__(self, reader: Rows, step: TokenizeColumn) -> None:
         self._reader, self._column, self._limit, self._tokenize = reader, step.column, step.limit, step.function
-        self.after_fork()
-        reset_in_children(self)
-
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: a thread of the parent may be inside of the tokenizer."""
         # Several threads read chunks, and tokenizers are often not for several at once.
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def apply(self, chunk: Chunk) -> Chunk:
         """See the base class.
