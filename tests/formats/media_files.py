@@ -68,7 +68,8 @@ def all_frames(data: bytes) -> NDArray[np.uint8]:
     """All frames of a video, as PyAV alone decodes them from the beginning."""
     file: Any
     with av.open(io.BytesIO(data)) as file:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])
+        # PyAV 19 keeps FFmpeg's threads with this thread, and a child that is forked by another waits for them.
+        return np.stack([frame.to_ndarray(format="rgb24", threads=1) for frame in file.decode(video=0)])
 
 
 def sweep(rate: int = 16000, seconds: float = 2.0, channels: int = 2) -> NDArray[np.float32]:
