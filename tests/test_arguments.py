@@ -155,6 +155,7 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
 OTHERS = {
     "LMBatch",
     "Loader",
+    "Step",
     "StokerError",
     "StreamStats",
 }

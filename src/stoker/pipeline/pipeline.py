@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from stoker.cluster import LoaderWorker
 from stoker.concurrency.spans.recorder import Stage, begin_span, end_span
 from stoker.errors import StateError
+from stoker.formats.mds.encodings.images import left_to_load
 from stoker.order.sample_order import Run
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.by_shard import ShardByShard
@@ -28,7 +29,7 @@ from stoker.pipeline.ranks.outer_plan import OuterRun
 from stoker.pipeline.stages.build import make_work
 from stoker.pipeline.transforms import EpochReaderSettings, Override
 from stoker.policy import FIRST_MOST_SHARDS, FIRST_SAMPLES, FIRST_SAMPLES_OF_FEW_SHARDS, FIRST_SHARDS, MADE_AT_ONCE
-from stoker.reading.bad_samples import BadSampleSink
+from stoker.reading.bad_samples import BadSampleSink, is_of_sample
 from stoker.reading.row_reader import RowReader
 from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
@@ -105,7 +106,7 @@ class Pipeline:
         # A method of a subclass finds bad samples where it is a stage; otherwise samples come to it one by one.
         self._work = make_work(pool, run, settings, epoch, as_columns=as_columns, override=override if alone else None)
         self._settle = Settle(self._work, log, None if alone else override, pool.counts)
-        self._one_by_one = one_by_one and self._work.plain
+        self._one_by_one = one_by_one and self._work.lazily is not None
         self._chunk = settings.amounts.chunk(batch_size, one_by_one=self._one_by_one)
         self._tuner = None if settings.by_shard else tuner
         self._step_samples = sys.maxsize
@@ -127,18 +128,26 @@ class Pipeline:
             self._chunk = 1  # one batch is read at a time
         self._is_full = False
 
-    def sample_runs(self) -> Iterator[SampleRun]:
-        """The samples in order; :data:`~stoker.reading.steps.LEFT_OUT` for each that is left out."""
+    def sample_runs(self, *, present: bool = False) -> Iterator[SampleRun]:
+        """The samples in order; :data:`~stoker.reading.steps.LEFT_OUT` for each that is left out.
+
+        With ``present`` nothing stands for these, but in runs with gaps.
+        """
         if self._one_by_one:
-            return (self._settle.overridden(chunk, run) for chunk, run in self._chunks(self._iterate))
+            return map(partial(self._settle.lazily, present=present), self._chunks(self._iterate))
         return map(self._settle.samples, self._chunks(self._work))
 
-    def _iterate(self, chunk: Chunk) -> SampleRun:
-        """The samples as they are stored, each made when it is asked for: lists of small ones cost more than they do."""
-        if chunk.values is not None:
-            return SampleRun.of(chunk.values)
-        assert isinstance(self._work.rows, RowReader)
-        return self._work.rows.iterate_timed(chunk.shards, chunk.rows)
+    def _iterate(self, chunk: Chunk) -> SampleRun | Chunk:
+        """The samples of a chunk, each made when it is asked for; all at once where one of them must be bad, or may."""
+        work = self._work
+        assert work.lazily is not None
+        try:
+            if work.strict or not left_to_load():
+                return work.lazily(chunk)
+        except Exception as error:
+            if work.strict or not is_of_sample(error):
+                raise
+        return work(chunk)
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order, as columns. With a transform its results are stacked into columns again."""

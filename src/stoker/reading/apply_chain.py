@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from stoker.reading.steps import Generator, Generators, LeftOut, SamplePlace, Se
 from stoker.types import Batch, Ids, Transform
 
 _SEED_BITS: Final = (1 << 63) - 1
+_NOWHERE: Final = SamplePlace(0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +65,22 @@ class EpochChain:
             repetitions: positions in the epoch where it has samples more than once; else zeros.
             positions: positions in the epoch.
         """
-        samples = zip(streams.tolist(), ids.tolist(), repetitions.tolist(), positions.tolist(), strict=True)
-        steps, generators, epoch = self._steps, self._generator, self._epoch
+        steps, generators = self._steps, self._generator
+        of_samples = (streams.tolist(), ids.tolist(), repetitions.tolist(), positions.tolist())
+        places = map(SamplePlace, repeat(self._epoch), *of_samples)
         if self._flat:
-            return lambda sample: _several(sample, steps, epoch, next(samples), generators)
+            return lambda sample: _several(sample, steps, next(places), generators)
+        bound: list[tuple[Step, Callable[..., Any], bool]] = [
+            (step, step.apply_at if step.by_place else step.apply, step.by_place) for step in steps
+        ]
+        if not any(by_place for _, _, by_place in bound):
+            places = repeat(_NOWHERE)  # type: ignore[assignment]
 
         @runs_steps
         def make(sample: Any) -> Any:
-            place = next(samples)
-            for step in steps:
-                sample = (
-                    step.apply_at(sample, SamplePlace(epoch, *place), generators)
-                    if step.by_place
-                    else step.apply(sample)
-                )
+            place = next(places)
+            for step, apply, by_place in bound:  # noqa: B007 - errors tell which step it was
+                sample = apply(sample, place, generators) if by_place else apply(sample)
                 if type(sample) is LeftOut:
                     break
             return sample
@@ -119,9 +123,7 @@ def _torch_generator(digest: bytes, place: SamplePlace) -> Any:
 
 
 @runs_steps
-def _several(
-    sample: Any, steps: Sequence[Step], epoch: int, place: tuple[int, int, int, int], generators: Generators
-) -> Any:
+def _several(sample: Any, steps: Sequence[Step], place: SamplePlace, generators: Generators) -> Any:
     """The result of a chain for a sample, which may be several samples. These keep their numbers when others are dropped."""
     flat, dropped = isinstance(sample, SeveralSamples), 0
     items: list[tuple[int, Any]] = [(0, sample)]
@@ -129,7 +131,7 @@ def _several(
         items, dropped = list(zip(sample.numbers, sample, strict=True)), sample.dropped
     for step in steps:
         if step.by_place:
-            made = [(item, step.apply_at(one, SamplePlace(epoch, *place, item), generators)) for item, one in items]
+            made = [(item, step.apply_at(one, place._replace(item=item), generators)) for item, one in items]
         else:
             made = [(item, step.apply(one)) for item, one in items]
         if step.makes_several:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,10 +16,18 @@ from stoker.formats.common.rows.merge import check_types, scatter
 from stoker.formats.mds.encodings.images import last_left, loaded
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.reading.bad_samples import is_of_sample
-from stoker.reading.sample_errors import SampleLocation, beside, decode_error, located, location_at, location_of
+from stoker.reading.sample_errors import (
+    SampleLocation,
+    apply_transform,
+    beside,
+    decode_error,
+    located,
+    location_at,
+    location_of,
+)
 from stoker.reading.samples import SampleRun, distinct_shards, iterate_samples, read_sample, read_samples
 from stoker.reading.shard_pool import ShardPool
-from stoker.types import Batch, Ids, Sample
+from stoker.types import Batch, Ids, Sample, Transform
 
 
 class Rows(Protocol):
@@ -101,11 +111,23 @@ class RowReader:
     def iterate(self, shards: Ids, rows: Ids) -> SampleRun:
         return iterate_samples(self.pool, shards, rows, self.columns)
 
-    def iterate_timed(self, shards: Ids, rows: Ids) -> SampleRun:
-        """The samples of :meth:`iterate`; where a trace is made, it shows how long each takes that is asked for."""
+    def iterate_timed(self, shards: Ids, rows: Ids, transform: Transform | None, own: list[Any] | None) -> SampleRun:
+        """Samples, or what a transform makes of each, as they are asked for; a trace shows how long they take.
+
+        ``own``: the samples, where they were read already. TransformError if the transform raised an error; names the sample.
+        """
         recording = recorder()
         clock = None if recording is None else SampleClock(recording, self.pool.short_samples)
-        return iterate_samples(self.pool, shards, rows, self.columns, clock)
+        if own is None and transform is None:
+            return iterate_samples(self.pool, shards, rows, self.columns, clock)
+        run = iterate_samples(self.pool, shards, rows, self.columns) if own is None else SampleRun.of(own)
+        if clock is not None:
+            run = replace(run, samples=clock.decoded(run.samples, run.remaining))
+            transform = None if transform is None else clock.transforming(transform)
+        if transform is None:
+            return run
+        origin = partial(self.origin, shards, rows)
+        return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
 
     def each(self, shards: Ids, rows: Ids) -> SampleRun:
         remaining = iter(range(len(rows)))

@@ -52,7 +52,6 @@ class ShardPool:
     Attributes:
         width: how many shards are fetched at once.
         fetched: for each shard whether it was not in the cache when this process first wanted it; ``None`` for no shard.
-        has_images: whether samples were met of which images are left for their user to load.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class ShardPool:
         self.counts = counts or Counts()
         self.fetched: NDArray[np.bool_] | None = None
         self.short_samples = ShortSamples()
-        self.has_images = False
         self.caches = (cache,) if isinstance(cache, ShardCache) else tuple(cache)
         for one in self.caches:
             one.counts = self.counts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -85,8 +85,7 @@ class Other(Protocol):
         """Have its samples found by the values of a column."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplePlace:
+class SamplePlace(NamedTuple):
     """The place of a sample in an epoch.
 
     Attributes:

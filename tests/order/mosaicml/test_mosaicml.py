@@ -247,7 +247,9 @@ def test_a_plan_drives_the_loader(tmp_path: Path) -> None:
     dataset = StreamingDataset(local=tmp_path)
     mixture = Mixture.resolve([dataset.index.sizes], None, 400)
     plan = MosaicmlPlan(mixture, MosaicmlSettings(7, 2, shuffle=True, shuffle_block_size=90), start=70)
-    pipeline = dataset.epoch_reader.pipeline(Run(mixture.table(), plan), LoaderWorker(), sharers=1, threads=0)
+    pipeline = dataset.epoch_reader.pipeline(
+        Run(mixture.table(), plan), LoaderWorker(), sharers=1, threads=0, as_columns=True
+    )
     assert [np.asarray(batch["id"]).tolist() for batch in pipeline.batches()] == delivered(plan)
     dataset.close()
 

@@ -103,6 +103,12 @@ class Chunk:
         """The chunk with other values, and further bad samples."""
         return replace(self, values=values, kept=kept, bad={**bad, **self.bad} if bad else self.bad)
 
+    def after(self, first: int) -> Chunk:
+        """Those from a place on, of which samples were read already or nothing was."""
+        rest = slice(first, None)
+        values = None if self.values is None else self.values[rest]
+        return Chunk.at(self.shards[rest], self.rows[rest], self.positions[rest], values)
+
     def check(self) -> Chunk:
         """The chunk itself; raises the error of its first bad sample."""
         if self.bad:

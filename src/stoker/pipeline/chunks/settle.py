@@ -14,8 +14,9 @@ from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
 from stoker.pipeline.transforms import Override
-from stoker.reading.bad_samples import BadSampleSink
+from stoker.reading.bad_samples import BadSampleSink, is_of_sample
 from stoker.reading.samples import SampleRun
+from stoker.reading.steps import LEFT_OUT
 
 
 class Settle:
@@ -38,18 +39,51 @@ class Settle:
         """The batches of a chunk, asked for and made, that is delivered now."""
         chunk, made = read
         if self._log is not None or made.bad or made.dropped:
-            self._enter(chunk, made)
+            self._enter(chunk, made.dropped)
             self._note(sorted(made.bad.items()))
         return BatchGroup(made.values, made.lengths)
 
     def samples(self, read: tuple[Chunk, Chunk]) -> SampleRun:
         """The samples of a chunk, asked for and made, that is delivered now."""
         chunk, made = read
-        self._enter(chunk, made)
+        self._enter(chunk, made.dropped)
         run = SampleRun.of(made.values, gaps=self._work.filters or (self._work.skips and bool(made.bad)))
         if made.bad:
             run = replace(run, samples=self._noted(run.samples, sorted(made.bad.items())))
         return self.overridden(chunk, run)
+
+    def lazily(self, read: tuple[Chunk, SampleRun | Chunk], *, present: bool) -> SampleRun:
+        """The samples of a chunk that are made as they are asked for, or as :meth:`samples` gives them.
+
+        Args:
+            read: the chunk, and what was made of it.
+            present: whether nothing stands for one that is left out.
+        """
+        chunk, run = read
+        if isinstance(run, Chunk):
+            return self.samples((chunk, run))
+        if self._log is None:
+            return self.overridden(chunk, run)
+        self._enter(chunk)
+        return self.overridden(chunk, replace(run, samples=self._recovered(chunk, run, present=present)))
+
+    def _recovered(self, chunk: Chunk, run: SampleRun, *, present: bool) -> Iterator[Any]:
+        """The samples; where one is bad, it and those after it are made together."""
+        try:
+            yield from run.samples
+            return
+        except Exception as error:
+            if not is_of_sample(error):
+                raise
+        first = len(chunk) - operator.length_hint(run.remaining) - 1
+        made = self._work(chunk.after(first))
+        for place, one in enumerate(made.values):
+            if place and next(run.remaining, run) is run:  # the iteration was superseded
+                return
+            if place in made.bad:
+                self._note([(first + place, made.bad[place])])
+            if not (present and one is LEFT_OUT):
+                yield one
 
     def overridden(self, chunk: Chunk, run: SampleRun) -> SampleRun:
         """Samples as a method of a subclass makes them."""
@@ -58,9 +92,9 @@ class Settle:
         ids = self._work.rows.table.starts[chunk.shards] + chunk.rows
         return replace(run, samples=self._override(ids.tolist(), run.samples))
 
-    def _enter(self, chunk: Chunk, made: Chunk) -> None:
-        if made.dropped:
-            self._counts.add(Count.FILTERED, made.dropped)
+    def _enter(self, chunk: Chunk, dropped: int = 0) -> None:
+        if dropped:
+            self._counts.add(Count.FILTERED, dropped)
         self._before += self._here
         self._here = len(chunk.rows)
 

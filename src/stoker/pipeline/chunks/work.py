@@ -24,6 +24,7 @@ from stoker.pipeline.stages.stage import ChunkStage, flattened
 from stoker.pipeline.transforms import BatchSteps
 from stoker.reading.bad_samples import OnBadSample, is_of_sample
 from stoker.reading.row_reader import Rows
+from stoker.reading.samples import SampleRun
 from stoker.reading.steps import BAD, LEFT_OUT, TO_REPLACE, LeftOut, SeveralSamples
 from stoker.types import Batch
 
@@ -46,11 +47,12 @@ class ChunkWork:
         stored_stages: makes the stages that read stored columns, of which these dtypes are.
         made: whether functions make the samples, so that nobody knows the columns of none.
         leading: zips and joins that a chain begins with.
+        lazily: see below.
 
     Attributes:
         rows, leading, filters, one_batch: see above.
         whole: whether the first stage reads columns.
-        plain: whether samples are as they are stored, and a bad one is raised: each may be made when it is asked for.
+        lazily: reads samples of a chunk as they are asked for; ``None``: they are not made one by one of stored ones alone.
         strict: whether a bad sample is raised.
         skips: whether a bad sample is left out.
     """
@@ -72,12 +74,13 @@ class ChunkWork:
         stored_stages: Callable[[], Sequence[ChunkStage]] | None = None,
         made: bool = False,
         leading: LeadingJoins | None = None,
+        lazily: Callable[[Chunk], SampleRun] | None = None,
     ) -> None:
         self.rows, self._stages, self._run, self._as_columns = rows, tuple(stages), run, as_columns
         self.whole, self.filters, self.one_batch, self.leading = whole, filters, one_batch, leading
         self.strict, self.skips = on_bad_sample == "raise", on_bad_sample == "skip"
         self._replaces = on_bad_sample == "replace"
-        self.plain = self.strict and not as_columns and len(self._stages) == 1 and not made and not filters
+        self.lazily = lazily
         self._batch_steps, self._names, self._as_stored = batch_steps, names, dict(as_stored or {})
         self._stored_stages, self._made = stored_stages, made
         # Made at once where bad samples are replaced, as the order may not say where others are.
@@ -183,6 +186,10 @@ class ChunkWork:
 
     def _collated(self, chunk: Chunk, memory: BatchRows) -> Chunk:
         """The samples as columns."""
+        if not self.filters and not chunk.bad:
+            origin = partial(self.rows.origin, chunk.shards, chunk.rows)
+            with span(Stage.COLLATE, len(chunk)):
+                return replace(chunk, values=stack_samples(chunk.values, origin, memory))
         found = flattened(chunk.values)
         if not found:
             return replace(chunk, values={}, kept=NO_IDS)
@@ -192,8 +199,7 @@ class ChunkWork:
             values = stack_samples([sample for _, sample in found], origin, memory)
         if self._as_stored:
             self._give_dtypes(values, chunk, kept)
-        whole = len(found) == len(chunk) and not self.filters
-        return replace(chunk, values=values, kept=None if whole else kept)
+        return replace(chunk, values=values, kept=kept)
 
     def _stepped(self, chunk: Chunk) -> Chunk:
         """Columns as functions of batches change them; where there are no samples, the columns of none."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from stoker.order.sample_order import Run
+from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
 from stoker.pipeline.joins.leading import LeadingJoins
 from stoker.pipeline.joins.other_dataset import OtherDataset
@@ -13,7 +14,7 @@ from stoker.pipeline.joins.other_reader import OtherReader, Pairs
 from stoker.pipeline.ranks.outer_plan import OuterRun
 from stoker.pipeline.stages.functions import Functions, LoadImages, Overrides
 from stoker.pipeline.stages.join import Join, Layout, LeaveOutUnmatched
-from stoker.pipeline.stages.read import ReadColumns, ReadSamples
+from stoker.pipeline.stages.read import ReadColumns, ReadSamples, may_hold_images, read_lazily
 from stoker.pipeline.stages.stage import ChunkStage
 from stoker.pipeline.stages.tokenize import Tokenize
 from stoker.pipeline.transforms import (
@@ -25,6 +26,7 @@ from stoker.pipeline.transforms import (
 )
 from stoker.reading.projection import split_steps, stored_names
 from stoker.reading.row_reader import RowReader
+from stoker.reading.samples import SampleRun
 from stoker.reading.shard_pool import ShardPool
 from stoker.reading.steps import Beside, Step, TokenizeColumn
 
@@ -73,6 +75,7 @@ def make_work(
         stored_stages=partial(reading.stages, whole=True, loads=tolerant),
         made=bool(steps),
         leading=reading.leading,
+        lazily=reading.lazily(tolerant=tolerant) if not as_columns and override is None and not filters else None,
     )
 
 
@@ -92,6 +95,9 @@ class _Reading:
         self._joins: list[tuple[int, str]] = []
         self._layout: Layout | None = None
         self._named: tuple[str, ...] | None = None
+        # What is applied to each sample as it is read; ``None``: nothing.
+        self._functions: TransformOf | None = None
+        self._alone = True
         if not settings.joins:
             columns = settings.stored
             if names is not None:
@@ -149,7 +155,6 @@ class _Reading:
         """
         made: list[ChunkStage] = []
         begin, first = 0, self.leading is None and not whole
-        functions: TransformOf | None = None
         for number, step in enumerate((*steps, None)):
             if step is not None and not step.together:
                 continue
@@ -160,17 +165,29 @@ class _Reading:
                 if made or not first:
                     made.append(Functions(self.rows, made_of))
                 else:
-                    functions = made_of
+                    self._functions = made_of
             first = False
             if isinstance(step, TokenizeColumn):
                 made.append(Tokenize(self.rows, step))
             elif isinstance(step, Beside):
                 made.append(self._late_join(step, keeps_dtypes=keeps_dtypes and _is_last(steps[number + 1 :])))
             begin = number + 1
-        return [*self._read(functions, whole=whole, loads=loads), *made]
+        self._alone = self.leading is None and not whole and not made
+        return [*self._read(whole=whole, loads=loads), *made]
 
-    def _read(self, functions: TransformOf | None, *, whole: bool, loads: bool) -> list[ChunkStage]:
-        read: list[ChunkStage] = [ReadColumns(self.rows, loads=loads) if whole else ReadSamples(self.rows, functions)]
+    def lazily(self, *, tolerant: bool) -> Callable[[Chunk], SampleRun] | None:
+        """A function that reads samples as they are asked for, where reading is the only stage; ``None``: it is not.
+
+        ``tolerant``: whether a bad sample is no error: then no images are left to be loaded, which may be bad ones.
+        """
+        if not self._alone or (tolerant and may_hold_images(self._pool, self._settings.columns)):
+            return None
+        return partial(read_lazily, self.rows, self._functions)
+
+    def _read(self, *, whole: bool, loads: bool) -> list[ChunkStage]:
+        read: list[ChunkStage] = [
+            ReadColumns(self.rows, loads=loads) if whole else ReadSamples(self.rows, self._functions)
+        ]
         if self.leading is None:
             return read
         if self.leading.leave_out:

@@ -48,6 +48,11 @@ class Join(SamplesStage):
             ConfigError: two columns have one name, or keys are of different types.
         """
         if not isinstance(chunk.values, dict):
+            # Columns of a join that comes first have names of their own, and samples are dicts that nobody else has.
+            if self._number is not None and chunk.kept is None and not chunk.bad and len(chunk):
+                made = self._beside_samples(chunk)
+                if made is not None:
+                    return made
             return super().apply(chunk)
         return self._beside_columns(chunk) if len(chunk.places) else chunk
 
@@ -86,6 +91,22 @@ class Join(SamplesStage):
         return chunk.with_bad(bad, {**own, **beside_them}, places[kept])
 
     # -- samples ---------------------------------------------------------------------------------------------------
+
+    def _beside_samples(self, chunk: Chunk) -> Chunk | None:
+        """The chunk, where all samples and those beside them are there and good; ``None``: some are not."""
+        places, samples = chunk.places, chunk.values
+        asked = [sample[self._key] for sample in samples] if self._key else None
+        ids = self._known(chunk, places)
+        if ids is None:
+            ids = self._find(chunk, places, asked)
+        if int(ids.min()) < 0:
+            return None
+        other = self._reader.read(ids, asked, columns=False, keeps_dtypes=self._keeps_dtypes)
+        if other.bad:
+            return None
+        for sample, one in zip(samples, other.values, strict=True):
+            sample.update(one)
+        return chunk
 
     def make(self, chunk: Chunk, samples: Sequence[Numbered], bad: dict[int, SampleError]) -> list[Any]:
         """See the base class."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from stoker.errors import FormatError, SampleError
+from stoker.formats import kinds
 from stoker.formats.mds.encodings.images import last_left, left_to_load
 from stoker.formats.unstacked import rows_of
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.stages.stage import ChunkStage, make_each, spread_over
 from stoker.pipeline.transforms import TransformOf
 from stoker.reading.bad_samples import is_of_sample
-from stoker.reading.row_reader import Rows, load_columns
+from stoker.reading.row_reader import RowReader, Rows, load_columns
 from stoker.reading.samples import SampleRun, make_all
+from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
 
 
@@ -91,6 +95,19 @@ class ReadSamples(ChunkStage):
 
         made, bad = make_each(len(rows), begin, fail)
         return spread_over(replace(chunk, values=None), places, made, bad)
+
+
+def may_hold_images(pool: ShardPool, columns: Sequence[str] | None) -> bool:
+    """Whether columns of the dataset may hold images: all shards with samples have columns of the same kinds."""
+    sizes = pool.index.sizes
+    return bool(len(sizes)) and kinds.may_hold_images(pool.index.shards[int(np.argmax(sizes > 0))], columns)
+
+
+def read_lazily(reader: RowReader, functions: TransformOf | None, chunk: Chunk) -> SampleRun:
+    """The samples of :class:`ReadSamples`, each made when it is asked for: lists of small ones cost more than they do."""
+    shards, rows = chunk.shards, chunk.rows
+    transform = None if functions is None else functions(chunk.positions, shards, rows)
+    return reader.iterate_timed(shards, rows, transform, chunk.values)
 
 
 class _Source:

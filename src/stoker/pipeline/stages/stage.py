@@ -110,10 +110,10 @@ def make_each(
     return made, bad
 
 
-def spread_over(chunk: Chunk, places: Ids, made: Sequence[Any], bad: dict[int, SampleError]) -> Chunk:
+def spread_over(chunk: Chunk, places: Ids, made: list[Any], bad: dict[int, SampleError]) -> Chunk:
     """The chunk with samples that were made at some of its places; those at others are dropped, or as they were."""
     if len(places) == len(chunk):
-        return chunk.with_bad(bad, list(made))
+        return chunk.with_bad(bad, made)
     entries = list(chunk.values) if isinstance(chunk.values, list) else [LEFT_OUT] * len(chunk)
     for place in chunk.bad:
         entries[place] = BAD
