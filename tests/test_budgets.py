@@ -22,7 +22,7 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 98_710,
+    "lines": 98_850,
     "modules": 537,
     "raise ConfigError": 920,
     "classes with after_fork": 7,
