@@ -111,9 +111,15 @@ def _beside(step: Beside, stored: Mapping[str, Any], number: int) -> tuple[dict[
     return made, LeadingJoin(step, key, known=True)
 
 
-def split_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """The steps up to the last that takes samples one by one, and those after it, which whole columns take."""
-    last = max((number for number, step in enumerate(steps, 1) if step.calls), default=0)
+def split_steps(steps: Sequence[Step], *, of_samples: bool = False) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """The steps up to the last that takes samples one by one, and those after it, which whole columns take.
+
+    With ``of_samples`` all steps take samples that do not need a batch.
+    """
+    if of_samples:
+        last = next((number for number, step in enumerate(steps) if step.takes_batch), len(steps))
+    else:
+        last = max((number for number, step in enumerate(steps, 1) if step.calls), default=0)
     return tuple(steps[:last]), tuple(steps[last:])
 
 

@@ -137,6 +137,25 @@ def test_batches_are_of_what_the_override_makes(data: Path) -> None:
         next(ByGetItem(local=data, batch_size=8).batches())
 
 
+class Sees(StreamingDataset):
+    def __getitem__(self, index: Any) -> Any:
+        sample = super().__getitem__(index)
+        return {**sample, "seen": " ".join(sample)}
+
+
+def doubled(batch: Any) -> Any:
+    return {**batch, "id": 2 * batch["id"]}
+
+
+def test_an_override_has_samples_as_all_steps_make_them_before_batches_are_made(data: Path) -> None:
+    dataset = Sees(local=data, batch_size=8).rename({"text": "words"}).select(["words", "id"])
+    of_batches = dataset.batch_map(doubled)
+    assert {sample["seen"] for sample in dataset} == {"words id"}
+    for batch in of_batches.batches():
+        assert set(batch["seen"]) == {"words id"}
+        assert [f"text {number // 2}" for number in np.asarray(batch["id"]).tolist()] == batch["words"]
+
+
 def test_a_sample_that_an_override_fails_for_is_a_bad_one_of_batches(data: Path) -> None:
 
     class Failing(Fails):

@@ -48,9 +48,11 @@ def make_work(
         settings: see :class:`~stoker.pipeline.transforms.EpochReaderSettings`.
         epoch: its number, for the random numbers of a chain.
         as_columns: whether batches are asked for, and not samples.
-        override: a method of a subclass, where bad samples are no errors: it may find some.
+        override: a method of a subclass, where it is a stage: it has samples as all steps but those of batches make them.
     """
-    steps, batch_steps = split_steps(settings.steps) if as_columns else (settings.steps, ())
+    steps, batch_steps = (
+        split_steps(settings.steps, of_samples=override is not None) if as_columns else (settings.steps, ())
+    )
     tolerant = settings.bad_samples is not None
     whole = as_columns and override is None and all(isinstance(step, TokenizeColumn) for step in steps)
     filters = any(step.drops or step.makes_several for step in settings.all_steps)
@@ -73,7 +75,7 @@ def make_work(
         names=reading.names,
         as_stored=stored_names(steps, reading.names()) if filters and not whole else {},
         stored_stages=partial(reading.stages, whole=True, loads=tolerant),
-        made=bool(steps),
+        made=bool(steps) or override is not None,
         leading=reading.leading,
         lazily=reading.lazily(tolerant=tolerant) if not as_columns and override is None and not filters else None,
     )
