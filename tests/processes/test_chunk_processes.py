@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import chain, islice
 from pathlib import Path
@@ -223,6 +225,26 @@ def read_in_daemon(data: Path, pipe: Any) -> None:
         pipe.send(str(error))
     auto = opened(data, read=ReadOptions(run_in="auto", start_method="fork", read_threads=2)).map(same)
     pipe.send(sum(len(batch["id"]) for batch in auto.batches()))
+
+
+def draws(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"drawn": np.random.rand()}  # noqa: NPY002 - the generator that all threads of a process share
+
+
+def test_a_process_draws_that_was_forked_while_a_thread_drew(data: Path) -> None:
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+        found.put([float(drawn) for batch in opened(data).map(draws).batches() for drawn in batch["drawn"]])
+
+    with np.random.get_bit_generator().lock:
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            drawn = found.get(timeout=PATIENCE)
+        finally:
+            for pid in readers():  # one that waits for ever
+                os.kill(pid, signal.SIGKILL)
+    assert len(set(drawn)) == SAMPLES  # each process draws others
 
 
 def test_a_daemonic_process_starts_none(data: Path) -> None:

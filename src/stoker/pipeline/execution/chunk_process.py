@@ -172,7 +172,8 @@ def _not_here(error: Exception) -> str:
 def _seed_anew() -> None:
     """Seed global generators anew, so that copies of one process draw different numbers; give torch one thread a process."""
     random.seed()
-    np.random.seed()  # noqa: NPY002 - that of functions which use it
+    # A generator of its own, and not a seed for that of the parent: a thread that is not here may hold the lock of that one.
+    np.random.set_bit_generator(type(np.random.get_bit_generator())())
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(random.getrandbits(63))
