@@ -49,7 +49,7 @@ class Join(SamplesStage):
         """
         if not isinstance(chunk.values, dict):
             # Columns of a join that comes first have names of their own, and samples are dicts that nobody else has.
-            if self._number is not None and chunk.kept is None and not chunk.bad and len(chunk):
+            if self._number is not None and set(map(type, chunk.values)) == {dict}:
                 made = self._beside_samples(chunk)
                 if made is not None:
                     return made
