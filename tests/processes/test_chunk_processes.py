@@ -237,7 +237,7 @@ def test_a_process_draws_that_was_forked_while_a_thread_drew(data: Path) -> None
     def read() -> None:
         found.put([float(drawn) for batch in opened(data).map(draws).batches() for drawn in batch["drawn"]])
 
-    with np.random.get_bit_generator().lock:
+    with np.random.get_bit_generator().lock:  # type: ignore[attr-defined]
         threading.Thread(target=read, daemon=True).start()
         try:
             drawn = found.get(timeout=PATIENCE)

@@ -173,7 +173,7 @@ def _seed_anew() -> None:
     """Seed global generators anew, so that copies of one process draw different numbers; give torch one thread a process."""
     random.seed()
     # A generator of its own, and not a seed for that of the parent: a thread that is not here may hold the lock of that one.
-    np.random.set_bit_generator(type(np.random.get_bit_generator())())
+    np.random.set_bit_generator(type(np.random.get_bit_generator())())  # type: ignore[attr-defined]
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(random.getrandbits(63))
