@@ -22,9 +22,9 @@ from stoker import MDSWriter, StreamingDataset
 
 SOURCE: Final = Path(stoker.__file__).parent
 BUDGETS: Final = {
-    "lines": 98_850,
+    "lines": 98_870,
     "modules": 537,
-    "raise ConfigError": 920,
+    "raise ConfigError": 925,
     "classes with after_fork": 7,
     "functions of a constructor": 260,
     "functions until the first batch": 357,

@@ -22,7 +22,7 @@ from stoker import (
     StreamingShardLoader,
     World,
 )
-from stoker.errors import ConfigError, StateError
+from stoker.errors import ConfigError, StateError, TransformError
 
 SAMPLES: Final = 300
 KEYS: Final = tuple(number % 7 for number in range(SAMPLES))
@@ -138,3 +138,62 @@ def test_it_goes_with_workers(data: Path, columnar: bool) -> None:
     loader = StreamingDataLoader(dataset, num_workers=2, columnar=columnar)
     for epoch in range(2):
         assert sorted(ids_of(loader)) == sorted(kept_of(epoch, 40))
+
+
+@dataclass(frozen=True)
+class Total(Step):
+    """The sum of two columns as a third."""
+
+    kind = "total"
+    calls = False
+
+    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:
+        return {**values, "total": values["id"] + values["twice"]}
+
+
+def twice(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "twice": 2 * sample["id"]}
+
+
+def test_one_that_changes_columns_does_so_wherever_it_stands(data: Path) -> None:
+    def after() -> StreamingDataset:
+        return opened(data).map(twice).apply(Total("sum"))
+
+    def before() -> StreamingDataset:
+        return opened(data).rename({"id": "twice"}).zip(opened(data)).apply(Total("sum")).map(dict)
+
+    for dataset, factor in ((after(), 3), (before(), 2)):
+        assert {sample["total"] / sample["id"] for sample in dataset if sample["id"]} == {factor}
+    for dataset, factor in ((after(), 3), (before().apply(Total("again")).select(["id", "total"]), 2)):
+        for batch in dataset.batches():
+            assert np.asarray(batch["total"]).tolist() == [
+                factor * number for number in np.asarray(batch["id"]).tolist()
+            ]
+
+
+@dataclass(frozen=True)
+class Odd(Step):
+    replaces = False
+    kind = "odd"
+
+    def apply(self, sample: Any) -> Any:
+        return sample if sample["id"] % 2 else self.LEFT_OUT
+
+
+@dataclass(frozen=True)
+class Replaced(Odd):
+    kind = "replaced"
+    drops = replaces = True
+
+
+def test_what_a_step_must_say_of_itself_is_asked_for(data: Path) -> None:
+    with pytest.raises(TransformError, match="Odd needs drops = True"):
+        next(opened(data).apply(Odd("odd")).batches())
+    found = ids_of(opened(data).apply(Replaced("odd")).batches())
+    assert len(found) == SAMPLES
+    assert all(number % 2 for number in found)
+    with pytest.raises(ConfigError, match="kind of its own"):
+        opened(data).apply(type("Map", (Odd,), {"kind": "map"})("odd"))
+    with pytest.raises(TransformError, match="lacks apply"):
+        next(opened(data).apply(type("Nothing", (Step,), {"kind": "nothing"})("one")).batches())
+    assert repr(opened(data).apply(Cap("few", 5)).chain) == "Chain().cap(few, 5)"

@@ -79,10 +79,10 @@ class EpochChain:
         @runs_steps
         def make(sample: Any) -> Any:
             place = next(places)
-            for step, apply, by_place in bound:  # noqa: B007 - errors tell which step it was
+            for step, apply, by_place in bound:
                 sample = apply(sample, place, generators) if by_place else apply(sample)
                 if type(sample) is LeftOut:
-                    break
+                    return step.dropped_sample(sample)
             return sample
 
         return make
@@ -139,8 +139,10 @@ def _several(sample: Any, steps: Sequence[Step], place: SamplePlace, generators:
             items = list(enumerate(one for _, several in made for one in several))
             continue
         items = [(item, one) for item, one in made if type(one) is not LeftOut]
-        if not flat and not items:
-            return made[0][1]
+        if len(items) < len(made):
+            mark = step.dropped_sample(next(one for _, one in made if type(one) is LeftOut))
+            if not flat:
+                return mark
         dropped += len(made) - len(items)
     if not flat:
         return items[0][1]

@@ -107,7 +107,7 @@ class Chain(StepMethods):
         return hash(self.steps)
 
     def __repr__(self) -> str:
-        return f"Chain(){''.join(map(repr, self.steps))}"
+        return "".join(("Chain()", *(f".{step.told}" for step in self.steps)))
 
 
 def as_chain(transform: Any) -> Chain:

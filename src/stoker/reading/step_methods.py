@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.reading.steps import (
+    KINDS,
     BatchMap,
     Beside,
     Dropped,
@@ -69,9 +70,15 @@ class StepMethods:
             Another chain, or another dataset, which shares the open shards with this one.
 
         Raises:
-            ConfigError: another step of its kind has this name, where names decide; or this is a dataset in the middle of an
-                epoch.
+            ConfigError: it has no kind, or that of another step; another that draws random numbers has its name; or this is a
+                dataset in the middle of an epoch.
         """
+        kind = getattr(step, "kind", None)
+        if not isinstance(kind, str) or (kind in KINDS and not type(step).__module__.startswith("stoker.")):
+            raise ConfigError(
+                f"{type(step).__name__} needs a kind of its own, by which states and errors call it, such as kind = 'cap'; "
+                f"it has {kind!r}"
+            )
         return self._and(step)
 
     @checked

@@ -123,7 +123,7 @@ class Step:
     Attributes:
         name: names it in states, messages and for random numbers.
         LEFT_OUT, TO_REPLACE: stand for a sample that is dropped, or whose place another takes.
-        kind: the method of a chain that adds it.
+        kind: its name in errors and states; of stoker's own, the method of a chain that adds it.
         calls: whether it takes samples one by one, by :meth:`apply`; otherwise columns or a sample, by :meth:`change`.
         by_place: whether it is given the place of the sample, too, and generators of random numbers: :meth:`apply_at`.
         together: whether it takes the samples of a chunk together: a stage of its own does it.
@@ -152,15 +152,19 @@ class Step:
 
     def apply(self, sample: Any) -> Any:
         """Make something of a sample: another, :data:`LEFT_OUT`, or a list of samples where it makes several."""
-        raise NotImplementedError
+        if not self.calls:
+            return self.change(sample, None)
+        raise ConfigError(f"{self.told}: {type(self).__name__} lacks apply(sample), or apply_at() with by_place = True")
 
     def apply_at(self, sample: Any, place: SamplePlace, generators: Generators) -> Any:  # noqa: ARG002
         """The same, of a sample whose place in the epoch is known."""
-        return self.apply(sample)
+        return self.apply(sample) if self.calls else self.change(sample, np.int64(place.position))
 
-    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:
+    def change(self, values: dict[str, Any], positions: Any) -> dict[str, Any]:  # noqa: ARG002
         """Columns, or a sample, as it makes them; ``positions`` is an array of their positions in the epoch, or a number."""
-        raise NotImplementedError
+        raise ConfigError(
+            f"{self.told}: {type(self).__name__} lacks change(values, positions), which calls = False asks for"
+        )
 
     def change_batch(self, batch: Batch, positions: Ids, first: Callable[[], object]) -> Batch:  # noqa: ARG002
         """Columns as it makes them. ``first`` says where the first sample comes from."""
@@ -177,8 +181,14 @@ class Step:
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether it calls a function of the user."""
-        return self.calls
+        """Whether it calls a function of the user, or is one of his."""
+        return True
+
+    def dropped_sample(self, mark: LeftOut) -> LeftOut:
+        """The mark of a sample for which :meth:`apply` returned one."""
+        if not self.drops:
+            raise ConfigError(f"{self.told} returned LEFT_OUT or TO_REPLACE: {type(self).__name__} needs drops = True")
+        return TO_REPLACE if self.replaces else LEFT_OUT if mark is TO_REPLACE else mark
 
     @property
     def drops(self) -> bool:
@@ -314,10 +324,6 @@ class BatchMap(Step):
     calls = False
     takes_batch = True
 
-    @property
-    def calls_user_code(self) -> bool:
-        return True
-
     @user_code.calls_user_code
     def change_batch(self, batch: Batch, positions: Ids, first: Callable[[], object]) -> Batch:  # noqa: ARG002
         try:
@@ -378,11 +384,9 @@ class _Columns(Step):
 
     calls = False
 
-    def apply_at(self, sample: Any, place: SamplePlace, generators: Generators) -> Any:  # noqa: ARG002
-        return self.change(sample, np.int64(place.position))
-
-    def apply(self, sample: Any) -> Any:
-        return self.change(sample, None)
+    @property
+    def calls_user_code(self) -> bool:
+        return False
 
     def _check(self, values: Any, wanted: Iterable[str]) -> None:
         if not isinstance(values, dict):
@@ -547,3 +551,9 @@ def same_name(step: Step, name: str) -> ConfigError:
     return ConfigError(
         f"{step.told}: both have a column {name!r}: give prefix=..., rename() one of them, or select() what is needed"
     )
+
+
+KINDS: Final = frozenset(
+    (*(one.kind for one in (Map, Load, RandomMap, Filter, FlatMap, BatchMap, TokenizeColumn)), "zip", "join")
+) | {one.kind for one in (Rename, Select, Enumerate, Project)}
+"""The kinds of stoker's own steps."""

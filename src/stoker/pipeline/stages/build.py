@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from stoker.errors import ConfigError
 from stoker.order.sample_order import Run
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
@@ -171,7 +172,9 @@ class _Reading:
             first = False
             if isinstance(step, TokenizeColumn):
                 made.append(Tokenize(self.rows, step))
-            elif isinstance(step, Beside):
+            elif step is not None and not isinstance(step, Beside):
+                raise ConfigError(f"{step.told}: together is for steps of stoker's own: leave it out")
+            elif step is not None:
                 made.append(self._late_join(step, keeps_dtypes=keeps_dtypes and _is_last(steps[number + 1 :])))
             begin = number + 1
         self._alone = self.leading is None and not whole and not made
