@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -431,6 +432,8 @@ def test_a_small_shard_that_another_process_fetches_is_waited_for(tmp_path: Path
     assert pool.caches[0].fetch_small(info) is None
     assert not pool.caches[0].fetch(info, wait=False)
     pool.prefetch([0])
+    # A thread that finds it missing, and then there, counts it as fetched.
+    futures.wait(list(pool._coming.values()), PATIENCE)
     shutil.copy(tmp_path / "remote" / name, cache_of(tmp_path / "local") / name)
     theirs.release(name)
     assert type(pool.get(0).data) is MappedFile
