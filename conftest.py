@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from s3server import Bucket, CountingProxy, S3Server, make_bucket, run_s3_server
-from stoker.formats.mds.encodings import registry
+from stoker.formats.mds.encodings import images, registry
 from stoker.types import Ids
 
 pytest_plugins = ["stages"]
@@ -58,6 +58,12 @@ def _own_encodings() -> Iterator[None]:
     yield
     registry._registered.clear()
     registry._registered.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_image_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test begins as a process does: samples are made in another way once an image was left to be loaded."""
+    monkeypatch.setattr(images, "_last_left", None)
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from features import FEATURES, PROCESSES, Feature, write_data
 from recording import Recorded, Run
 from token_runs import TokenRun, write_tokens
 
+from stoker.formats.mds.encodings import images
+
 __all__ = ["RECORD", "names", "run", "starts_processes", "write_all"]
 
 RECORD: Final = Path(__file__).with_name("runs.json")
@@ -74,6 +76,7 @@ def run(name: str, root: Path, scratch: Path) -> Recorded:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     os.environ["STOKER_CACHE"] = str(scratch / "home")
+    images._last_left = None  # as in a process of its own
     kind: Callable[[str, Path, Path], Run] = TokenRun if name.split(maxsplit=1)[0] in _TOKEN_RUNS else DatasetRun
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

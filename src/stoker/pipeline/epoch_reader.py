@@ -171,7 +171,8 @@ class EpochReader(RankEpochs):
         division, ranks, number = self._division, self._ranks, 0
         waits = WaitClock()
         waits.begin()
-        for part in pipeline.sample_runs(present=leaves_out):
+        # Samples that were delivered are counted by their places, so that all of these must come.
+        for part in pipeline.sample_runs(present=leaves_out and not skip):
             waits.end(operator.length_hint(part.remaining))
             number += 1
             if number >= _LOOK_AGAIN and not number & (number - 1):

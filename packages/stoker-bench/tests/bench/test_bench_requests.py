@@ -95,7 +95,8 @@ def test_requests_of_the_device_and_the_page_cache_stand_apart(
             assert sum(series["requests"][source]) == found["count"]
             if source == "device":
                 assert sum(series["bytes"]["device"]) > 0.9 * FILES * SIZE  # and what else the processes read
-                assert series["block_device"]["mean_seconds"] > 0 < series["block_device"]["mean_bytes"]
+                # The kernel counts whole milliseconds, of which a fast device may need none.
+                assert series["block_device"]["mean_seconds"] >= 0 < series["block_device"]["mean_bytes"]
         whole = result["requests"]["train"][source]
         assert whole["count"] == sum(whole["latency_histogram"]["count"])
         assert whole["count"] == sum(epoch["requests"][source]["count"] for epoch in result["epochs"])

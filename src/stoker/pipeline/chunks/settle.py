@@ -8,8 +8,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from stoker.concurrency.shared.counters import Count, Counts
-from stoker.errors import SampleError
+from stoker.errors import SampleError, TransformError
 from stoker.pipeline.batch_groups import BatchGroup
 from stoker.pipeline.chunks.chunk import Chunk
 from stoker.pipeline.chunks.work import ChunkWork
@@ -65,7 +67,8 @@ class Settle:
         if self._log is None:
             return self.overridden(chunk, run)
         self._enter(chunk)
-        return self.overridden(chunk, replace(run, samples=self._recovered(chunk, run, present=present)))
+        samples = self._recovered(chunk, run, present=present)
+        return self.overridden(chunk, replace(run, samples=samples, gaps=not present))
 
     def _recovered(self, chunk: Chunk, run: SampleRun, *, present: bool) -> Iterator[Any]:
         """The samples; where one is bad, it and those after it are made together."""
@@ -75,8 +78,12 @@ class Settle:
         except Exception as error:
             if not is_of_sample(error):
                 raise
+            failed = error
         first = len(chunk) - operator.length_hint(run.remaining) - 1
-        made = self._work(chunk.after(first))
+        rest = chunk.after(first)
+        if isinstance(failed, TransformError):  # a function is called once for a sample
+            rest = rest.with_bad({0: failed}, rest.values, np.arange(1, len(rest)))
+        made = self._work(rest)
         for place, one in enumerate(made.values):
             if place and next(run.remaining, run) is run:  # the iteration was superseded
                 return
